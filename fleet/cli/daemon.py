@@ -9,8 +9,10 @@ import typer
 
 from fleet.cli.options import (
     DEFAULT_MODELS,
+    AddressOption,
     DevicesOption,
     ModelsOption,
+    RootOption,
     SeedOption,
     StoreOption,
     load_settings,
@@ -32,10 +34,8 @@ def up(
     device: DevicesOption = None,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
-    root: Annotated[Path | None, typer.Option("--root", help="The daemon's folder (daemon.root).")] = None,
-    address: Annotated[
-        str | None, typer.Option("--address", help="Join the Ray cluster with this head, as host:port.")
-    ] = None,
+    root: RootOption = None,
+    address: AddressOption = None,
     for_secs: Annotated[
         float | None, typer.Option("--for", min=0, help="Stop after so many seconds.", metavar="SECS")
     ] = None,

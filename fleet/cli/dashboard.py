@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def dashboard(
-    root: Annotated[Path | None, typer.Option("--root", help="The daemon's folder (daemon.root).")] = None,
+    root: RootOption = None,
     should_open: Annotated[bool, typer.Option("--open", help="Open it in this host's browser.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,

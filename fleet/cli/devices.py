@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import load_settings
+from fleet.cli.options import FolderOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
@@ -21,10 +21,6 @@ from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from agents.records import Descriptor
-
-_Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Folder of the device files (default: devices.folder).")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: _Folder = None,
+    folder: FolderOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     config: ConfigOption = None,
@@ -68,7 +64,7 @@ def init(
 
 def probe(
     device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
-    folder: _Folder = None,
+    folder: FolderOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
@@ -102,7 +98,7 @@ def probe(
 
 
 def doctor(
-    folder: _Folder = None,
+    folder: FolderOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import DetachOption, load_settings, say_places
+from fleet.cli.options import DetachOption, FolderOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.requests import finish, run_request
 from fleet.errors import FleetError
@@ -21,11 +21,6 @@ from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.interchange.import_logs import FoundLogs, ImportRequest
-
-_Store = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
-_Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Folder of the device files (default: devices.folder).")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,8 +43,8 @@ def import_(
         bool, typer.Option("--again", help="Read files again that were imported before.")
     ] = False,
     is_detached: DetachOption = False,
-    store: _Store = None,
-    folder: _Folder = None,
+    store: StoreOption = None,
+    folder: FolderOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
@@ -165,7 +160,7 @@ def export(
         list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
-    store: _Store = None,
+    store: StoreOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,

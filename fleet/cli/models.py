@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
-from fleet.cli.output import JsonOption, print_json
+from fleet.cli.output import JsonOption, print_json, value_text
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
+_Reason = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
 
 
@@ -54,7 +55,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
             each["version"],
             "damaged" if each["damaged"] else _date(each["created_at"]),
             each["model_kind"] or "-",
-            _text(each["candidates"]),
+            value_text(each["candidates"]),
             each["warm_start"] or "nothing",
             ", ".join(each["serves"]) or "nobody",
             ", ".join(sorted(set(each["heads"]) - set(each["serves"]))) or "none",
@@ -121,7 +122,7 @@ def show(
         ("made", _date(manifest.get("created_at"))),
     ]
     told = {**manifest, "data_until": until} if until else manifest
-    rows += [(key, _text(value)) for key, value in told.items() if key not in hidden]
+    rows += [(key, value_text(value)) for key, value in told.items() if key not in hidden]
     print_rows(("version", version), rows)
     print_rows(
         ("head", "serves", "why"),
@@ -168,9 +169,11 @@ def diff(
     if as_json:
         print_json(found)
         return
-    rows = [(key, _text(before), _text(after)) for key, (before, after) in found["manifest"].items()]
+    rows = [
+        (key, value_text(before), value_text(after)) for key, (before, after) in found["manifest"].items()
+    ]
     rows += [
-        (f"records of {name}", _text(before), _text(after))
+        (f"records of {name}", value_text(before), value_text(after))
         for name, (before, after) in found["heads"]["records"].items()
         if before != after
     ]
@@ -202,7 +205,7 @@ def rollback(
     to: Annotated[
         str | None, typer.Option("--to", metavar="VERSION", help="Version to go back to (the one before).")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    reason: _Reason = "by hand",
     models: ModelsOption = DEFAULT_MODELS,
     as_json: JsonOption = False,
 ) -> None:
@@ -225,7 +228,7 @@ def pin(
     version: Annotated[
         str | None, typer.Argument(help="Version that is to serve it (the one that does).")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    reason: _Reason = "by hand",
     models: ModelsOption = DEFAULT_MODELS,
     as_json: JsonOption = False,
 ) -> None:
@@ -245,7 +248,7 @@ def pin(
 
 def unpin(
     device: Annotated[str, typer.Argument(help="Id of the device.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")] = "by hand",
+    reason: _Reason = "by hand",
     models: ModelsOption = DEFAULT_MODELS,
     as_json: JsonOption = False,
 ) -> None:
@@ -273,14 +276,3 @@ def _date(secs: Any) -> str:
     if not isinstance(secs, int | float):
         return "not known"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(secs))
-
-
-def _text(value: Any) -> str:
-    """A value for people: short numbers, lists with commas, mappings as pairs."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_text, value)) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return "not known" if value is None else str(value)

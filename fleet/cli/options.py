@@ -25,6 +25,10 @@ KnownDevicesOption = Annotated[
     list[str] | None, typer.Option("--device", help="Device id; may be given again (all of the store).")
 ]
 StoreOption = Annotated[Path | None, typer.Option("--store", help="Folder of the store (store.path).")]
+RootOption = Annotated[Path | None, typer.Option("--root", help="The daemon's folder (daemon.root).")]
+FolderOption = Annotated[
+    Path | None, typer.Option("--folder", help="Folder of the device files (default: devices.folder).")
+]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Folder of the model versions.")]
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the data (training.epochs).")

@@ -61,3 +61,14 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
         except ConfigError as error:
             raise FleetError(f"--set {key}: {error}") from error
     return overrides
+
+
+def value_text(value: Any) -> str:
+    """A value for people: short numbers, lists with commas, mappings as pairs."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {value_text(item)}" for key, item in value.items())
+    return "not known" if value is None else str(value)

@@ -27,7 +27,7 @@ from fleet.cli.options import (
     learning_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, value_text
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -97,9 +97,7 @@ def train(
     publish: Annotated[
         bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
     ] = True,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Leave it to the daemon, and do not follow it.")
-    ] = False,
+    detach: DetachOption = False,
     seed: SeedOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
@@ -161,7 +159,7 @@ def train(
 
 def _print_trained(trained: dict[str, Any]) -> None:
     found = trained.get("transfer")
-    rows = [(key, _text(value)) for key, value in trained.items() if key != "transfer"]
+    rows = [(key, value_text(value)) for key, value in trained.items() if key != "transfer"]
     print_rows(("model", str(trained["version"])), rows)
     if found:
         _print_transfer(found)
@@ -376,14 +374,3 @@ def onboard(
     else:
         for line in lines_of(result):
             say(line)
-
-
-def _text(value: Any) -> str:
-    """A value for people: short numbers, lists with commas, mappings as pairs."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return "not known" if value is None else str(value)
