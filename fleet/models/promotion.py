@@ -70,7 +70,7 @@ class Standing:
 
     def pairs(self) -> Resampled:
         """Share of the decided pairs of a workload in the right order, mean over workloads."""
-        return _mean(self.right / np.maximum(self.decided, 1))
+        return mean_of(self.right / np.maximum(self.decided, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def judge(
     if not np.array_equal(challenger.groups, champion.groups):
         raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
     pairs = challenger.pairs().minus(champion.pairs()).estimate()
-    top5 = _mean(challenger.top5).minus(_mean(champion.top5)).estimate()
+    top5 = mean_of(challenger.top5).minus(mean_of(champion.top5)).estimate()
     judged = figures(challenger, champion, floor)
     told = (
         f"{_share(mine)} of the pairs right {on}, {_points(pairs.value)} against {served_by} "
@@ -228,20 +228,20 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> di
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
         "pairs": listed(challenger.pairs().estimate()),
-        "tau": listed(_mean(challenger.tau).estimate()),
-        "top1": listed(_mean(challenger.top1).estimate()),
-        "top5": listed(_mean(challenger.top5).estimate()),
+        "tau": listed(mean_of(challenger.tau).estimate()),
+        "top1": listed(mean_of(challenger.top1).estimate()),
+        "top5": listed(mean_of(challenger.top5).estimate()),
     }
     if champion is not None:
         found["champion"] = {
             "pairs": listed(champion.pairs().estimate()),
-            "tau": listed(_mean(champion.tau).estimate()),
-            "top5": listed(_mean(champion.top5).estimate()),
+            "tau": listed(mean_of(champion.tau).estimate()),
+            "top5": listed(mean_of(champion.top5).estimate()),
         }
         found["difference"] = {
             "pairs": listed(challenger.pairs().minus(champion.pairs()).estimate()),
-            "tau": listed(_mean(challenger.tau).minus(_mean(champion.tau)).estimate()),
-            "top5": listed(_mean(challenger.top5).minus(_mean(champion.top5)).estimate()),
+            "tau": listed(mean_of(challenger.tau).minus(mean_of(champion.tau)).estimate()),
+            "top5": listed(mean_of(challenger.top5).minus(mean_of(champion.top5)).estimate()),
         }
     return found
 
@@ -289,13 +289,9 @@ def start_from(
     return chosen, f"{chosen} serves {able.count(chosen)} of {len(serving)} devices"
 
 
-def _mean(values: Floats) -> Resampled:
-    return resample_ratio(values, np.ones_like(values), _SEED)
-
-
 def mean_of(values: Floats) -> Resampled:
     """Mean over workloads, resampled as everything here is, so that differences are paired."""
-    return _mean(values)
+    return resample_ratio(values, np.ones_like(values), _SEED)
 
 
 def listed(estimate: Estimate) -> list[float]:
