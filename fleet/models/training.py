@@ -84,13 +84,10 @@ def train_version(
     from transfer.train.training import TrainRun
 
     kinds = _kinds(settings, is_plain=workers == 1 and not check)
-    reader, registry = Store.read(Path(settings.store.path)), Registry(models)
-    asked = device_ids or registry.champions()
-    snapshot = read_snapshot(
-        Path(settings.store.path),
-        device_ids,
-        published=MTL_TLP in kinds or registry.asks_published(asked),
-    )
+    store = Path(settings.store.path)
+    reader, registry = Store.read(store), Registry(models)
+    published = MTL_TLP in kinds or registry.asks_published(device_ids or registry.champions())
+    snapshot = read_snapshot(store, device_ids, published=published)
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
