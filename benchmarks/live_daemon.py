@@ -13,11 +13,13 @@ from typing import Any
 from fleet.api.client import DaemonClient, find_daemon
 
 START_SECS = 120.0
-_HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
+HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
 _POLL_SECS = 0.25
 
 
-def onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
+def onboarded(
+    daemon: DaemonClient, device_id: str, number: int, most_secs: float = HEAD_SECS
+) -> dict[str, Any]:
     """Wait for the result of a device's onboarding, counted from 0."""
 
     def ended() -> Any:
@@ -28,7 +30,7 @@ def onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, An
         ]
         return listed[number] if len(listed) > number and listed[number]["ended_at"] is not None else None
 
-    request = until(ended, _HEAD_SECS, f"onboarding {number} of {device_id}")
+    request = until(ended, most_secs, f"onboarding {number} of {device_id}")
     if request["state"] != "succeeded":
         raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
     result: dict[str, Any] = request["result"]

@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from agents.records import DeviceKind
-from benchmarks.live_daemon import START_SECS, onboarded, running, until
+from benchmarks.live_daemon import HEAD_SECS, START_SECS, onboarded, running, until
 from fleet.api.client import DaemonClient
 from fleet.config.device_folder import RETIRED
 from fleet.store.store import Store
@@ -34,13 +34,15 @@ _FIRST_RECORDS = 512
 _ASKED = 40
 
 
-def run(folder: Path, records: Path, devices: int) -> dict[str, Any]:
+def run(folder: Path, records: Path, devices: int, head_secs: float, found: dict[str, Any]) -> None:
     """Do all of it in a folder.
 
     Args:
         folder: Gets device files, store, models and the daemon's folder.
         records: A store of live devices.
         devices: Replay devices at work before the last one comes.
+        head_secs: How long the head of the last device is waited for.
+        found: Gets the figures, as soon as each is known.
     """
     entries = Store.read(records).devices()
     live = sorted(one for one, entry in entries.items() if entry.spec.kind is not DeviceKind.REPLAY)
@@ -61,40 +63,34 @@ def run(folder: Path, records: Path, devices: int) -> dict[str, Any]:
         "training": {"epochs": 4},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
+    found |= {"benchmark": "many_devices", "devices": devices, "recorded_devices": len(live)}
     began = time.monotonic()
     with running(folder) as daemon:
         until(lambda: _with_records(daemon, known), _WORK_SECS, "all devices have measured")
-        working_secs = time.monotonic() - began
+        found["working_secs"] = round(time.monotonic() - began, 1)
         until(lambda: _served(daemon, known), _MODEL_SECS, "all devices have a head")
-        served_secs = time.monotonic() - began
+        found["served_secs"] = round(time.monotonic() - began, 1)
         answers = [_timed(daemon) for _ in range(_ASKED)]
         status = daemon.get("/v1/status")
-        memory = _memory_mb(daemon.pid)
+        found |= {
+            "records": sum(one["records"] for one in status["devices"].values()),
+            "versions": len({one["champion"] for one in status["devices"].values()}),
+            "api_median_secs": round(statistics.median(answers), 4),
+            "api_slowest_secs": round(max(answers), 4),
+            **_memory_mb(daemon.pid),
+        }
         came = time.monotonic()
         _write(files / f"{last}.yaml", last, records, live[devices % len(live)], devices)
         until(lambda: last in daemon.get("/v1/devices"), START_SECS, "the last device is known")
-        known_secs = time.monotonic() - came
-        arrived = onboarded(daemon, last, 0)
-        head_secs = time.monotonic() - came
-    count = sum(one["records"] for one in status["devices"].values())
-    return {
-        "benchmark": "many_devices",
-        "devices": devices,
-        "recorded_devices": len(live),
-        "working_secs": round(working_secs, 1),
-        "served_secs": round(served_secs, 1),
-        "records": count,
-        "versions": len({one["champion"] for one in status["devices"].values()}),
-        "api_median_secs": round(statistics.median(answers), 4),
-        "api_slowest_secs": round(max(answers), 4),
-        **memory,
-        "known_secs": round(known_secs, 1),
-        "head_secs": round(head_secs, 1),
-        "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
-        "strategy": arrived["taken"],
-        "samples": arrived["samples"],
-        "sources": len(arrived["siblings"]),
-    }
+        found["known_secs"] = round(time.monotonic() - came, 1)
+        arrived = onboarded(daemon, last, 0, head_secs)
+        found |= {
+            "head_secs": round(time.monotonic() - came, 1),
+            "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
+            "strategy": arrived["taken"],
+            "samples": arrived["samples"],
+            "sources": len(arrived["siblings"]),
+        }
 
 
 def _write(path: Path, name: str, records: Path, device: str, seed: int) -> None:
@@ -142,10 +138,17 @@ def main() -> None:
     parser.add_argument("records", type=Path, help="store of real records, for the devices to answer from")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--devices", type=int, default=128, help="replay devices before the last one (128)")
+    parser.add_argument("--head-secs", type=float, default=HEAD_SECS, help="wait for the last head (1800)")
     asked = parser.parse_args()
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="many-devices-") as folder:
-        found = run(Path(folder), asked.records, asked.devices)
+        try:
+            run(Path(folder), asked.records, asked.devices, asked.head_secs, found)
+        except SystemExit as error:
+            found["unfinished"] = str(error)
     print(json.dumps(found) if asked.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
+    if "unfinished" in found:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
