@@ -35,8 +35,7 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.refresh.request import RefreshRequest, request_text
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
-from transfer.data.intervals import paired_bootstrap
-from transfer.data.metrics import evaluate_ranking
+from transfer.evaluate.evaluator import difference, judge_folds
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOADS = 16
@@ -177,15 +176,14 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
 
     def compared(rows: np.ndarray) -> dict[str, Any]:
         ours, theirs = (
-            evaluate_ranking(one.score(view, rows), truth[rows], dataset.group[rows], least=2)
-            for one in (head, scratch)
+            judge_folds(dataset, target, [(rows, one.score(view, rows))]) for one in (head, scratch)
         )
-        gain = paired_bootstrap(ours.top1_by_workload, theirs.top1_by_workload, 0)
+        gain = difference([ours], [theirs], "top1")
         return {
             "top1": round(ours.top1, 4),
             "scratch_top1": round(theirs.top1, 4),
             "random_top1": round(ours.random_top1, 4),
-            "top1_minus_scratch": [round(one, 4) for one in gain],
+            "top1_minus_scratch": [round(one, 4) for one in (gain.value, gain.low, gain.high)],
             "judged_workloads": len(ours.groups),
             "judged_candidates": len(rows),
         }

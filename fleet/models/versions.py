@@ -28,7 +28,7 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.evaluation import CrossValidation, CrossValidationPlan, FoldProgress
+    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, FoldProgress
     from transfer.features.published_features import PublishedLayout
     from transfer.model.mtl_tlp import TlpModel
     from transfer.train.config import TrainConfig
@@ -161,7 +161,7 @@ def hold_out_target(
     With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
     """
     from transfer.data.splits import workload_folds
-    from transfer.evaluate.evaluation import average_repeats, cross_validate
+    from transfer.evaluate.cross_validation import average_repeats, cross_validate
 
     dataset = snapshot.dataset
     splits = workload_folds(dataset, snapshot.workloads, folds, seed)
@@ -171,7 +171,7 @@ def hold_out_target(
         cross_validate(dataset, splits, plan, seed=one, workers=workers, on_progress=on_progress)
         for one in seeds
     ]
-    return average_repeats(results, seed)
+    return average_repeats(results)
 
 
 def save_version(

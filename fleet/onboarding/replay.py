@@ -175,10 +175,8 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
 
 def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) -> dict[str, float]:
     """What the head's first choices really reach on the rows held back, beside a random choice."""
-    from transfer.data.metrics import evaluate_ranking
+    from transfer.evaluate.evaluator import judge_folds
 
-    found = evaluate_ranking(
-        scores, dataset.latency_secs[test, dataset.column(device)], dataset.group[test], least=2
-    )
+    found = judge_folds(dataset, device, [(test, scores)])
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
     return {name: round(float(getattr(found, name)), 4) for name in names}

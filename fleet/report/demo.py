@@ -49,7 +49,7 @@ from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
-    from transfer.evaluate.evaluation import CrossValidation, FoldProgress
+    from transfer.evaluate.cross_validation import CrossValidation, FoldProgress
     from transfer.model.mtl_tlp import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
@@ -307,7 +307,7 @@ def _judge(
 ) -> CrossValidation:
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.evaluation import CrossValidationPlan
+    from transfer.evaluate.cross_validation import CrossValidationPlan
 
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)

@@ -30,7 +30,7 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.evaluation import Approach
+    from transfer.evaluate.cross_validation import Approach
 
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
@@ -187,8 +187,8 @@ def _model(run: DemoRun) -> dict[str, Any]:
         "heads": list(run.model.device_ids),
         "top1": {name: head.metrics.top1 for name, head in heads.items()},
         "top5": {name: head.metrics.top5 for name, head in heads.items()},
-        "top1_interval": {name: list(head.top1_interval) for name, head in heads.items()},
-        "top5_interval": {name: list(head.top5_interval) for name, head in heads.items()},
+        "top1_interval": {name: head.interval("top1") for name, head in heads.items()},
+        "top5_interval": {name: head.interval("top5") for name, head in heads.items()},
         "random_top1": {name: head.metrics.random_top1 for name, head in heads.items()},
         "random_top5": {name: head.metrics.random_top5 for name, head in heads.items()},
         "kendall_tau": {name: head.metrics.tau for name, head in heads.items()},
@@ -198,20 +198,17 @@ def _model(run: DemoRun) -> dict[str, Any]:
 
 
 def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
-    from transfer.data.intervals import paired_bootstrap
-
     held_out = run.held_out
     starts = {"": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
     scores: dict[str, Any] = {}
     for prefix, part in starts.items():
         approach = held_out.target[part]
         scores |= {f"{prefix}top1": approach.metrics.top1, f"{prefix}top5": approach.metrics.top5}
-        scores[f"{prefix}top1_interval"] = list(approach.top1_interval)
-        scores[f"{prefix}top5_interval"] = list(approach.top5_interval)
-    warm, scratch, nearest = (held_out.target[part].metrics for part in ("warm", "scratch", "nearest"))
-    difference, *interval = held_out.warm_minus_scratch
-    closest, *closest_interval = paired_bootstrap(
-        warm.top1_by_workload, nearest.top1_by_workload, run.settings.seed
+        scores[f"{prefix}top1_interval"] = approach.interval("top1")
+        scores[f"{prefix}top5_interval"] = approach.interval("top5")
+    warm, scratch = (held_out.target[part].metrics for part in ("warm", "scratch"))
+    difference, closest = (
+        held_out.target["warm"].minus(held_out.target[one]) for one in ("scratch", "nearest")
     )
     parts = {
         name.removeprefix(_ONBOARD): secs for name, secs in run.parts.items() if name.startswith(_ONBOARD)
@@ -236,10 +233,10 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
                 strict=True,
             )
         ],
-        "difference": difference,
-        "difference_interval": interval,
-        "nearest_difference": closest,
-        "nearest_difference_interval": closest_interval,
+        "difference": difference.value,
+        "difference_interval": [difference.low, difference.high],
+        "nearest_difference": closest.value,
+        "nearest_difference_interval": [closest.low, closest.high],
     }
 
 

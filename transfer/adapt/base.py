@@ -1,7 +1,7 @@
 """What every strategy of adaptation promises, and the one place that hides the target's unseen data.
 
 A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
-`transfer.evaluate.evaluation` choose among strategies by name; a strategy knows of neither.
+`transfer.evaluate.cross_validation` choose among strategies by name; a strategy knows of neither.
 
 Two regimes, which are never mixed: *device new*, where source devices have measured the candidates that are
 to be ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the

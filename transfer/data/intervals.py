@@ -20,7 +20,8 @@ Floats = NDArray[np.float64]
 
 #: Share of the resamples inside an interval unless told otherwise.
 LEVEL = 0.9
-_RESAMPLES = 2000
+#: Draws of a bootstrap unless told otherwise.
+RESAMPLES = 2000
 #: One choice is given up for another that is better with this confidence, on so many workloads at least: 8
 #: workloads with a pair each once put a head from 48 samples before one that was right.
 _SURE, _LEAST_SURE = 0.95, 4
@@ -61,7 +62,7 @@ class Resampled:
         return Estimate(self.value, float(low), float(high))
 
 
-def resample_ratio(above: Floats, below: Floats, seed: int, resamples: int = _RESAMPLES) -> Resampled:
+def resample_ratio(above: Floats, below: Floats, seed: int, resamples: int = RESAMPLES) -> Resampled:
     """Resample sum(above) / sum(below).
 
     Workloads are drawn with replacement and, independently, seeds: what a figure would be on other workloads
@@ -90,52 +91,6 @@ def resample_ratio(above: Floats, below: Floats, seed: int, resamples: int = _RE
     top = ((drawn_seeds @ above) * drawn_workloads).sum(axis=1)
     bottom = ((drawn_seeds @ below) * drawn_workloads).sum(axis=1)
     return Resampled(float(above.sum() / below.sum()), top / bottom)
-
-
-def bootstrap_interval(
-    values: Floats, seed: int, level: float = LEVEL, resamples: int = _RESAMPLES
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean.
-
-    Args:
-        values: (G,) one value a workload, or (S, G) one a seed and workload.
-        seed: Of the resampling.
-        level: Share of resamples inside.
-        resamples: How many.
-
-    Raises:
-        ValueError: There is no value, or `level` is not inside (0, 1).
-    """
-    if not values.size or not 0 < level < 1:
-        raise ValueError(f"bootstrap needs values and a level in (0, 1), got {values.size} and {level}")
-    found = resample_ratio(values, np.ones_like(values), seed, resamples).estimate(level)
-    return found.low, found.high
-
-
-def paired_bootstrap(
-    a: Floats, b: Floats, seed: int, level: float = LEVEL, resamples: int = _RESAMPLES
-) -> tuple[float, float, float]:
-    """Mean of a - b over the same workloads (and seeds), with its percentile bootstrap interval.
-
-    Args:
-        a: (G,) or (S, G) values of one ranker.
-        b: Values of the other one, the same workloads and seeds in the same order.
-        seed: Of the resampling.
-        level: Share of resamples inside the interval.
-        resamples: How many.
-
-    Returns:
-        Mean difference, low and high end of its interval.
-
-    Raises:
-        ValueError: Shapes differ, there is no value, or `level` is not inside (0, 1).
-    """
-    if a.shape != b.shape:
-        raise ValueError(
-            f"paired bootstrap needs the same workloads on both sides, got {a.shape} and {b.shape}"
-        )
-    low, high = bootstrap_interval(a - b, seed, level, resamples)
-    return float((a - b).mean()), low, high
 
 
 def is_beyond_luck(gains: Floats) -> bool:

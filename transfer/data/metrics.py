@@ -2,8 +2,7 @@
 
 Every measure is taken inside a workload, over the candidates with an ok latency there, and kept by workload,
 so that two rankers can be compared on the same workloads (`transfer.data.intervals`). The formulas are those
-of `transfer.data.ranking`. Called by `transfer.evaluate.evaluation` and `transfer.evaluate.compare`; knows
-nothing of models.
+of `transfer.data.ranking`. Called by `transfer.evaluate.evaluator`; knows nothing of models.
 
 Two averages of top-k are in use in the literature and are not comparable: TenSet reports the mean of ratios,
 TLP the ratio of weighted sums, in which slow workloads weigh most. Both are given. What TLP's evaluation gets
@@ -13,8 +12,8 @@ slow candidates instead of none, and workloads that are missing vanish without b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,15 +220,45 @@ def evaluate_ranking(
     noise_floor: float = 0.0,
     least: int = 1,
 ) -> Metrics:
-    """Judge scores on one device.
+    """Judge scores on one device by every measure; arguments and errors as of `measure_workloads`.
 
     Args:
+        scores: (N,).
+        latency_secs: (N,).
+        group: (N,).
+        weight: (W,) weight of each workload by index; all 1 where None.
+        noise_floor: Of `noise_regret`.
+        least: Candidates of a workload that is judged.
+    """
+    names = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
+    groups, counts, values = measure_workloads(
+        names, scores, latency_secs, group, noise_floor=noise_floor, least=least
+    )
+    weights = np.ones(len(groups)) if weight is None else weight[groups].astype(np.float64)
+    return Metrics(groups=groups, counts=counts, weight=weights, **values)
+
+
+def measure_workloads(
+    names: Collection[str],
+    scores: Floats,
+    latency_secs: Floats,
+    group: NDArray[np.int32],
+    *,
+    noise_floor: float = 0.0,
+    least: int = 1,
+) -> tuple[NDArray[np.int32], NDArray[np.int64], dict[str, Floats]]:
+    """Some measures of scores on one device, workload by workload.
+
+    Args:
+        names: Which, by their names in `Metrics`; others are not computed.
         scores: (N,) higher is better; may be NaN where the latency is.
         latency_secs: (N,) seconds, NaN where there is no ok measurement; such rows are passed over.
         group: (N,) index of the workload of each row.
-        weight: (W,) weight of each workload by index; all 1 where None.
         noise_floor: Relative difference up to which two latencies count as equal in `noise_regret`.
         least: Workloads with fewer measured candidates are passed over: of a single one any ranker is right.
+
+    Returns:
+        (G,) the workloads in ascending order, (G,) their measured candidates, and (G,) values by name.
 
     Raises:
         DatasetError: Nothing is measured, shapes differ, a measured candidate has a NaN score, or a latency
@@ -257,32 +286,32 @@ def evaluate_ranking(
         )
     groups, starts, counts = groups[enough], starts[enough], counts[enough]
     members = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    values: dict[str, Floats] = {}
+    for gives, formula in _FORMULAS.items():
+        if not set(gives).isdisjoint(names):
+            found = np.array([formula(scores[rows], latency_secs[rows], noise_floor) for rows in members])
+            values |= dict(zip(gives, found.reshape(len(members), -1).T, strict=True))
+    return groups.astype(np.int32), counts, {name: np.ascontiguousarray(values[name]) for name in names}
 
-    def each(measure: Callable[[Floats, Floats], float]) -> Floats:
-        return np.array([measure(scores[rows], latency_secs[rows]) for rows in members])
 
-    agreement = np.array([order_agreement(scores[rows], latency_secs[rows]) for rows in members])
-    return Metrics(
-        groups=groups.astype(np.int32),
-        counts=counts,
-        weight=np.ones(len(groups)) if weight is None else weight[groups].astype(np.float64),
-        best_secs=each(lambda _, secs: float(secs.min())),
-        best_of_1_secs=each(lambda score, secs: best_of_k(score, secs, 1)),
-        best_of_5_secs=each(lambda score, secs: best_of_k(score, secs, 5)),
-        random_of_1_secs=each(lambda _, secs: random_best_of_k(secs, 1)),
-        random_of_5_secs=each(lambda _, secs: random_best_of_k(secs, 5)),
-        top1_by_workload=each(lambda score, secs: top_k(score, secs, 1)),
-        top5_by_workload=each(lambda score, secs: top_k(score, secs, 5)),
-        random_top1_by_workload=each(lambda _, secs: random_top_k(secs, 1)),
-        random_top5_by_workload=each(lambda _, secs: random_top_k(secs, 5)),
-        pairwise_by_workload=agreement[:, 0],
-        tau_by_workload=agreement[:, 1],
-        recall5_by_workload=each(lambda score, secs: top_k_recall(score, secs, 5)),
-        peak5_by_workload=each(lambda score, secs: peak_score(score, secs, 5)),
-        noise_regret_by_workload=each(lambda score, secs: regret(score, secs, noise_floor)),
-        square_error_by_workload=each(square_error),
-        fast_square_error_by_workload=each(lambda score, secs: square_error(score, secs, _FAST)),
-    )
+#: What a formula gives (names in `Metrics`), and the formula of scores, seconds and noise floor.
+_FORMULAS: Mapping[tuple[str, ...], Callable[[Floats, Floats, float], object]] = {
+    ("best_secs",): lambda _, secs, __: secs.min(),
+    ("best_of_1_secs",): lambda score, secs, _: best_of_k(score, secs, 1),
+    ("best_of_5_secs",): lambda score, secs, _: best_of_k(score, secs, 5),
+    ("random_of_1_secs",): lambda _, secs, __: random_best_of_k(secs, 1),
+    ("random_of_5_secs",): lambda _, secs, __: random_best_of_k(secs, 5),
+    ("top1_by_workload",): lambda score, secs, _: top_k(score, secs, 1),
+    ("top5_by_workload",): lambda score, secs, _: top_k(score, secs, 5),
+    ("random_top1_by_workload",): lambda _, secs, __: random_top_k(secs, 1),
+    ("random_top5_by_workload",): lambda _, secs, __: random_top_k(secs, 5),
+    ("pairwise_by_workload", "tau_by_workload"): lambda score, secs, _: order_agreement(score, secs),
+    ("recall5_by_workload",): lambda score, secs, _: top_k_recall(score, secs, 5),
+    ("peak5_by_workload",): lambda score, secs, _: peak_score(score, secs, 5),
+    ("noise_regret_by_workload",): regret,
+    ("square_error_by_workload",): lambda score, secs, _: square_error(score, secs),
+    ("fast_square_error_by_workload",): lambda score, secs, _: square_error(score, secs, _FAST),
+}
 
 
 def merge(parts: list[Metrics]) -> Metrics:
@@ -303,33 +332,3 @@ def merge(parts: list[Metrics]) -> Metrics:
     times = np.bincount(place)
     means = {name: np.bincount(place, weights=column) / times for name, column in values.items()}
     return Metrics(groups=groups, counts=counts, weight=weight, **means)
-
-
-def concatenate(parts: list[Metrics]) -> Metrics:
-    """Metrics of disjoint workloads (folds of one split) as one, sorted by workload.
-
-    Raises:
-        DatasetError: There is no part, or two parts share a workload.
-    """
-    joined = merge(parts)
-    if len(joined.groups) < sum(len(part.groups) for part in parts):
-        raise DatasetError("two parts hold the same workload: folds must hold each workload out once")
-    return joined
-
-
-def average(repeats: list[Metrics]) -> Metrics:
-    """Metrics of the same workloads ranked several times (other seeds) as one: means by workload.
-
-    Raises:
-        DatasetError: There is no repeat, or they are of different workloads.
-    """
-    if not repeats:
-        raise DatasetError("no metrics to average")
-    first = repeats[0]
-    if any(not np.array_equal(first.groups, other.groups) for other in repeats):
-        raise DatasetError("metrics can be averaged only over the same workloads in the same order")
-    averaged = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
-    return replace(
-        first,
-        **{name: np.mean([getattr(one, name) for one in repeats], axis=0) for name in averaged},
-    )

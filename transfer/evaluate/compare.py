@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
-from transfer.data.metrics import Metrics, evaluate_ranking, merge
+from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
+from transfer.evaluate.evaluator import hide, judge
 from transfer.evaluate.kept_scores import KeptScores
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
@@ -141,7 +142,10 @@ def compare(
     for done, (job, scores) in enumerate(_each(jobs, dataset, fitting), start=1):
         seconds[job.ranker.name].append(scores.seconds)
         for device_id, values in scores.by_device.items():
-            metrics = _judge(dataset, device_id, job.split.test, values, floors.get(device_id, 0.0))
+            floor = floors.get(device_id, 0.0)
+            metrics = judge(
+                dataset, device_id, job.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
+            )
             if metrics is not None:
                 judged_in[device_id].add((job.seed, job.place))
                 runs[job.ranker.name, device_id][job.seed].append(metrics)
@@ -220,17 +224,6 @@ def _aligned(
             )
 
 
-def _judge(
-    dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: NDArray[np.float64], floor: float
-) -> Metrics | None:
-    """Metrics of scores for some rows on one device; None where no workload has enough of them measured."""
-    latency = dataset.latency_secs[rows, dataset.column(device_id)]
-    group = dataset.group[rows]
-    if np.bincount(group[np.isfinite(latency)]).max(initial=0) < LEAST_CANDIDATES:
-        return None
-    return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=floor, least=LEAST_CANDIDATES)
-
-
 def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
     """Every job with its result: what is kept is read, the rest is done and kept."""
     if fitting.keep is None:
@@ -260,7 +253,7 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
     split, ranker = job.split, job.ranker
     started = time.perf_counter()
     seen = split.visible(whole)
-    shown = _only(whole, seen)
+    shown = hide(whole, seen)
     learnt = trainable_devices(shown, split.train)
     scores = {}
     with torch_threads(1):
@@ -270,7 +263,7 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
             # A ranker may look at what source devices say of a held-out candidate, not at the device itself.
             beside = np.ones_like(seen)
             beside[:, column] = seen[:, column]
-            view = _only(whole, beside)
+            view = hide(whole, beside)
             if device_id in learnt:
                 scores[device_id] = ranker.score(view, split.test, device_id)
             elif split.targets is not None and learnt:
@@ -279,15 +272,6 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
                 ]
                 scores[device_id] = np.mean(places, axis=0)
     return _Scores(scores, time.perf_counter() - started)
-
-
-def _only(dataset: Dataset, seen: NDArray[np.bool_]) -> Dataset:
-    """The dataset with every measurement taken out that may not be seen."""
-    return replace(
-        dataset,
-        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
-        failed=dataset.failed & seen,
-    )
 
 
 def _places(scores: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agents.records import WorkloadId
-from transfer.data.intervals import LEVEL, Estimate, Resampled, resample_ratio
+from transfer.data.intervals import LEVEL, Estimate
 from transfer.data.metrics import MEASURES, Metrics
 from transfer.errors import DatasetError
+from transfer.evaluate import evaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,45 +41,34 @@ class Comparison:
     #: Noise floor used in `noise_regret`, by device; those not listed had none.
     noise_floors: Mapping[str, float] = field(default_factory=dict)
 
-    def resampled(
-        self, ranker: str, device_id: str, measure: str, seed: int = 0, runs: int | None = None
-    ) -> Resampled:
-        """One measure with its resamples over workloads and seeds.
+    def estimate(self, ranker: str, device_id: str, measure: str, level: float = LEVEL) -> Estimate:
+        """One measure with its interval over workloads and seeds.
 
         Args:
             ranker: One of `rankers`.
             device_id: One of `device_ids`.
             measure: One of `transfer.data.metrics.MEASURES`.
-            seed: Of the resampling.
-            runs: How many of the ranker's runs count, the first ones; all where None.
+            level: Share of the resamples inside.
 
         Raises:
             DatasetError: One of them is unknown.
         """
+        return evaluator.estimate(self._runs(ranker, device_id, measure), measure, level)
+
+    def difference(
+        self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
+    ) -> Estimate:
+        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `estimate`."""
+        mine, theirs = (self._runs(one, device_id, measure) for one in (ranker, other))
+        return evaluator.difference(mine, theirs, measure, level)
+
+    def _runs(self, ranker: str, device_id: str, measure: str) -> tuple[Metrics, ...]:
         if (ranker, device_id) not in self.metrics or measure not in MEASURES:
             raise DatasetError(
                 f"no {measure!r} of {ranker!r} on {device_id!r}; compared were {', '.join(self.rankers)} on "
                 f"{', '.join(self.device_ids)} by {', '.join(MEASURES)}"
             )
-        parts = [one.parts(measure) for one in self.metrics[ranker, device_id][:runs]]
-        above, below = (np.stack(side) for side in zip(*parts, strict=True))
-        found = resample_ratio(above, below, seed)
-        return found.root() if measure == "rmse" else found
-
-    def estimate(self, ranker: str, device_id: str, measure: str, level: float = LEVEL) -> Estimate:
-        """One measure with its interval; arguments as for `resampled`."""
-        return self.resampled(ranker, device_id, measure).estimate(level)
-
-    def difference(
-        self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
-    ) -> Estimate:
-        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `resampled`.
-
-        Over the seeds that both ran with.
-        """
-        runs = min(len(self.metrics.get((one, device_id), ())) for one in (ranker, other)) or None
-        mine, theirs = (self.resampled(one, device_id, measure, runs=runs) for one in (ranker, other))
-        return mine.minus(theirs).estimate(level)
+        return self.metrics[ranker, device_id]
 
     def as_json(self, level: float = LEVEL) -> dict[str, Any]:
         """Everything, JSON-ready: estimates as [value, low, high], and what is behind them by workload."""

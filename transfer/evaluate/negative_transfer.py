@@ -13,22 +13,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import LEVEL, Estimate, paired_bootstrap
-from transfer.data.metrics import Metrics, concatenate, evaluate_ranking
+from transfer.data.intervals import LEVEL, Estimate
+from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
 from transfer.errors import TransferError
+from transfer.evaluate.evaluator import difference, judge
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.training import train
 
-#: What is compared: share of pairs in the right order, and share of the best speed that the first choice
-#: reaches. The first is the steadier one, so it gives the verdict.
-MEASURES = ("pairwise", "top1")
 #: Enough for the far ends of the intervals.
 _RESAMPLES = 20_000
 HELPS, HURTS, UNCLEAR = "helps", "hurts", "no clear difference"
@@ -41,7 +36,8 @@ class Effect:
     head: str
     #: The source device; None for all others together, against the head alone.
     source: str | None
-    #: Share of pairs in the right order: with the source less without it, over the same workloads.
+    #: Share of pairs in the right order: with the source less without it, over the same workloads. The
+    #: steadier measure of the two, so it gives the verdict.
     pairwise: Estimate
     #: The same of the share of the best speed that the first choice reaches.
     top1: Estimate
@@ -131,7 +127,7 @@ def check_transfer(
             found.setdefault((group, head), []).append(one)
         if on_progress is not None:
             on_progress(done, len(jobs))
-    joined = {key: concatenate(parts) for key, parts in found.items()}
+    joined = {key: merge(parts) for key, parts in found.items()}
     asked = [
         (head, source)
         for head in chosen
@@ -145,7 +141,13 @@ def check_transfer(
     effects = []
     for head, source in asked:
         without = (head,) if source is None else tuple(d for d in chosen if d != source)
-        effects.append(_effect(head, source, joined[chosen, head], joined[without, head], seed, level))
+        mine, theirs = joined[chosen, head], joined[without, head]
+        pairwise, top1 = (
+            difference([mine], [theirs], one, level, seed, _RESAMPLES) for one in ("pairwise", "top1")
+        )
+        effects.append(
+            Effect(head=head, source=source, pairwise=pairwise, top1=top1, workloads=len(mine.groups))
+        )
     return TransferCheck(effects=tuple(effects), folds=len(splits), level=level)
 
 
@@ -167,26 +169,5 @@ def _judge_set(
     split = splits[fold]
     model = train(dataset, split.train, config=config, seed=seed + fold, devices=devices).model
     held = dataset.features.take(split.test)
-    found = {}
-    for device_id in devices:
-        latency = dataset.latency_secs[split.test, dataset.column(device_id)]
-        # One candidate alone is in the right order whoever orders it.
-        if _has_pair(latency, dataset.group[split.test]):
-            scores = model.score(held, device_id)
-            found[device_id] = evaluate_ranking(scores, latency, dataset.group[split.test], least=2)
-    return found
-
-
-def _has_pair(latency: NDArray[np.float64], group: NDArray[np.int32]) -> bool:
-    measured = group[np.isfinite(latency)]
-    return len(measured) > len(np.unique(measured))
-
-
-def _effect(
-    head: str, source: str | None, joint: Metrics, without: Metrics, seed: int, level: float
-) -> Effect:
-    values = {}
-    for measure in MEASURES:
-        a, b = (getattr(one, f"{measure}_by_workload") for one in (joint, without))
-        values[measure] = Estimate(*paired_bootstrap(a, b, seed, level, _RESAMPLES))
-    return Effect(head=head, source=source, workloads=len(joint.groups), **values)
+    found = {one: judge(dataset, one, split.test, model.score(held, one)) for one in devices}
+    return {device_id: metrics for device_id, metrics in found.items() if metrics is not None}

@@ -9,7 +9,7 @@ networks are held out on every device. Called by `transfer.evaluate.onboarding_c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -19,6 +19,7 @@ from agents.records import Workload, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
+from transfer.evaluate.evaluator import hide
 
 Rows = NDArray[np.int64]
 
@@ -113,11 +114,7 @@ def shown(dataset: Dataset, case: Case) -> Dataset:
     seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
     seen[case.source_rows] = True
     seen[:, dataset.column(case.target)] = False
-    return replace(
-        dataset,
-        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
-        failed=dataset.failed & seen,
-    )
+    return hide(dataset, seen)
 
 
 def _divisions(

@@ -22,7 +22,7 @@ from transfer.baselines.base import Rows, Scores
 from transfer.baselines.few_shot import FewShot
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import kendall_tau, random_top_k, top_k
+from transfer.evaluate.evaluator import judge_by
 from transfer.evaluate.onboarding_cases import Case, shown
 from transfer.evaluate.onboarding_points import Point
 from transfer.model.fleet_tlp import FleetTLP
@@ -188,17 +188,15 @@ def judged(
     notes: Mapping[str, Any] | None = None,
 ) -> Point:
     """Judge scores of the test rows; a random choice where there are none."""
-    latency = dataset.latency_secs[case.test, dataset.column(case.target)]
-    group = dataset.group[case.test]
-    groups = np.unique(group)
-    top1, top5, tau = (np.zeros(len(groups)) for _ in range(3))
-    for place, one in enumerate(groups):
-        mine = group == one
-        if scores is None:
-            top1[place], top5[place] = (random_top_k(latency[mine], several) for several in (1, 5))
-            continue
-        top1[place], top5[place] = (top_k(scores[mine], latency[mine], several) for several in (1, 5))
-        tau[place] = kendall_tau(scores[mine], latency[mine])
+    top1, top5, tau = (
+        ("random_top1_by_workload", "random_top5_by_workload", None)
+        if scores is None
+        else ("top1_by_workload", "top5_by_workload", "tau_by_workload")
+    )
+    names = [name for name in (top1, top5, tau) if name is not None]
+    groups, values = judge_by(
+        names, dataset, case.target, case.test, np.zeros(len(case.test)) if scores is None else scores
+    )
     return Point(
         contender=name,
         regime=case.regime,
@@ -207,10 +205,10 @@ def judged(
         seed=case.seed,
         k=k,
         measured=measured,
-        groups=groups.astype(np.int32),
-        top1=top1,
-        top5=top5,
-        tau=tau,
+        groups=groups,
+        top1=values[top1],
+        top5=values[top5],
+        tau=np.zeros(len(groups)) if tau is None else values[tau],
         seconds=seconds,
         notes=dict(notes or {}),
     )

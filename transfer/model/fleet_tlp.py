@@ -1,8 +1,8 @@
 """FleetTLP: a shared backbone over schedule sequences and one small head for each device.
 
 Trained by `transfer.train.training`, stored by `transfer.model.checkpoint`, asked by
-`transfer.evaluate.evaluation` and the cost model of a search. It must not know where features or labels come
-from: it sees a `FeatureBlock`.
+`transfer.evaluate.cross_validation` and the cost model of a search. It must not know where features or
+labels come from: it sees a `FeatureBlock`.
 
 What differs from the published model (TLP, ASPLOS'23, section 4): padding is masked in attention and
 in pooling, steps have positions, categories are embedded, numbers are standardised, a summary of the whole

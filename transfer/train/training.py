@@ -3,7 +3,7 @@
 One call trains a `FleetTLP` on a `Dataset`: scale the inputs by the training rows, then for each
 epoch walk over batches of whole workloads and lower the mean over devices of the loss inside each
 workload. With a run folder, every epoch is kept and a killed run goes on where it was. Called by
-`transfer.adapt`, `transfer.evaluate.evaluation` and the refresh of the fleet. It must not know where a
+`transfer.adapt`, `transfer.evaluate.cross_validation` and the refresh of the fleet. It must not know where a
 dataset comes from or where a model goes.
 
 The parts: `transfer.train.rows` (rows and labels), `training_step` (loss and update), `training_loop`

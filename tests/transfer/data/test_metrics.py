@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.data.metrics import MEASURES, average, concatenate, evaluate_ranking, merge
+from transfer.data.metrics import MEASURES, evaluate_ranking, measure_workloads, merge
 from transfer.data.ranking import peak_score, square_error, top_k_recall
 from transfer.errors import DatasetError
 
@@ -70,41 +70,6 @@ def test_what_cannot_be_judged_is_refused() -> None:
         evaluate_ranking(scores, np.where(latency == 1, 0.0, latency), group)
 
 
-def test_folds_are_put_together_and_must_not_overlap() -> None:
-    scores, latency, group = example()
-    whole = evaluate_ranking(scores, latency, group)
-    parts = [
-        evaluate_ranking(scores[rows], latency[rows], group[rows])
-        for rows in (group == 0, (group == 2) | (group == 3))
-    ]
-    assert concatenate(parts).summary() == whole.summary()
-    with pytest.raises(DatasetError, match="same workload"):
-        concatenate([whole, parts[0]])
-    with pytest.raises(DatasetError, match="no metrics"):
-        concatenate([])
-
-
-def test_the_average_of_repeats_has_the_mean_of_their_top_k() -> None:
-    random = np.random.default_rng(5)
-    latency = random.uniform(1, 9, size=40)
-    group = np.repeat(np.arange(4, dtype=np.int32), 10)
-    repeats = [evaluate_ranking(random.normal(size=40), latency, group) for _ in range(3)]
-    joined = average(repeats)
-    for name in ("top1", "top5", "tau", "pairwise"):
-        assert getattr(joined, name) == pytest.approx(np.mean([getattr(one, name) for one in repeats]))
-    assert joined.random_top1 == repeats[0].random_top1
-
-
-def test_only_the_same_workloads_are_averaged() -> None:
-    latency = np.array([1.0, 2.0])
-    one = evaluate_ranking(latency, latency, np.array([0, 0], dtype=np.int32))
-    other = evaluate_ranking(latency, latency, np.array([1, 1], dtype=np.int32))
-    with pytest.raises(DatasetError, match="same workloads"):
-        average([one, other])
-    with pytest.raises(DatasetError, match="no metrics"):
-        average([])
-
-
 def test_every_measure_is_the_ratio_of_its_two_sums() -> None:
     random = np.random.default_rng(8)
     group = np.repeat(np.arange(6, dtype=np.int32), 9)
@@ -155,3 +120,15 @@ def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:
     assert both.counts.tolist() == [3, 2, 1]
     assert both.top1_by_workload.tolist() == [(1 + 0.25) / 2, 0.25, 1]
     assert merge([one]).summary() == one.summary()
+    with pytest.raises(DatasetError, match="no metrics"):
+        merge([])
+
+
+def test_a_few_measures_are_those_among_all() -> None:
+    found = evaluate_ranking(*example(), noise_floor=2.9)
+    names = ("tau_by_workload", "top5_by_workload", "noise_regret_by_workload")
+    groups, counts, values = measure_workloads(names, *example(), noise_floor=2.9)
+    assert (groups.tolist(), counts.tolist()) == (found.groups.tolist(), found.counts.tolist())
+    assert tuple(values) == names
+    for name in names:
+        assert np.array_equal(values[name], getattr(found, name))

@@ -1,4 +1,4 @@
-"""Judge models on workloads they never saw: one model now, or the whole onboarding story by cross-validation.
+"""The whole story of an onboarding by cross-validation: what heads are worth on workloads they never saw.
 
 For each fold `cross_validate` trains the source devices on the training workloads, adapts to the target with
 k samples drawn from those workloads, and scores the held-out workloads. Beside it stand the same network
@@ -24,11 +24,10 @@ from transfer.adapt.multitask import MultiTask
 from transfer.adapt.sample_selection import draw_few_shot
 from transfer.adapt.scratch import Scratch
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import bootstrap_interval, paired_bootstrap
-from transfer.data.metrics import Metrics, average, concatenate, evaluate_ranking
+from transfer.data.intervals import Estimate
+from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
-from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP
+from transfer.evaluate.evaluator import difference, estimate, judge_folds
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
@@ -83,10 +82,18 @@ class Approach:
     """How one way to get a head did on all held-out workloads."""
 
     metrics: Metrics
-    #: 90 % bootstrap intervals over workloads.
-    top1_interval: tuple[float, float]
-    top5_interval: tuple[float, float]
     scored: Scored
+    #: Of the resampling.
+    seed: int
+
+    def interval(self, measure: str) -> list[float]:
+        """90 % bootstrap interval of a measure over workloads, low and high."""
+        found = estimate([self.metrics], measure, seed=self.seed)
+        return [found.low, found.high]
+
+    def minus(self, other: Approach) -> Estimate:
+        """Mean difference of top-1 to another approach over the same workloads, with its 90 % interval."""
+        return difference([self.metrics], [other.metrics], "top1", seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,8 +111,6 @@ class CrossValidation:
     target: Mapping[str, Approach]
     #: Mean wall seconds of each part in one fold.
     seconds: Mapping[str, float]
-    #: Mean difference of top-1, warm less scratch, over the same workloads, with its 90 % interval.
-    warm_minus_scratch: tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,16 +126,6 @@ _Made = TypeVar("_Made")
 #: Told of a split, the part of it that is finished, and its seconds.
 _Tell = Callable[[Split, str, float], None]
 _FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
-
-
-def evaluate(model: FleetTLP, dataset: Dataset, device_id: str, rows: NDArray[np.int64]) -> Metrics:
-    """Judge one head on some rows, workload by workload.
-
-    Raises:
-        TransferError: The model has no such head, or no row has a latency on the device.
-    """
-    scores = model.score(dataset.features.take(rows), device_id)
-    return _judge(dataset, device_id, rows, scores)
 
 
 def cross_validate(
@@ -166,9 +161,6 @@ def cross_validate(
         sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
         target=target,
         seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
-        warm_minus_scratch=paired_bootstrap(
-            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
-        ),
     )
 
 
@@ -177,38 +169,25 @@ def _mean_training_rows(dataset: Dataset, device_id: str, splits: Sequence[Split
     return round(float(np.mean([np.isin(rows, split.train).sum() for split in splits])))
 
 
-def average_repeats(repeats: Sequence[CrossValidation], seed: int) -> CrossValidation:
+def average_repeats(repeats: Sequence[CrossValidation]) -> CrossValidation:
     """Several cross-validations of the same plan and splits with other seeds as one.
 
     One draw of the few-shot set and one initialisation decide much of a top-1 score; a mean over several says
     more about the method. Scored candidates are those of the first.
-
-    Raises:
-        DatasetError: They held out different workloads.
     """
 
-    def joined(one: Mapping[str, Approach], others: Sequence[Mapping[str, Approach]]) -> dict[str, Approach]:
-        result = {}
-        for key, approach in one.items():
-            metrics = average([approach.metrics, *(other[key].metrics for other in others)])
-            result[key] = replace(
-                approach,
-                metrics=metrics,
-                top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
-                top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
-            )
-        return result
+    def joined(each: Sequence[Mapping[str, Approach]]) -> dict[str, Approach]:
+        return {
+            key: replace(approach, metrics=merge([one[key].metrics for one in each]))
+            for key, approach in each[0].items()
+        }
 
-    first, *rest = repeats
-    target = joined(first.target, [other.target for other in rest])
+    first = repeats[0]
     return replace(
         first,
-        sources=joined(first.sources, [other.sources for other in rest]),
-        target=target,
+        sources=joined([one.sources for one in repeats]),
+        target=joined([one.target for one in repeats]),
         seconds={part: float(np.mean([one.seconds[part] for one in repeats])) for part in first.seconds},
-        warm_minus_scratch=paired_bootstrap(
-            target["warm"].metrics.top1_by_workload, target["scratch"].metrics.top1_by_workload, seed
-        ),
     )
 
 
@@ -298,29 +277,18 @@ def _onboard(
 
 
 def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
-    """Metrics and pairs of one (part, device) over all folds; workloads without measurements are left out."""
+    """Metrics and pairs of one (part, device) over all folds; those without measurements are left out."""
     device_id = key[1]
     column = dataset.column(device_id)
     measured = [f for f in folds if np.isfinite(dataset.latency_secs[f.split.test, column]).any()]
-    if not measured:
-        raise TransferError(
-            f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
-        )
-    metrics = concatenate([_judge(dataset, device_id, f.split.test, f.scores[key]) for f in measured])
+    metrics = judge_folds(dataset, device_id, [(f.split.test, f.scores[key]) for f in measured], least=1)
     rows = np.concatenate([f.split.test for f in measured])
     return Approach(
         metrics=metrics,
-        top1_interval=bootstrap_interval(metrics.top1_by_workload, seed),
-        top5_interval=bootstrap_interval(metrics.top5_by_workload, seed),
         scored=Scored(
             rows=rows,
             scores=np.concatenate([f.scores[key] for f in measured]),
             labels=dataset.labels(rows)[:, column],
         ),
+        seed=seed,
     )
-
-
-def _judge(dataset: Dataset, device_id: str, rows: NDArray[np.int64], scores: NDArray[np.float64]) -> Metrics:
-    """Metrics of scores for some rows on one device."""
-    latency = dataset.latency_secs[rows, dataset.column(device_id)]
-    return evaluate_ranking(scores, latency, dataset.group[rows], dataset.weight)

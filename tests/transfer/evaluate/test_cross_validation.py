@@ -7,11 +7,14 @@ import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.sample_selection import draw_few_shot
-from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split
 from transfer.errors import TransferError
-from transfer.evaluate.evaluation import CrossValidation, CrossValidationPlan, cross_validate, evaluate
-from transfer.train.training import train
+from transfer.evaluate.cross_validation import (
+    CrossValidation,
+    CrossValidationPlan,
+    average_repeats,
+    cross_validate,
+)
 
 TARGET = "cpu-new"
 QUICK = replace(CONFIG, epochs=4)
@@ -35,25 +38,13 @@ def result() -> CrossValidation:
     return cross_validate(DATASET, folds(), PLAN, seed=0)
 
 
-def test_evaluate_judges_the_scores_of_the_head():
-    rows = np.flatnonzero(DATASET.group >= 6)
-    model = train(DATASET, np.flatnonzero(DATASET.group < 6), config=QUICK, seed=0).model
-    column = DATASET.column("cpu.b")
-    expected = evaluate_ranking(
-        model.score(DATASET.features.take(rows), "cpu.b"),
-        DATASET.latency_secs[rows, column],
-        DATASET.group[rows],
-    )
-    assert evaluate(model, DATASET, "cpu.b", rows).summary() == expected.summary()
-
-
 def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(result):
     assert set(result.sources) == {"cpu.a", "cpu.b"}
     assert set(result.target) == {"warm", "nearest", "scratch", "full"}
     for approach in (*result.sources.values(), *result.target.values()):
         assert sorted(approach.metrics.groups) == list(range(9))
         assert sorted(approach.scored.rows) == list(range(len(DATASET)))
-        low, high = approach.top1_interval
+        low, high = approach.interval("top1")
         assert 0 < low <= approach.metrics.top1 <= high <= 1
         assert ((approach.scored.scores > 0) & (approach.scored.scores <= 1)).all()
 
@@ -78,11 +69,19 @@ def test_seconds_of_each_part_are_told(result):
 
 
 def test_the_difference_is_that_of_the_means(result):
-    difference, low, high = result.warm_minus_scratch
-    assert difference == pytest.approx(
-        result.target["warm"].metrics.top1 - result.target["scratch"].metrics.top1
-    )
-    assert low <= difference <= high
+    warm, scratch = result.target["warm"], result.target["scratch"]
+    found = warm.minus(scratch)
+    assert found.value == pytest.approx(warm.metrics.top1 - scratch.metrics.top1)
+    assert found.low <= found.value <= found.high
+
+
+def test_repeats_are_averaged_by_workload(result):
+    other = cross_validate(DATASET, folds(), PLAN, seed=7)
+    both = average_repeats([result, other])
+    for name, approach in both.target.items():
+        parts = [one.target[name].metrics.top1_by_workload for one in (result, other)]
+        assert approach.metrics.top1_by_workload == pytest.approx(np.mean(parts, axis=0))
+    assert both.target["warm"].scored is result.target["warm"].scored
 
 
 def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence(result):

@@ -1,0 +1,141 @@
+"""The one evaluator: scores of rows held out become measures by workload, with intervals.
+
+Whatever scores (a model, a ranker, a strategy with its samples) is fitted elsewhere: rankers by
+`transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, models without a source by
+`transfer.evaluate.negative_transfer`, few samples by `transfer.evaluate.onboarding_curve`. All of them hide,
+judge and resample here, so that their figures mean the same. Fits nothing.
+
+Legend: G workloads, n rows held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, Resampled, resample_ratio
+from transfer.data.metrics import Metrics, evaluate_ranking, measure_workloads, merge
+from transfer.errors import TransferError
+
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def hide(dataset: Dataset, seen: NDArray[np.bool_]) -> Dataset:
+    """The dataset with every measurement taken out that may not be seen.
+
+    Args:
+        dataset: N candidates on D devices.
+        seen: (N, D) which measurements may be seen.
+    """
+    return replace(
+        dataset,
+        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
+        failed=dataset.failed & seen,
+    )
+
+
+def judge(
+    dataset: Dataset, device_id: str, rows: Rows, scores: Floats, *, noise_floor: float = 0.0, least: int = 2
+) -> Metrics | None:
+    """Every measure of scores of some rows on one device.
+
+    Args:
+        dataset: Holds what was measured.
+        device_id: One of its devices.
+        rows: (n,) held out.
+        scores: (n,) higher is faster.
+        noise_floor: Relative difference of two measurements of one program there.
+        least: A workload with fewer measured rows is passed over: of one row any scores find the best.
+
+    Returns:
+        None where no workload has enough measured rows.
+    """
+    latency, group = _truth(dataset, device_id, rows)
+    if np.bincount(group[np.isfinite(latency)]).max(initial=0) < least:
+        return None
+    return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=noise_floor, least=least)
+
+
+def judge_by(
+    measures: Collection[str], dataset: Dataset, device_id: str, rows: Rows, scores: Floats
+) -> tuple[NDArray[np.int32], dict[str, Floats]]:
+    """A few measures of scores of some rows on one device, where all of them would take longer than the fit.
+
+    Args:
+        measures: Names in `Metrics`.
+        dataset: Holds what was measured.
+        device_id: One of its devices.
+        rows: (n,) held out, with a measured one at least.
+        scores: (n,) higher is faster.
+
+    Returns:
+        (G,) workloads, and (G,) values by name.
+    """
+    latency, group = _truth(dataset, device_id, rows)
+    groups, _, values = measure_workloads(measures, scores, latency, group)
+    return groups, values
+
+
+def judge_folds(
+    dataset: Dataset, device_id: str, folds: Iterable[tuple[Rows, Floats]], *, least: int = 2
+) -> Metrics:
+    """What `judge` says of several folds, put together.
+
+    Args:
+        dataset: Holds what was measured.
+        device_id: One of its devices.
+        folds: Rows held out and their scores; a fold without enough measured rows is passed over.
+        least: As of `judge`.
+
+    Raises:
+        TransferError: No fold has enough.
+    """
+    parts = [judge(dataset, device_id, rows, scores, least=least) for rows, scores in folds]
+    found = [one for one in parts if one is not None]
+    if not found:
+        raise TransferError(
+            f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
+        )
+    return merge(found)
+
+
+def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, NDArray[np.int32]]:
+    return dataset.latency_secs[rows, dataset.column(device_id)], dataset.group[rows]
+
+
+def resampled(runs: Sequence[Metrics], measure: str, seed: int = 0, resamples: int = RESAMPLES) -> Resampled:
+    """One measure over runs with other seeds, resampled over workloads and, where there are several, seeds.
+
+    Args:
+        runs: Each judged on the same workloads in the same order.
+        measure: One of `transfer.data.metrics.MEASURES`.
+        seed: Of the resampling; the same one gives paired draws.
+        resamples: How many draws.
+    """
+    above, below = (np.stack(side) for side in zip(*(one.parts(measure) for one in runs), strict=True))
+    found = resample_ratio(above, below, seed, resamples)
+    return found.root() if measure == "rmse" else found
+
+
+def estimate(runs: Sequence[Metrics], measure: str, level: float = LEVEL, seed: int = 0) -> Estimate:
+    """One measure with its interval; arguments as of `resampled`, and the share of draws inside."""
+    return resampled(runs, measure, seed).estimate(level)
+
+
+def difference(
+    mine: Sequence[Metrics],
+    theirs: Sequence[Metrics],
+    measure: str,
+    level: float = LEVEL,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Estimate:
+    """`mine` less `theirs` in one measure: a paired bootstrap over workloads and the seeds both ran with."""
+    runs = min(len(mine), len(theirs))
+    one, other = (resampled(each[:runs], measure, seed, resamples) for each in (mine, theirs))
+    return one.minus(other).estimate(level)
