@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,16 +37,23 @@ NOUNS = {
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
     """Full names that a module imports; with `top_level_only` those that importing it loads."""
-    tree = ast.parse(path.read_text())
-    for node in _nodes(tree.body, top_level_only):
+    found: list[str] = []
+    for node in _nodes(parsed(path).body, top_level_only):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def _nodes(body: list[ast.stmt], top_level_only: bool) -> Iterator[ast.AST]:
@@ -58,7 +66,7 @@ def _nodes(body: list[ast.stmt], top_level_only: bool) -> Iterator[ast.AST]:
             yield from ast.walk(statement)
 
 
-def of(package: str, names: Iterator[str]) -> set[str]:
+def of(package: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if name.split(".")[0] == package}
 
 
@@ -130,7 +138,7 @@ def test_modules_are_named_by_nouns() -> None:
 def test_a_class_name_stands_for_one_thing() -> None:
     found: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(relative(path))
     assert not {name: paths for name, paths in found.items() if len(paths) > 1}
@@ -161,8 +169,8 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
     impure = {"asyncio", "io", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
     names = set(imports(path))
     assert not {name.split(".")[0] for name in names} & impure
-    assert all(name.startswith(ours) for name in of("fleet", iter(names)) | of("agents", iter(names)))
-    assert not of("transfer", iter(names))
+    assert all(name.startswith(ours) for name in of("fleet", names) | of("agents", names))
+    assert not of("transfer", names)
 
 
 @pytest.mark.parametrize(

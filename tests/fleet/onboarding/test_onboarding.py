@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -228,12 +229,21 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
     assert len(samples) == len(one.few_shot) == 32
 
 
-@pytest.fixture
-def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A store of source devices with their model, and YAML of boards that answer from the recorded store."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `runs` of source devices: their store and their model."""
     from fleet.models.training import train_version
 
-    store = fill(tmp_path / "runs" / "store", *SOURCES)
+    runs = tmp_path_factory.mktemp("trained") / "runs"
+    train_version(settings_of(fill(runs / "store", *SOURCES)), runs / "models", ())
+    return runs
+
+
+@pytest.fixture
+def world(trained: Path, recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A store of source devices with their model, and YAML of boards that answer from the recorded store."""
+    runs = tmp_path / "runs"
+    shutil.copytree(trained, runs)
     folder = tmp_path / "hardware"
     folder.mkdir()
     for board, device in (("board", NEW), ("dead", BROKEN)):
@@ -242,9 +252,7 @@ def world(recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
             f"schema: 1\ndevice_id: {board}\nkind: replay\nfamily: cpu\nrecords: {recorded}\n"
             f"device: {device}\n{extra}"
         )
-    models = tmp_path / "runs" / "models"
-    train_version(settings_of(store, folder), models, ())
-    return store, folder, models
+    return runs / "store", folder, runs / "models"
 
 
 def onboarded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,20 +60,48 @@ LEARNT = some_workloads(10, 5)[:10]
 HELD = some_workloads(10, 5)[10:]
 
 
-@pytest.fixture
-def request_(tmp_path: Path) -> RefreshRequest:
-    """A refresh of a store with two devices whose latencies follow from the schedules."""
-    make_store(tmp_path / "store", [*LEARNT, *HELD], candidates=12)
+def request_in(folder: Path) -> RefreshRequest:
     return RefreshRequest(
         kind="refresh",
         family="cpu",
-        store=str(tmp_path / "store"),
-        models=str(tmp_path / "models"),
-        folder=str(tmp_path / "refresh"),
+        store=str(folder / "store"),
+        models=str(folder / "models"),
+        folder=str(folder / "refresh"),
         request_id="one",
         epochs=6,
         nice=0,
     )
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of two devices whose latencies follow from the schedules."""
+    folder = tmp_path_factory.mktemp("collected")
+    make_store(folder / "store", [*LEARNT, *HELD], candidates=12)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same after its first refresh: both devices have a champion."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(collected, folder, dirs_exist_ok=True)
+    assert run_refresh(request_in(folder))["published"] == list(DEVICES)
+    return folder
+
+
+@pytest.fixture
+def request_(collected: Path, tmp_path: Path) -> RefreshRequest:
+    """A refresh of a store that nobody has learnt from, its own for each test."""
+    shutil.copytree(collected, tmp_path, dirs_exist_ok=True)
+    return request_in(tmp_path)
+
+
+@pytest.fixture
+def refreshed(trained: Path, tmp_path: Path) -> RefreshRequest:
+    """The refresh that ran already, its own for each test."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return request_in(tmp_path)
 
 
 def again(request: RefreshRequest, name: str, **changes: Any) -> RefreshRequest:
@@ -125,27 +154,25 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
         assert uncertainty == {one: found["width"] for one, found in by_workload.items()}
 
 
-def test_a_challenger_that_loses_everywhere_is_not_kept(request_: RefreshRequest) -> None:
-    run_refresh(request_)
+def test_a_challenger_that_loses_everywhere_is_not_kept(refreshed: RefreshRequest) -> None:
     # What the next one learns is upside down, what judges it was measured before.
-    append(Path(request_.store), records_for(LEARNT, 40, seed=3, measured_at=200.0, upside_down=True))
-    found = run_refresh(again(request_, "two", epochs=16))
+    append(Path(refreshed.store), records_for(LEARNT, 40, seed=3, measured_at=200.0, upside_down=True))
+    found = run_refresh(again(refreshed, "two", epochs=16))
     assert {one["kind"] for one in found["verdicts"].values()} == {"worse"}
     assert (found["version"], found["published"]) == ("", [])
-    assert Registry(Path(request_.models)).versions() == ["v000001"]
+    assert Registry(Path(refreshed.models)).versions() == ["v000001"]
 
 
-def test_a_pinned_device_is_judged_and_keeps_its_champion(request_: RefreshRequest) -> None:
-    run_refresh(request_)
-    registry = Registry(Path(request_.models))
+def test_a_pinned_device_is_judged_and_keeps_its_champion(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
     worse = registry.add(small_model(*DEVICES), {"trained_workloads": []})
     registry.pin("box.a", worse, reason="for the release")
     registry.publish(worse, {"box.b": {}})
-    found = run_refresh(again(request_, "two"))
+    found = run_refresh(again(refreshed, "two"))
     assert found["verdicts"]["box.a"]["kind"] == "held"
     assert found["verdicts"]["box.a"]["reason"].startswith(f"the device is pinned to {worse}; better: ")
     assert found["published"] == ["box.b"]
-    champions = Registry(Path(request_.models)).champions()
+    champions = Registry(Path(refreshed.models)).champions()
     assert {str(one): champion.version for one, champion in champions.items()} == {
         "box.a": worse,
         "box.b": found["version"],
@@ -182,9 +209,8 @@ def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
     assert "v000002 was rolled back by hand" in champion.retained
 
 
-def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRequest) -> None:
-    run_refresh(request_)
-    registry = Registry(Path(request_.models))
+def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
     model, manifest = checkpoint.load(registry.path("v000001"))
     bad = model.copy()
     for device in DEVICES:
@@ -206,14 +232,14 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRe
     version = registry.add(bad, {key: value for key, value in manifest.items() if key not in own})
     registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
 
-    watch = again(request_, "watch", kind="watch")
+    watch = again(refreshed, "watch", kind="watch")
     assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few"
     fresh = records_for(LEARNT[:8], 10, seed=5, measured_at=time.time() + 5)
-    append(Path(request_.store), [replace(one, origin="model") for one in fresh])
+    append(Path(refreshed.store), [replace(one, origin="model") for one in fresh])
     assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few", "a model chose these"
 
     fresh = records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6)
-    append(Path(request_.store), fresh)
+    append(Path(refreshed.store), fresh)
     registry.pin("box.a", reason="by hand")
     found = run_watch(watch)
     assert (found["rolled_back"], found["looks"]["box.a"]["freshness"]) == ([], "roll_back")
@@ -228,13 +254,12 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(request_: RefreshRe
     assert registry.history()[-1].kind == "rolled_back"
 
 
-def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: RefreshRequest) -> None:
-    run_refresh(request_)
-    registry = Registry(Path(request_.models))
+def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
     model, _ = checkpoint.load(registry.path("v000001"))
     everything = [one.workload_id for one in (*LEARNT, *HELD)]
     registry.publish(registry.add(model, {"trained_workloads": everything}), {"box.a": {}})
-    found = run_refresh(again(request_, "two"))
+    found = run_refresh(again(refreshed, "two"))
     assert found["verdicts"]["box.a"]["kind"] == "unjudged"
     champion = registry.champions()[DeviceId("box.a")]
     assert champion.version == "v000002"
@@ -245,14 +270,13 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(request_: 
 
 
 def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(
-    request_: RefreshRequest,
+    refreshed: RefreshRequest,
 ) -> None:
-    run_refresh(request_)
-    registry = Registry(Path(request_.models))
+    registry = Registry(Path(refreshed.models))
     model, _ = checkpoint.load(registry.path("v000001"))
-    old = save_version(registry.folder, model, {"table_version": Store.read(Path(request_.store)).version})
+    old = save_version(registry.folder, model, {"table_version": Store.read(Path(refreshed.store)).version})
     registry.publish(old, {"box.a": {}})
-    found = run_refresh(again(request_, "two"))
+    found = run_refresh(again(refreshed, "two"))
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
 
 
