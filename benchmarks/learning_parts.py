@@ -6,7 +6,7 @@ Nothing is measured here. TVM is imported only where its own features are asked 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from transfer.baselines.base import Ranker
 from transfer.baselines.tlp import PublishedTlp
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_of_each
-from transfer.evaluate.rankers import ModelRanker, SingleRanker
+from transfer.errors import TransferError
+from transfer.evaluate.rankers import ModelRanker
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import TlpConfig
+from transfer.train.training import train
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
@@ -36,6 +39,38 @@ THINNED = ("prune", "random")
 _SMALL_BATCH = 64
 SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
 _DIALECT = "meta_schedule"
+
+
+@dataclass(slots=True)
+class SingleRanker:
+    """A model of its own for each device: what heads of a joint model are compared with."""
+
+    config: TrainConfig = field(default_factory=TrainConfig)
+    name: str = "model-single"
+    #: Models that `fit` made, by device.
+    models: dict[str, FleetTLP] = field(default_factory=dict)
+
+    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
+        """Train a model for each device on its own labels.
+
+        Raises:
+            TransferError: Nothing to learn from.
+        """
+        self.models = {
+            device_id: train(dataset, rows, config=self.config, seed=seed, devices=(device_id,)).model
+            for device_id in devices
+        }
+
+    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
+        """Scores (n,) of the device's own model, higher is faster.
+
+        Raises:
+            TransferError: Not fitted for the device.
+        """
+        if device_id not in self.models:
+            raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
+        scores: NDArray[np.float64] = self.models[device_id].score(dataset.features.take(rows), device_id)
+        return scores
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
+from benchmarks.onboarding_table import CurveTable
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
@@ -33,7 +34,6 @@ from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hold_out
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_curve import SAMPLES, CurvePlan, run_curve
-from transfer.evaluate.onboarding_table import CurveTable
 from transfer.train.config import TrainConfig
 
 

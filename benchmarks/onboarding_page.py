@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.onboarding_parts import DeviceSet, measured_mean
+from benchmarks.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
 from transfer.data.intervals import Estimate
 from transfer.evaluate.onboarding_cases import Regime
-from transfer.evaluate.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
 
 _WORDS = {
     Regime.DEVICE_NEW: (

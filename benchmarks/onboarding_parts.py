@@ -15,6 +15,7 @@ import numpy as np
 
 from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
 from benchmarks.onboarding_ceilings import ceilings
+from benchmarks.onboarding_table import MEASURES, RANDOM, CurveTable
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
@@ -24,7 +25,6 @@ from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate
 from transfer.data.splits import few_of_each
 from transfer.evaluate.onboarding_cases import Regime
-from transfer.evaluate.onboarding_table import MEASURES, RANDOM, CurveTable
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
 LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")

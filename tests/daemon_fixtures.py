@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,12 @@ class Up:
     def end(self, number: int) -> int:
         self.process.send_signal(number)
         assert self.process.stdout is not None
-        self.process.stdout.read()
+        if number == signal.SIGKILL:
+            # Processes of Ray look for a killed head for a minute, with this pipe open.
+            self.process.stdout.close()
+            self.process.stdout = None
+        else:
+            self.process.stdout.read()
         return self.process.wait(60)
 
 

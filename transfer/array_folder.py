@@ -1,6 +1,6 @@
 """Arrays in a folder: one .npy file each and a manifest, opened without reading them into memory.
 
-Called by `transfer.features.blocks` and `transfer.data.dataset`. Nothing is pickled or unpickled. A folder
+Called by `transfer.data.dataset`. Nothing is pickled or unpickled. A folder
 appears under its name only when it is whole; it is a copy of what can be computed again, so it may be deleted
 at any time.
 """
@@ -8,8 +8,6 @@ at any time.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.checked_folder import MANIFEST_NAME, whole_folder
 from transfer.errors import TransferError
-
-_MANIFEST = "manifest.json"
 
 
 def write_folder(
@@ -49,20 +46,13 @@ def write_folder(
         "arrays": {name: {"shape": one.shape, "dtype": str(one.dtype)} for name, one in arrays.items()},
         "extra": dict(extra or {}),
     }
-    part: Path | None = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, because a rename is atomic only inside one file system.
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-        for name, array in arrays.items():
-            np.save(part / f"{name}.npy", array, allow_pickle=False)
-        (part / _MANIFEST).write_text(json.dumps(manifest))
-        part.rename(folder)
+        with whole_folder(folder) as part:
+            for name, array in arrays.items():
+                np.save(part / f"{name}.npy", array, allow_pickle=False)
+            (part / MANIFEST_NAME).write_text(json.dumps(manifest))
     except OSError as error:
         raise TransferError(f"cannot write {folder}: {error}; free space or choose another place") from error
-    finally:
-        if part is not None and part.exists():
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def read_folder(folder: Path, kind: str, version: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -75,7 +65,7 @@ def read_folder(folder: Path, kind: str, version: int) -> tuple[dict[str, NDArra
         TransferError: The folder is missing, damaged, or of another kind or version.
     """
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST_NAME).read_text())
         found = manifest["kind"], manifest["version"]
         if found != (kind, version):
             raise TransferError(

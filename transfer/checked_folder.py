@@ -10,7 +10,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from transfer.errors import TransferError
@@ -39,19 +40,54 @@ def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
         CheckpointError: The name was taken meanwhile.
         OSError: There is no room, or no permission; nothing is left behind then.
     """
+    with whole_folder(directory) as part:
+        for name, raw in files.items():
+            _write_synced(part / name, raw)
+        # Readers of the registry may be other users.
+        part.chmod(0o755)
+
+
+@contextmanager
+def whole_folder(directory: Path) -> Iterator[Path]:
+    """A private folder beside a name that is free; it gets the name when the block ends, or goes.
+
+    Args:
+        directory: The name; its parent is made as needed.
+
+    Raises:
+        CheckpointError: The name was taken meanwhile.
+        OSError: There is no room, or no permission.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, because a rename is atomic only inside one file system.
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
     try:
-        for name, raw in files.items():
-            _write_synced(part / name, raw)
-        # mkdtemp makes it private; readers of the registry may be other users.
-        part.chmod(0o755)
+        yield part
         _sync_folder(part)
         _rename(part, directory)
         _sync_folder(directory.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def put_file(path: Path, raw: bytes) -> None:
+    """Replace a file that can be made again: it appears whole or not at all, and may go with a power cut.
+
+    Args:
+        path: Its parent is made as needed.
+        raw: What it shall hold.
+
+    Raises:
+        OSError: There is no room, or no permission; nothing is left behind then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        beside.write_bytes(raw)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read_file(directory: Path, name: str) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from scipy.stats import t as student
 from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Strategy
 from transfer.adapt.sample_selection import FewOfEach
+from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, Estimate, is_beyond_luck
 from transfer.errors import DatasetError
@@ -377,10 +378,5 @@ def _read(path: Path) -> LeaveOneOutScores | None:
 
 def _write(path: Path, device_scores: LeaveOneOutScores) -> None:
     """Keep scores; they appear whole or not at all, and a folder that cannot be written keeps none."""
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(asdict(device_scores), indent=1))
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
+    with suppress(OSError):
+        put_file(path, json.dumps(asdict(device_scores), indent=1).encode())

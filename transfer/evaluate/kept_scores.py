@@ -8,6 +8,7 @@ ranker, settings, seed) but the code: delete the folder when a ranker was change
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split
 from transfer.train.state import digest
@@ -67,8 +69,7 @@ class KeptScores:
 
     def save(self, path: Path, scores: Mapping[str, NDArray[np.float64]], seconds: float) -> None:
         """Keep scores by device; the file appears whole or not at all."""
-        part = path.with_suffix(".part")
         arrays: dict[str, Any] = {str(self._devices.index(d)): values for d, values in scores.items()}
-        with part.open("wb") as file:
-            np.savez(file, seconds=np.float64(seconds), **arrays)
-        part.replace(path)
+        file = io.BytesIO()
+        np.savez(file, seconds=np.float64(seconds), **arrays)
+        put_file(path, file.getvalue())

@@ -2,8 +2,7 @@
 
 What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
 `transfer.evaluate.onboarding_contenders`. Called by `benchmarks.onboarding` and by
-`transfer.auto.leave_one_out`; knows neither stores nor files. What was found is read by
-`transfer.evaluate.onboarding_table`.
+`transfer.auto.leave_one_out`; knows neither stores nor files.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ code: a curve that gains a contender or a number of samples runs that alone. Cal
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import canonical_json, content_hash
+from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import Case, Regime
 from transfer.train.state import digest
@@ -99,10 +99,7 @@ class KeptPoints:
             _ALL if k is None else str(k): None if point is None else _values(point)
             for k, point in (self.get(about) | dict(points)).items()
         }
-        beside = path.with_suffix(f".{os.getpid()}.part")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(values, default=float))
-        beside.replace(path)
+        put_file(path, json.dumps(values, default=float).encode())
 
     def _path(self, about: Any) -> Path:
         return self._folder / f"points-{content_hash(self._case, canonical_json(about))}.json"

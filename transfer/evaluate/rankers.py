@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Adapted
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import TlpModel
 from transfer.train.config import TrainConfig
 from transfer.train.training import train
@@ -47,38 +46,6 @@ class ModelRanker:
         if self.model is None:
             raise TransferError(f"ranker {self.name!r} is not fitted; call fit first")
         scores: NDArray[np.float64] = self.model.score(dataset.features.take(rows), device_id)
-        return scores
-
-
-@dataclass(slots=True)
-class SingleRanker:
-    """A model of its own for each device: what heads of a joint model are compared with."""
-
-    config: TrainConfig = field(default_factory=TrainConfig)
-    name: str = "model-single"
-    #: Models that `fit` made, by device.
-    models: dict[str, FleetTLP] = field(default_factory=dict)
-
-    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
-        """Train a model for each device on its own labels.
-
-        Raises:
-            TransferError: Nothing to learn from.
-        """
-        self.models = {
-            device_id: train(dataset, rows, config=self.config, seed=seed, devices=(device_id,)).model
-            for device_id in devices
-        }
-
-    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
-        """Scores (n,) of the device's own model, higher is faster.
-
-        Raises:
-            TransferError: Not fitted for the device.
-        """
-        if device_id not in self.models:
-            raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
-        scores: NDArray[np.float64] = self.models[device_id].score(dataset.features.take(rows), device_id)
         return scores
 
 

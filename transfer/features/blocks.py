@@ -13,16 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.array_folder import read_folder, write_folder
-
 #: Kind of a saved block, and the version of its layout.
-_SAVED_AS = "features", 1
 #: Names of the arrays that every stored block has.
 BLOCK_ARRAYS: tuple[str, ...] = (
     "steps",
@@ -157,28 +153,8 @@ class FeatureBlock:
             found.append("summary")
         return tuple(found)
 
-    def save(self, folder: Path) -> None:
-        """Write the block as .npy files and a manifest; the folder appears whole or not at all.
-
-        Raises:
-            TransferError: The folder exists already.
-        """
-        kind, version = _SAVED_AS
-        write_folder(folder, kind, version, self.arrays())
-
-    @classmethod
-    def open(cls, folder: Path) -> FeatureBlock:
-        """Open a saved block; its large arrays stay on disk and are read as they are used.
-
-        Raises:
-            TransferError: There is no such block, or it is damaged or of another version.
-        """
-        kind, version = _SAVED_AS
-        arrays, _ = read_folder(folder, kind, version)
-        return cls(**{name: arrays[name] for name in BLOCK_ARRAYS}, published=arrays.get("published"))
-
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The stored arrays by name."""
+        """What it is made of, by name."""
         found = {name: getattr(self, name) for name in BLOCK_ARRAYS}
         return found if self.published is None else {**found, "published": self.published}
 

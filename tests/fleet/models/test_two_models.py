@@ -44,7 +44,6 @@ from tests.refresh_fixtures import (
 )
 from transfer.checked_folder import MANIFEST_NAME, CheckpointError
 from transfer.errors import TransferError
-from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features
 from transfer.model import checkpoint
@@ -109,7 +108,7 @@ def request_of(store: Path, folder: Path, model: str, **changes: object) -> Refr
 
 
 def test_the_block_holds_published_features_of_whole_sequences_where_they_are_wanted(
-    snapshot: DatasetSnapshot, store: Path, tmp_path: Path
+    snapshot: DatasetSnapshot, store: Path
 ) -> None:
     some = candidates_of(LEARNT[0], 5)
     extractor, workloads = Extractor(), {LEARNT[0].workload_id: LEARNT[0]}
@@ -118,12 +117,10 @@ def test_the_block_holds_published_features_of_whole_sequences_where_they_are_wa
     assert np.array_equal(block.published, expected)
     assert np.array_equal(block.take(np.array([3, 1])).published, expected[[3, 1]])
     assert extractor.extract(workloads, some).published is None
-    # Joined and ordered by the dataset, and kept with it.
+    # Joined and ordered by the dataset.
     dataset = snapshot.dataset
     row = dataset.candidate_ids.index(some[2].candidate_id)
     assert np.array_equal(dataset.features.published[row], expected[2])
-    dataset.features.save(tmp_path / "block")
-    assert np.array_equal(FeatureBlock.open(tmp_path / "block").published, dataset.features.published)
     assert load_snapshot(Store.read(store)).dataset.features.published is None
 
 

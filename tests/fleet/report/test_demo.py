@@ -99,7 +99,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     measuring = measuring_processes(killed.pid)
     assert len(measuring) >= 2
     os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    killed.wait()
+    for pipe in (killed.stdout, killed.stderr):  # Ray's own helper processes hold them for a minute
+        assert pipe is not None
+        pipe.close()
     # Ray's own helper processes notice within a minute; whatever could disturb a timing ends at once.
     _, alive = psutil.wait_procs(measuring, timeout=20)
     assert not alive, f"processes outlived the killed demo: {alive}"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agents.records import Workload, WorkloadId
+from benchmarks.onboarding_table import RANDOM, CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.record_fixtures import make_workload
 from transfer.adapt.base import Adapted
@@ -24,7 +25,6 @@ from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_case
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
-from transfer.evaluate.onboarding_table import RANDOM, CurveTable
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 

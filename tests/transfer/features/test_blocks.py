@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.model_fixtures import make_block
-from transfer.array_folder import read_folder, write_folder
-from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 
 DENSE = ("categories", "numbers", "mask", "workload", "summary")
@@ -71,64 +66,6 @@ def test_only_rows_in_use_must_be_finite() -> None:
     broken = block.changed(numbers=numbers, workload=vectors, summary=summary)
     assert broken.not_finite() == ("numbers", "workload", "summary")
     assert broken.take(np.arange(3)).not_finite() == ()
-
-
-def test_a_saved_block_opens_without_being_read(tmp_path: Path) -> None:
-    block = make_block(20)
-    block.save(tmp_path / "deep" / "block")
-    opened = FeatureBlock.open(tmp_path / "deep" / "block")
-    assert_same(opened, block)
-    assert isinstance(opened.steps, np.memmap)
-    assert not opened.steps.flags.writeable
-    assert opened.nbytes == block.nbytes
-    assert_same(opened.take(np.array([3, 1])), block.take(np.array([3, 1])))
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["block"]
-
-
-def test_an_empty_block_can_be_kept_too(tmp_path: Path) -> None:
-    block = make_block(3).take(np.arange(0))
-    block.save(tmp_path / "block")
-    assert len(FeatureBlock.open(tmp_path / "block")) == 0
-
-
-def test_a_name_in_use_is_not_overwritten(tmp_path: Path) -> None:
-    make_block(3).save(tmp_path / "block")
-    with pytest.raises(TransferError, match="exists already"):
-        make_block(3).save(tmp_path / "block")
-
-
-def test_a_damaged_folder_is_refused_with_the_cure(tmp_path: Path) -> None:
-    def refused(what: str) -> None:
-        with pytest.raises(TransferError, match=what) as caught:
-            FeatureBlock.open(tmp_path / "block")
-        assert "make it again" in str(caught.value)
-
-    refused("No such file")
-    make_block(3).save(tmp_path / "block")
-    np.save(tmp_path / "block" / "steps.npy", np.zeros((2, 2)))
-    refused("the manifest says")
-    np.save(tmp_path / "block" / "steps.npy", np.array([{}], dtype=object), allow_pickle=True)
-    refused("pickle|object")
-    (tmp_path / "block" / "steps.npy").write_bytes(b"\x93NUMPY")
-    refused("cannot open")
-    (tmp_path / "block" / "steps.npy").write_bytes(b"")
-    refused("cannot open")
-    (tmp_path / "block" / "manifest.json").write_text("[]")
-    refused("TypeError")
-
-
-def test_another_kind_or_version_is_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path / "one", "features", 99, {})
-    with pytest.raises(TransferError, match="holds 'features' version 99, expected 'features' version 1"):
-        FeatureBlock.open(tmp_path / "one")
-
-
-def test_what_else_is_remembered_comes_back(tmp_path: Path) -> None:
-    write_folder(tmp_path / "one", "kind", 1, {"a": np.arange(3)}, {"names": ["x"]})
-    arrays, extra = read_folder(tmp_path / "one", "kind", 1)
-    assert arrays["a"].tolist() == [0, 1, 2]
-    assert extra == {"names": ["x"]}
-    assert json.loads((tmp_path / "one" / "manifest.json").read_text())["arrays"]["a"]["shape"] == [3]
 
 
 def test_a_block_costs_little_where_steps_repeat() -> None:
