@@ -27,6 +27,7 @@ from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log, pack, unpack
 from fleet.store.store import Store
+from tests.disk_fixtures import Copies
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 OLD_LOG = Path(__file__).parents[2] / "stores" / "intake_1"
@@ -433,36 +434,18 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
     """A copy of the folder before each step is what a kill at that moment leaves behind."""
     folder = tmp_path / "s"
     acknowledged: list[Record] = []
-    left_behind: list[tuple[Path, int]] = []
-    copying = False
-
-    def watched(call: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            nonlocal copying
-            # Copying sets times itself, which is no step of the store.
-            if not copying:
-                copying = True
-                copy = tmp_path / f"copy-{len(left_behind)}"
-                shutil.copytree(folder, copy)
-                left_behind.append((copy, len(acknowledged)))
-                copying = False
-            return call(*args, **kwargs)
-
-        return step
-
+    copies = Copies(folder, tmp_path, lambda: len(acknowledged))
     with Store.open(folder) as store, monkeypatch.context() as patch:
         intake = Intake(store, IntakeSettings(devices_per_commit=1), clock=clock)
-        for name in ("fsync", "link", "unlink", "replace", "utime"):
-            patch.setattr(os, name, watched(getattr(os, name)))
-        patch.setattr(RowFile, "change", watched(RowFile.change))
+        copies.watch(patch)
         for start in range(0, 9, 3):
             intake.append(mixed(start, 3))
             acknowledged += mixed(start, 3)
             clock.now += 1.5
         intake.close()
-    assert len(left_behind) > 20
+    assert len(copies.left_behind) > 20
     acknowledged = list(dict.fromkeys(acknowledged))
-    for copy, count in left_behind:
+    for copy, count in copies.left_behind:
         with Store.open(copy) as store:
             assert store.repairs == ()
             found = Counter(store.records())

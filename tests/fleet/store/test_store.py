@@ -32,6 +32,7 @@ from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
+from tests.disk_fixtures import failing_fsync
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -575,15 +576,7 @@ def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     # One append of a new device syncs: table folder, file, its folder, commit, log folder.
-    real, calls = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == failing:
-            raise OSError(errno.ENOSPC if failing < 5 else errno.EIO, "disk trouble")
-        real(descriptor)
-
+    fsync = failing_fsync((failing,), errno.ENOSPC if failing < 5 else errno.EIO)
     with Store.open(tmp_path) as store:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fsync)
@@ -607,15 +600,7 @@ def test_a_disk_that_was_full_at_the_last_fsync_of_a_commit_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     """Whether the commit is durable nobody knows; once there is room the same writer makes it so."""
-    real, calls = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if 5 <= calls <= 5 + more:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
+    fsync = failing_fsync(range(5, 6 + more))
     with Store.open(tmp_path) as store:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fsync)

@@ -25,6 +25,7 @@ from fleet.errors import StoreLocked
 from fleet.store import store as store_module
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
+from tests.disk_fixtures import Copies
 from tests.record_fixtures import make_batch
 
 # Many processes are started one after the other.
@@ -206,26 +207,9 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
     """A copy of the store before each step is what a kill at that moment leaves behind."""
     path = folder / "s"
     acknowledged: list[Record] = []
-    left_behind: list[tuple[Path, int]] = []
-    copying = False
-
-    def watched(call: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            nonlocal copying
-            # Copying sets times itself, which is no step of the store.
-            if not copying:
-                copying = True
-                copy = folder / f"copy-{len(left_behind)}"
-                shutil.copytree(path, copy)
-                left_behind.append((copy, len(acknowledged)))
-                copying = False
-            return call(*args, **kwargs)
-
-        return step
-
+    copies = Copies(path, folder, lambda: len(acknowledged))
     with Store.open(path) as store, monkeypatch.context() as patch:
-        for name in ("fsync", "link", "unlink", "replace", "utime"):
-            patch.setattr(os, name, watched(getattr(os, name)))
+        copies.watch(patch)
         for start in range(0, 15, 5):
             batch = [*make_batch(start, 5), *make_batch(start, 2, device="dev-b")]
             store.append(batch)
@@ -234,8 +218,8 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
         batch = make_batch(15, 5)
         store.append(batch)
         acknowledged += batch
-    assert len(left_behind) > 40
-    for copy, count in left_behind:
+    assert len(copies.left_behind) > 40
+    for copy, count in copies.left_behind:
         with Store.open(copy) as store:
             assert store.repairs == ()
             found = Counter(store.records())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.log import TABLE_OPTIONS, commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
+from tests.disk_fixtures import failing_fsync
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -214,17 +214,8 @@ def test_an_error_of_the_disk_while_migrating_leaves_a_whole_store(
     plain_store: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     # Opening syncs: the store's name, log folder, four names of the table, new commit, log folder.
-    real, calls = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == failing:
-            raise OSError(errno.ENOSPC, "disk trouble")
-        real(descriptor)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "fsync", failing_fsync((failing,)))
         with pytest.raises(StoreFull, match="opening the store for writing"):
             Store.open(plain_store)
     reader = Store.read(plain_store)

@@ -1,0 +1,60 @@
+"""A disk whose steps are watched or fail: what a kill leaves behind, and what a full disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.row_file import RowFile
+
+
+def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable[[int], None]:
+    """An `fsync` of which some calls, counted from 1, fail with an error of the disk."""
+    real, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in which:
+            raise OSError(number, "disk trouble")
+        real(descriptor)
+
+    return fsync
+
+
+class Copies:
+    """Copies of a folder before each step on the disk: what a kill at that moment leaves behind.
+
+    Attributes:
+        left_behind: Each copy, with what `note` said when it was made.
+    """
+
+    def __init__(self, folder: Path, beside: Path, note: Callable[[], int]) -> None:
+        self._folder, self._beside, self._note = folder, beside, note
+        self._is_copying = False
+        self.left_behind: list[tuple[Path, int]] = []
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """Copy from now on."""
+        for name in ("fsync", "link", "unlink", "replace", "utime"):
+            patch.setattr(os, name, self._watched(getattr(os, name)))
+        patch.setattr(RowFile, "change", self._watched(RowFile.change))
+
+    def _watched(self, call: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            # Copying sets times itself, which is no step of the store.
+            if not self._is_copying:
+                self._is_copying = True
+                copy = self._beside / f"copy-{len(self.left_behind)}"
+                shutil.copytree(self._folder, copy)
+                self.left_behind.append((copy, self._note()))
+                self._is_copying = False
+            return call(*args, **kwargs)
+
+        return step
