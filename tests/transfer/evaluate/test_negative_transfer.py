@@ -44,15 +44,6 @@ def test_every_head_is_compared_with_every_source_and_alone():
     assert json.loads(json.dumps(check.to_json()))["folds"] == 3
 
 
-@pytest.mark.slow
-def test_processes_change_nothing():
-    one, two = (
-        check_transfer(DATASET, SPLITS, replace(QUICK, epochs=1), seed=0, workers=workers)
-        for workers in (1, 2)
-    )
-    assert one == two
-
-
 def test_a_source_that_ranks_the_other_way_round_is_found_to_hurt():
     good = make_dataset(workloads=24, candidates=12, seed=2)
     latency = good.latency_secs[:, [0, 0, 0]].copy()

@@ -15,7 +15,6 @@ from tests.record_fixtures import make_workload
 from transfer.adapt.base import Adapted
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import FewOfEach
-from transfer.adapt.scratch import Scratch
 from transfer.baselines.few_shot import FewShot, baselines, nearest_sources
 from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
@@ -225,14 +224,6 @@ def cases_of(point: Point) -> list[Case]:
     return make_cases(
         DATASET, None, CasePlan(regimes=(point.regime,), targets=(point.target,), seeds=(point.seed,))
     )
-
-
-def test_the_result_does_not_depend_on_the_number_of_processes() -> None:
-    wanted = plan([Adapting(Nearest(), FewOfEach(), "nearest"), Adapting(Scratch(), FewOfEach(), "scratch")])
-    one, two = (run_curve(DATASET, None, wanted, workers=workers) for workers in (1, 2))
-    assert [(p.contender, p.k, p.target) for p in one] == [(p.contender, p.k, p.target) for p in two]
-    for mine, other in zip(one, two, strict=True):
-        np.testing.assert_array_equal(mine.top1, other.top1)
 
 
 def test_a_run_out_of_time_keeps_whole_seeds_only() -> None:
