@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -26,62 +26,66 @@ pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.ti
 HERE, THERE = DeviceId("board-1"), DeviceId("board-2")
 
 
-#: Two nodes, and a third one with packages of its own where the argument names their folder. `ray start`
-#: refuses a second node on the loopback interface, and the suite opens no other.
+#: Three nodes; the last has packages of its own in the folder that the argument names. `ray start` refuses a
+#: second node on the loopback interface, and the suite opens no other.
 SCRIPT = """
 import json, sys, time
-other = sys.argv[1]
 from ray.cluster_utils import Cluster
 cluster = Cluster()
-common = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
-head = cluster.add_node(resources={"device:board-1": 1}, **common)
-if other:
-    cluster.add_node(resources={"device:board-4": 1}, env_vars={"PYTHONPATH": other}, **common)
-second = cluster.add_node(resources={"device:board-2": 1}, **common)
-[raylet] = second.all_processes["raylet"]
-print(json.dumps([cluster.address, raylet.process.pid]), flush=True)
+nodes = {}
+for name, more in (("board-1", {}), ("board-2", {}), ("board-4", {"env_vars": {"PYTHONPATH": sys.argv[1]}})):
+    nodes[name] = cluster.add_node(
+        resources={f"device:{name}": 1},
+        num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, **more,
+    )
+raylets = {name: node.all_processes["raylet"][0].process.pid for name, node in nodes.items()}
+print(json.dumps([cluster.address, raylets]), flush=True)
 time.sleep(600)
 """
 
 
-@pytest.fixture
-def cluster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[str, psutil.Process]]:
-    """Address of a head that offers board-1, and the raylet of a second node, which offers board-2.
+@dataclass(frozen=True)
+class Nodes:
+    """A cluster: its address, and the raylet of the node that offers each board; board-1 is of the head."""
 
-    With the parameter True a third node offers board-4, and has another version of the project.
-    """
-    is_mixed = getattr(request, "param", False)
-    for name, value in {
+    address: str
+    raylets: dict[str, psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes for all tests of this file, which end them one after another."""
+    folder = tmp_path_factory.mktemp("cluster")
+    given = {
         "RAY_AUTH_MODE": "token",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",
         "PYTHONPATH": str(Path(__file__).parents[3]),
-    }.items():
-        monkeypatch.setenv(name, value)
-    with (tmp_path / "cluster.log").open("wb") as log:
+    }
+    everything = []
+    with pytest.MonkeyPatch.context() as patch, (folder / "cluster.log").open("wb") as log:
+        for name, value in given.items():
+            patch.setenv(name, value)
         nodes = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(other_project(tmp_path)) if is_mixed else ""],
+            [sys.executable, "-c", SCRIPT, str(other_project(folder))],
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
         )
-    everything = []
-    try:
-        assert nodes.stdout is not None
-        with nodes.stdout as stream:
-            line = stream.readline()
-        assert line, (tmp_path / "cluster.log").read_text()
-        address, raylet = json.loads(line)
-        everything = psutil.Process(nodes.pid).children(recursive=True)
-        yield address, psutil.Process(raylet)
-    finally:
-        nodes.kill()
-        nodes.wait()
-        for one in everything:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        try:
+            assert nodes.stdout is not None
+            with nodes.stdout as stream:
+                line = stream.readline()
+            assert line, (folder / "cluster.log").read_text()
+            address, raylets = json.loads(line)
+            everything = psutil.Process(nodes.pid).children(recursive=True)
+            yield Nodes(address, {name: psutil.Process(pid) for name, pid in raylets.items()})
+        finally:
+            nodes.kill()
+            nodes.wait()
+            for one in everything:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def test_a_host_without_the_token_is_refused_before_it_asks(
@@ -105,18 +109,16 @@ def other_project(folder: Path) -> Path:
     return other
 
 
-@pytest.mark.parametrize("cluster", [True], indirect=True)
 def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_there(
-    cluster: tuple[str, psutil.Process], generic_spec: DeviceSpec, tmp_path: Path
+    cluster: Nodes, generic_spec: DeviceSpec, tmp_path: Path
 ) -> None:
-    address, _ = cluster
     near, far = (replace(generic_spec, device_id=DeviceId(name)) for name in ("board-1", "board-4"))
     root = tmp_path / "there"
     transport = RayTransport(
         [near, far],
         tmp_path / "here",
         PROTOCOL,
-        RayOptions(address=address, remote_spool_root=str(root), heartbeat_secs=0.3),
+        RayOptions(address=cluster.address, remote_spool_root=str(root), heartbeat_secs=0.3),
     )
     try:
         transport.start(far, 1)
@@ -141,15 +143,14 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
 
 
 def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
-    cluster: tuple[str, psutil.Process], generic_spec: DeviceSpec, tmp_path: Path
+    cluster: Nodes, generic_spec: DeviceSpec, tmp_path: Path
 ) -> None:
-    address, raylet = cluster
     specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
     transport = RayTransport(
         specs.values(),
         tmp_path / "here",
         PROTOCOL,
-        RayOptions(address=address, remote_spool_root=str(tmp_path / "there"), heartbeat_secs=0.3),
+        RayOptions(address=cluster.address, remote_spool_root=str(tmp_path / "there"), heartbeat_secs=0.3),
     )
     try:
         for spec in specs.values():
@@ -172,7 +173,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
 
         agent = psutil.Process(transport.pids()[THERE, 2])
         agent.suspend()  # it must end with its host all the same
-        raylet.kill()
+        cluster.raylets[THERE].kill()
         died = poll_until(transport, lambda messages: first(messages, AgentGone) is not None)
         [gone] = [one for one in died if isinstance(one, AgentGone)]
         assert (gone.device_id, gone.incarnation, gone.was_asked) == (THERE, 2, False)
@@ -187,21 +188,12 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         transport.close(10.0)
 
 
-def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(
-    cluster: tuple[str, psutil.Process], tmp_path: Path
-) -> None:
-    address, other = cluster
-    transport = RayTransport([], tmp_path / "here", PROTOCOL, RayOptions(address=address))
+def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(cluster: Nodes, tmp_path: Path) -> None:
+    transport = RayTransport([], tmp_path / "here", PROTOCOL, RayOptions(address=cluster.address))
     try:
-        [mine] = [
-            one
-            for one in psutil.process_iter(["cmdline"])
-            if one.info["cmdline"] and "/raylet/raylet" in one.info["cmdline"][0]
-            if one.ppid() == other.ppid() and one != other
-        ]
-        other.kill()
+        cluster.raylets["board-4"].kill()
         assert transport.poll(1.5) == []  # another host is another matter
-        mine.kill()
+        cluster.raylets[HERE].kill()
         with pytest.raises(FleetError, match="its raylet ended; have `ray start` run again here"):
             poll_until(transport, lambda _: False, 20.0)
     finally:
