@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.onboarding_baselines import FewShot, baselines
+from benchmarks.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
@@ -29,11 +31,9 @@ from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.auto.strategy import Auto
-from transfer.baselines.few_shot import FewShot, baselines
 from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hold_out
 from transfer.evaluate.onboarding_contenders import Adapting
-from transfer.evaluate.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from transfer.train.config import TrainConfig
 
 

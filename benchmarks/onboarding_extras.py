@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
 from benchmarks.onboarding_table import CurveTable
 from fleet.onboarding.adaptation import Onboarding, expectation
@@ -30,7 +31,6 @@ from transfer.data.ranking import top_k
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot, situation_of
-from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig

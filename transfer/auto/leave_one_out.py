@@ -25,9 +25,8 @@ from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, Estimate, is_beyond_luck
 from transfer.errors import DatasetError
-from transfer.evaluate.onboarding_cases import CasePlan, Regime
-from transfer.evaluate.onboarding_contenders import Adapting
-from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
+from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases
+from transfer.evaluate.onboarding_contenders import Adapting, Asked, run_case
 from transfer.evaluate.onboarding_points import Point
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
@@ -276,28 +275,32 @@ def _make(
     # Of many, some that lie far apart in the order of their names.
     devices = devices[:: math.ceil(len(devices) / _MOST_DEVICES)]
     dataset = dataset.of_devices(devices)
-    plan = CurvePlan(
-        cases=CasePlan(
-            regimes=(regime,),
-            targets=tuple(devices),
-            seeds=(0,),
-            most_pool=_MOST_POOL,
-            most_judged=_MOST_JUDGED,
-            most_splits=1,
-        ),
-        contenders=tuple(Adapting(one, selector, one.name) for one in strategies),
-        selector=selector,
-        config=config,
-        samples=_SAMPLES,
-        with_all=False,
+    plan = CasePlan(
+        regimes=(regime,),
+        targets=tuple(devices),
+        seeds=(0,),
+        most_pool=_MOST_POOL,
+        most_judged=_MOST_JUDGED,
+        most_splits=1,
     )
+
+    def points_of(case: Case) -> list[Point | None]:
+        asked: list[Asked] = [
+            (k, Adapting(one, selector, one.name))
+            for k in _SAMPLES
+            if k <= len(case.pool)
+            for one in strategies
+        ]
+        return run_case(dataset, case, asked, selector, config)
+
     try:
-        points = run_curve(dataset, None, plan)
+        cases = make_cases(dataset, None, plan)
+        points = [point for case in cases for point in points_of(case) if point is not None]
     except DatasetError:
         # Source devices that share no candidates: nothing can be told, and nothing is.
-        points = []
+        cases, points = [], []
     top1, top5, agreement, spread, by_judged = {}, {}, {}, {}, {}
-    places = sorted({(p.target, int(group)) for p in points for group in p.groups})
+    places = sorted({(case.target, int(group)) for case in cases for group in dataset.group[case.test]})
     for one in strategies:
         mine = [[p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES]
         top1[one.name] = tuple(_mean([p.top1 for p in found]) for found in mine)

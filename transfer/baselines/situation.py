@@ -1,7 +1,7 @@
 """What may be seen of a new device and its source devices: common ground of a curve's contenders.
 
-Made by `transfer.evaluate.onboarding_curve` and by replayed onboardings; read by the baselines of
-`transfer.baselines.few_shot`. Holds no measurement that may not be seen.
+Made by `transfer.evaluate.onboarding_contenders`, read by the baselines of the onboarding curve.
+Holds no measurement that may not be seen.
 
 Legend: N candidates of a dataset, P columns of the flat features, H slots of a hardware vector.
 """

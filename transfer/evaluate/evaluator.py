@@ -2,8 +2,8 @@
 
 Whatever scores (a model, a ranker, a strategy with its samples) is fitted elsewhere: rankers by
 `transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, models without a source by
-`transfer.evaluate.negative_transfer`, few samples by `transfer.evaluate.onboarding_curve`. All of them hide,
-judge and resample here, so that their figures mean the same. Fits nothing.
+`transfer.evaluate.negative_transfer`, strategies by `transfer.evaluate.onboarding_contenders`. All of them
+hide, judge and resample here, so that their figures mean the same. Fits nothing.
 
 Legend: G workloads, n rows held out.
 """

@@ -3,7 +3,7 @@
 For each device in turn the others are its source devices. Two regimes, never mixed: *device new*, where
 source devices have measured the candidates that are to be put in order (the target measures some of one half
 of each workload's candidates, and is judged on the other half); and *device and workload new*, where whole
-networks are held out on every device. Called by `transfer.evaluate.onboarding_curve`; fits nothing.
+networks are held out on every device. Fits nothing.
 """
 
 from __future__ import annotations

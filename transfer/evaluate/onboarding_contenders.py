@@ -2,7 +2,7 @@
 
 Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
 see the same dataset, in which whatever they may not see is taken out. Called by
-`transfer.evaluate.onboarding_curve`, and in parts by whoever replays an onboarding.
+`transfer.auto.leave_one_out` and the onboarding curve of the benchmarks, in parts by replayed onboardings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from transfer.adapt.base import Strategy
 from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import Selector
 from transfer.baselines.base import Rows, Scores
-from transfer.baselines.few_shot import FewShot
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.evaluate.evaluator import judge_by
@@ -52,8 +51,21 @@ class Adapting:
     name: str
 
 
+class Baseline(Protocol):
+    """What others would do with a few measurements of a new device."""
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        ...
+
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
+        """(test rows,) scores, higher is faster; None where it does not apply."""
+        ...
+
+
 #: What is compared.
-Contender = Adapting | FewShot
+Contender = Adapting | Baseline
 #: A number of samples, None for all there are, and who is asked with them.
 Asked = tuple[int | None, Contender]
 

@@ -2,7 +2,7 @@
 
 Each takes a `Situation` (what may be seen) and the rows that were measured, and gives scores of the rows held
 out. They know the new device by its few rows, the source devices by all of theirs. Called by
-`transfer.evaluate.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is
+`benchmarks.onboarding_curve`; knows nothing of strategies. XGBoost is optional and imported when it is
 fitted.
 
 Legend: N candidates of a dataset, D devices, P columns of the flat features.
@@ -49,8 +49,6 @@ class FewShot:
         name: In tables.
         score: Does it; None where it can say nothing with so little.
     """
-
-    is_strategy = False
 
     def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Scores | None]) -> None:
         self.name = name

@@ -1,8 +1,8 @@
 """What a new device's head is worth after k measured candidates: leave one device out, again and again.
 
 What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
-`transfer.evaluate.onboarding_contenders`. Called by `benchmarks.onboarding` and by
-`transfer.auto.leave_one_out`; knows neither stores nor files.
+`transfer.evaluate.onboarding_contenders`. Called by `benchmarks.onboarding`; knows neither stores nor files.
+What was found is read by `benchmarks.onboarding_table`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.records import Workload, WorkloadId
+from benchmarks.onboarding_kept import KeptPoints
 from transfer.adapt.sample_selection import Selector
 from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
 from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
-from transfer.evaluate.onboarding_points import KeptPoints, Point
+from transfer.evaluate.onboarding_points import Point
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.onboarding_baselines import FewShot
+from benchmarks.onboarding_curve import CurvePlan, run_curve
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.base import Scores
-from transfer.baselines.few_shot import FewShot
 from transfer.baselines.situation import FewShotSet, Situation
 from transfer.evaluate.onboarding_cases import CasePlan, Regime
-from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
 
 DATASET = make_dataset(workloads=9, candidates=12)

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from agents.records import Workload, WorkloadId
+from benchmarks.onboarding_baselines import FewShot, baselines, nearest_sources
+from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_table import RANDOM, CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.record_fixtures import make_workload
 from transfer.adapt.base import Adapted
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import FewOfEach
-from transfer.baselines.few_shot import FewShot, baselines, nearest_sources
 from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.evaluate.onboarding_contenders import Adapting
-from transfer.evaluate.onboarding_curve import CurvePlan, run_curve
 from transfer.evaluate.onboarding_points import Point
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
