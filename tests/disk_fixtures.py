@@ -22,7 +22,7 @@ def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable
         nonlocal calls
         calls += 1
         if calls in which:
-            raise OSError(number, "disk trouble")
+            raise OSError(number, os.strerror(number))
         real(descriptor)
 
     return fsync

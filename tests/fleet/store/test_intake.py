@@ -192,13 +192,13 @@ def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, number: int
 ) -> None:
     def fail(*_: Any) -> None:
-        raise OSError(number, "disk trouble")
+        raise OSError(number, os.strerror(number))
 
     with Store.open(tmp_path / "s") as store:
         intake = Intake(store, clock=clock)
         with monkeypatch.context() as patch:
             patch.setattr(RowFile, "change", fail)
-            with pytest.raises(StoreError, match=r"taking in records in .*disk trouble") as caught:
+            with pytest.raises(StoreError, match=f"taking in records in .*{os.strerror(number)}") as caught:
                 intake.append(make_batch(0, 5))
             assert isinstance(caught.value, StoreFull) == (number == errno.ENOSPC)
             assert intake.waiting == 0
