@@ -271,6 +271,16 @@ def scored(number: float | None, interval: Sequence[float] | None) -> str:
     return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
+def best_latencies(report: Document) -> dict[str, list[str]]:
+    """Give each workload's best latency on each device of the report, in its order; the template calls it."""
+    best = [
+        {entry["workload"]: entry["best_latency_seconds"] for entry in device["workloads"]}
+        for device in report["devices"].values()
+    ]
+    names = dict.fromkeys(workload for found in best for workload in found)
+    return {name: [latency(found.get(name)) for found in best] for name in names}
+
+
 def interval_words(interval: Sequence[float] | None) -> str:
     """Give the interval of a difference in brackets with a space before it; empty where there is none."""
     if interval is None:
