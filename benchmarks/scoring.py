@@ -217,7 +217,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     random = np.random.default_rng(seed)
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
     wanted = random.normal(size=len(block))
-    x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes), hardware)
+    x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes, place=True), hardware)
     model.trees = Trees(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
@@ -229,7 +229,7 @@ def _equal_to_stored(case: _Case) -> bool:
 
     live = Extractor().extract_live(case.workload, case.schedules)
     stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
-    names = ("categories", "numbers", "mask", "workload", "summary")
+    names = ("categories", "numbers", "mask", "workload", "summary", "place")
     return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
 
 

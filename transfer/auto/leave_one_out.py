@@ -172,7 +172,7 @@ def leave_one_out(
         how,
         canonical_json(list(found.devices)),
         digest(
-            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
+            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.described, dataset.hardware
         ),
     )
     kept = None if cache is None else cache / f"standings-{key}.json"

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Kind of a saved block, and the version of its layout.
+from transfer.errors import TransferError
+
 #: Names of the arrays that every stored block has.
 BLOCK_ARRAYS: tuple[str, ...] = (
     "steps",
@@ -28,6 +29,10 @@ BLOCK_ARRAYS: tuple[str, ...] = (
     "workload_vectors",
     "summary",
 )
+#: Names of those that blocks of earlier versions lack, or that nobody asked for.
+_LATER_ARRAYS = ("place_rows", "place_scales", "published")
+#: A place is cut here: so far outside of its sample it says "large", not how large.
+_PLACE_LIMIT = 6.0
 #: Rows looked at in one go where a whole block is checked.
 _CHUNK = 65536
 
@@ -48,6 +53,11 @@ class FeatureBlock:
     workload_vectors: NDArray[np.float32]
     #: (N, S) derived numbers of each whole candidate.
     summary: NDArray[np.float32]
+    #: (N,) rows of `place_scales`; None in a block of an earlier version.
+    place_rows: NDArray[np.int32] | None = None
+    #: (K, 2, P) what the first P numbers of a summary are compared with: their means in a sample of the
+    #: candidate's design space, and inverse deviations (`transfer.features.place`).
+    place_scales: NDArray[np.float32] | None = None
     #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
     #: they take four times as much as all else.
     published: NDArray[np.float32] | None = None
@@ -107,6 +117,29 @@ class FeatureBlock:
         return self.workload_vectors[self.workload_rows]
 
     @property
+    def place(self) -> NDArray[np.float32]:
+        """(N, P) the first P numbers of the summary in units of a sample of the design space.
+
+        Raises:
+            TransferError: The block is of a version that had none.
+        """
+        if self.place_rows is None or self.place_scales is None:
+            raise TransferError(
+                "these features have no place in the design space; extract them again with this version"
+            )
+        scales = self.place_scales[self.place_rows]
+        apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]
+        found: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(np.float32, copy=False)
+        return found
+
+    @property
+    def described(self) -> NDArray[np.float32]:
+        """(N, S + P) the summary, and behind it the place where there is one."""
+        if self.place_rows is None:
+            return self.summary
+        return np.concatenate([self.summary, self.place], axis=1)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays; of a block that was opened from a folder they are on disk."""
         return sum(array.nbytes for array in self.arrays().values())
@@ -118,6 +151,7 @@ class FeatureBlock:
             steps=self.steps[rows],
             workload_rows=self.workload_rows[rows],
             summary=self.summary[rows],
+            place_rows=None if self.place_rows is None else self.place_rows[rows],
             published=None if self.published is None else self.published[rows],
         )
 
@@ -126,7 +160,10 @@ class FeatureBlock:
         arrays: dict[str, Any] = {
             name: getattr(self, name) for name in ("categories", "numbers", "mask", "workload", "summary")
         }
-        return replace(FeatureBlock.from_dense(**(arrays | dense)), published=self.published)
+        return replace(
+            FeatureBlock.from_dense(**(arrays | dense)),
+            **{name: getattr(self, name) for name in _LATER_ARRAYS},
+        )
 
     def lengths(self) -> NDArray[np.int64]:
         """(N,) real steps of each candidate."""
@@ -156,7 +193,8 @@ class FeatureBlock:
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What it is made of, by name."""
         found = {name: getattr(self, name) for name in BLOCK_ARRAYS}
-        return found if self.published is None else {**found, "published": self.published}
+        later = {name: getattr(self, name) for name in _LATER_ARRAYS}
+        return {**found, **{name: array for name, array in later.items() if array is not None}}
 
 
 def _with_padding(rows: NDArray[Any]) -> NDArray[Any]:

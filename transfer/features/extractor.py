@@ -162,7 +162,7 @@ class Extractor:
         lengths = [len(rows) for _, rows in found]
         steps = laid_out([row for _, rows in found for row in rows], lengths, self.spec.max_steps)
         tiled = [form.tiled for form, _ in found]
-        return self._block(workloads, steps, self._summary(workloads, steps, tiled, lengths, self._table))
+        return self._block(workloads, steps, *self._summary(workloads, steps, tiled, lengths, self._table))
 
     def decided(self, workload: Workload, trace: str) -> Decided:
         """The design space and the decisions of a MetaSchedule trace.
@@ -198,7 +198,7 @@ class Extractor:
 
     def encode(
         self, workloads: Sequence[Workload], sequences: Sequence[tuple[Primitive, ...]], table: StepTable
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
         """Encode sequences with a table of the caller's.
 
         Args:
@@ -207,12 +207,16 @@ class Extractor:
             table: Takes up the steps that it has not met.
 
         Returns:
-            (N, L) rows of the table, and the (N, S) summaries.
+            (N, L) rows of the table, the (N, S) summaries, and (N,) rows of `place_scales`.
         """
         cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
         tiled, lengths = [tiled_block(one) for one in cropped], [len(one) for one in cropped]
-        return steps, self._summary(workloads, steps, tiled, lengths, table)
+        return steps, *self._summary(workloads, steps, tiled, lengths, table)
+
+    def place_scales(self) -> NDArray[np.float32]:
+        """(K, 2, P) scales that rows point at; more may come behind."""
+        return self._summariser.scales()
 
     def _summary(
         self,
@@ -221,17 +225,18 @@ class Extractor:
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         table: StepTable,
-    ) -> NDArray[np.float32]:
-        """(N, S) summaries of (N, L) rows of a table."""
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """(N, S) summaries of (N, L) rows of a table, and (N,) rows of `place_scales`."""
         categories, numbers = table.rows()
         summary = np.empty((len(steps), len(self.spec.summary_names)), dtype=np.float32)
+        place_rows = np.empty(len(steps), dtype=np.int32)
         for start in range(0, len(steps), _CHUNK):
             part = slice(start, start + _CHUNK)
             used = steps[part, : max(lengths[part])]
-            summary[part] = self._summariser.summarise(
+            summary[part], place_rows[part] = self._summariser.summarise(
                 workloads[part], tiled[part], lengths[part], categories[used], numbers[used]
             )
-        return summary
+        return summary, place_rows
 
     def workload_vector(self, workload: Workload) -> NDArray[np.float32]:
         """(V,) numbers that describe a workload, made once."""
@@ -245,6 +250,7 @@ class Extractor:
         workloads: Sequence[Workload],
         steps: NDArray[np.int32],
         summary: NDArray[np.float32],
+        place_rows: NDArray[np.int32],
         sequences: Sequence[tuple[Primitive, ...]] = (),
         layout: PublishedLayout | None = None,
     ) -> FeatureBlock:
@@ -263,6 +269,8 @@ class Extractor:
             workload_rows=np.array(rows, dtype=np.int32),
             workload_vectors=vectors,
             summary=summary,
+            place_rows=place_rows,
+            place_scales=self.place_scales(),
             published=None if layout is None else published_features(sequences, layout),
         )
 

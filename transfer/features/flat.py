@@ -18,7 +18,11 @@ _POOL_ROWS = 8192
 
 
 def flat_inputs(
-    features: FeatureBlock, category_sizes: Sequence[int], rows: NDArray[np.int64] | None = None
+    features: FeatureBlock,
+    category_sizes: Sequence[int],
+    rows: NDArray[np.int64] | None = None,
+    *,
+    place: bool = False,
 ) -> NDArray[np.float32]:
     """Features without their sequence.
 
@@ -26,6 +30,7 @@ def flat_inputs(
         features: N candidates.
         category_sizes: Values of each category slot.
         rows: Row numbers, default all.
+        place: Whether the place in the design space stands behind all else.
 
     Returns:
         (n, P): summary, workload vector, how often each value of each category slot occurs among the steps,
@@ -33,23 +38,25 @@ def flat_inputs(
     """
     chosen = np.arange(len(features)) if rows is None else rows
     parts = [
-        _flatten(features.take(chosen[start : start + _POOL_ROWS]), category_sizes)
+        _flatten(features.take(chosen[start : start + _POOL_ROWS]), category_sizes, place)
         for start in range(0, max(1, len(chosen)), _POOL_ROWS)
     ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _flatten(block: FeatureBlock, category_sizes: Sequence[int]) -> NDArray[np.float32]:
+def _flatten(block: FeatureBlock, category_sizes: Sequence[int], place: bool) -> NDArray[np.float32]:
     mask: NDArray[np.bool_] = np.asarray(block.mask)
-    place, step = np.nonzero(mask)
+    row, step = np.nonzero(mask)
     parts: list[NDArray[Any]] = [block.summary, block.workload]
     for slot, size in enumerate(category_sizes):
-        values = block.categories[place, step, slot].astype(np.int64)
-        parts.append(np.bincount(place * size + values, minlength=len(block) * size).reshape(-1, size))
+        values = block.categories[row, step, slot].astype(np.int64)
+        parts.append(np.bincount(row * size + values, minlength=len(block) * size).reshape(-1, size))
     steps = np.maximum(1, mask.sum(axis=1))[:, None]
     present = mask[:, :, None]
     numbers = block.numbers.astype(np.float32)
     parts.append(np.where(present, numbers, 0).sum(axis=1) / steps)
     largest = np.where(present, numbers, -np.inf).max(axis=1, initial=-np.inf)
     parts.append(np.where(mask.any(axis=1, keepdims=True), largest, 0))
+    if place:
+        parts.append(block.place)
     return np.concatenate(parts, axis=1, dtype=np.float32)

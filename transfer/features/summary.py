@@ -17,6 +17,7 @@ from agents.records import Workload, WorkloadId
 from transfer.errors import BudgetError
 from transfer.features.access import block_accesses
 from transfer.features.box_access import BlockAccess
+from transfer.features.place import PLACE_NAMES, place_scale
 from transfer.features.slots import CATEGORY_PLACE, NUMBER_PLACE
 from transfer.features.tiles import (
     MEMORY_NAMES,
@@ -24,6 +25,7 @@ from transfer.features.tiles import (
     Tiles,
     describe_memory,
     describe_tiles,
+    levels_of,
     read_tiles,
     tiles_of_access,
 )
@@ -63,10 +65,20 @@ _PLACE = {name: place for place, name in enumerate(SUMMARY_NAMES)}
 
 
 class Summariser:
-    """Makes summaries; keeps the memory accesses of each workload met."""
+    """Makes summaries; keeps the memory accesses of each workload met, and the scales of its design space."""
 
     def __init__(self) -> None:
         self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
+        #: Where nothing is known of a design space, every place is 0.
+        self._scales = [np.zeros((2, len(PLACE_NAMES)), dtype=np.float32)]
+        self._stacked = np.zeros((0, 2, len(PLACE_NAMES)), dtype=np.float32)
+        self._scale_rows: dict[tuple[object, ...], int] = {}
+
+    def scales(self) -> NDArray[np.float32]:
+        """(K, 2, P) all scales so far; see `FeatureBlock.place_scales`."""
+        if len(self._stacked) < len(self._scales):
+            self._stacked = np.stack(self._scales)
+        return self._stacked
 
     def check(self, workload: Workload) -> None:
         """Refuse a workload whose candidates cannot be summarised.
@@ -83,7 +95,7 @@ class Summariser:
         lengths: Sequence[int],
         categories: NDArray[np.int16],
         numbers: NDArray[np.float32],
-    ) -> NDArray[np.float32]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Summaries of some candidates.
 
         Args:
@@ -94,10 +106,12 @@ class Summariser:
             numbers: (N, L, F) number slots.
 
         Returns:
-            (N, S) values in the order of `SUMMARY_NAMES`; 0 where the schedule does not tell.
+            (N, S) values in the order of `SUMMARY_NAMES`, 0 where the schedule does not tell; and (N,) rows
+            of `scales`.
         """
         summary = np.zeros((len(workloads), len(SUMMARY_NAMES)))
         summary[:, _PLACE["steps"]] = lengths
+        place_rows = np.zeros(len(workloads), dtype=np.int32)
         _describe_steps(summary, categories, numbers)
         groups: dict[tuple[WorkloadId, str], list[int]] = defaultdict(list)
         for row, (workload, block) in enumerate(zip(workloads, tiled, strict=True)):
@@ -110,7 +124,8 @@ class Summariser:
         on_gpu = np.zeros(len(workloads), dtype=np.bool_)
         for key, access in found.items():
             on_gpu[groups[key]] = access is not None and access.on_gpu
-        factors, reduction, known = read_tiles(categories, numbers, on_gpu)
+        splits = read_tiles(categories, numbers, on_gpu)
+        factors, reduction, known, _ = splits
         # Factors that no program has may overflow; what comes of them is cut to the bound.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for key, members in groups.items():
@@ -129,9 +144,47 @@ class Summariser:
                         columns |= describe_memory(whole, access)
                     for name, values in columns.items():
                         summary[rows, _PLACE[name]] = values
+                    levels = splits.counts[rows][:, _axes_of(access, known[first], whole)]
+                    about = (*key, on_gpu[first])
+                    place_rows[rows] = self._places(about, tiles, levels, access if whole else None)
             _relate_unrolling(summary)
             bounded = np.clip(np.nan_to_num(summary, posinf=_BOUND, neginf=-_BOUND), -_BOUND, _BOUND)
-        return bounded.astype(np.float32)
+        return bounded.astype(np.float32), place_rows
+
+    def _places(
+        self,
+        key: tuple[object, ...],
+        tiles: Tiles,
+        counts: NDArray[np.int64],
+        access: BlockAccess | None,
+    ) -> NDArray[np.int32]:
+        """(n,) rows of `scales` for candidates of one workload.
+
+        Args:
+            key: The block, and whether its outer tiles are a GPU's.
+            tiles: Of the candidates.
+            counts: (n, A) factors that each axis was split into; 0 where it was not.
+            access: For tiles of all axes of the block.
+        """
+        extents = tiles.factors.prod(axis=2)
+        alike, first, place = np.unique(
+            np.concatenate([extents, counts], axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        found = np.zeros(len(alike), dtype=np.int32)
+        for number, (row, values) in enumerate(zip(first.tolist(), alike.tolist(), strict=True)):
+            of_all = (*key, access is not None, *tiles.reduction.tolist(), *values)
+            if of_all not in self._scale_rows:
+                one = Tiles(factors=tiles.factors[row : row + 1], reduction=tiles.reduction)
+                levels = [
+                    levels_of(int(count), bool(is_reduction), bool(key[-1])).tolist()
+                    for count, is_reduction in zip(counts[row], tiles.reduction, strict=True)
+                ]
+                scale = place_scale(one, levels, access)
+                self._scale_rows[of_all] = 0 if scale is None else len(self._scales)
+                if scale is not None:
+                    self._scales.append(scale)
+            found[number] = self._scale_rows[of_all]
+        return found[place.ravel()]
 
     def _access(self, workload: Workload, block: str) -> BlockAccess | None:
         """Memory accesses of a block of a workload, parsed at the first call."""
@@ -156,6 +209,13 @@ def tiled_block(sequence: Sequence[Primitive]) -> str | None:
         if step.kind is Kind.SP and step.names[1] == Role.TILED and step.names[2]:
             return step.names[0]
     return None
+
+
+def _axes_of(access: BlockAccess | None, known: NDArray[np.bool_], whole: Tiles | None) -> NDArray[np.int64]:
+    """Number that the steps give each axis of the tiles."""
+    if access is None or whole is None:
+        return np.flatnonzero(known)
+    return np.array(access.axes or range(len(access.extents)), dtype=np.int64)
 
 
 def _same_axes(

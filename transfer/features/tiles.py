@@ -11,6 +11,7 @@ Legend: n candidates of one workload, A axes of the tiled block, J tile levels (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,19 @@ MEMORY_NAMES: tuple[str, ...] = (
 )
 
 
+class Splits(NamedTuple):
+    """Splits of the tiled block of N candidates."""
+
+    #: (N, AXES, J) factors, 1 where there is none.
+    factors: Floats
+    #: (N, AXES) True at reductions.
+    reduction: NDArray[np.bool_]
+    #: (N, AXES) True at axes that are split.
+    known: NDArray[np.bool_]
+    #: (N, AXES) factors of each split.
+    counts: NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
     """Tile factors of n candidates that tile the same axes of the same block."""
@@ -87,17 +101,13 @@ class Tiles:
 
 def read_tiles(
     categories: NDArray[np.int16], numbers: NDArray[np.float32], on_gpu: NDArray[np.bool_]
-) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+) -> Splits:
     """Tile factors of the tiled block, out of the slots of N sequences.
 
     Args:
         categories: (N, L, C) category slots.
         numbers: (N, L, F) number slots.
         on_gpu: (N,) True where fewer than five spatial levels still are blocks and threads.
-
-    Returns:
-        (N, AXES, J) factors, 1 where there is none; (N, AXES) True at reductions; (N, AXES) True at axes
-        that are split.
     """
     axis = categories[:, :, CATEGORY_PLACE["axis"]].astype(np.int64) - 2
     detail = categories[:, :, CATEGORY_PLACE["detail"]]
@@ -120,7 +130,14 @@ def read_tiles(
     reduction[row, place] = reduces
     known = np.zeros_like(reduction)
     known[row, place] = True
-    return tiles, reduction, known
+    counts = np.zeros(reduction.shape, dtype=np.int64)
+    counts[row, place] = count
+    return Splits(tiles, reduction, known, counts)
+
+
+def levels_of(count: int, is_reduction: bool, on_gpu: bool) -> NDArray[np.int64]:
+    """(count,) levels that the factors of a split have, innermost first."""
+    return np.arange(count) if is_reduction else _LEVELS[int(on_gpu), count, :count]
 
 
 def tiles_of_access(

@@ -32,6 +32,7 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.features.extractor import FeatureSpec
+from transfer.features.place import PLACE_HASH
 from transfer.features.published_features import LAYOUTS
 from transfer.model.encoder import ModelConfig, ModelSizes
 from transfer.model.fleet_tlp import FleetTLP
@@ -120,6 +121,12 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
         raise CheckpointError(
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {made} "
             f"(other vocabulary or slots); train it again or use the program that made it"
+        )
+    drawn = dict(manifest["model"]).get("place_hash", "")
+    if drawn not in ("", PLACE_HASH):
+        raise CheckpointError(
+            f"{directory}: model reads places {drawn}, this program makes {PLACE_HASH} (other samples of "
+            "design spaces); train it again or use the program that made it"
         )
     raw = read_checked(directory, TENSORS_NAME, str(manifest["tensors_sha256"]))
     try:

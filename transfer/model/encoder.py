@@ -47,6 +47,8 @@ class ModelSizes:
     head_width: int = 64
     #: Ramps that each summary slot is cut into, beside its standardised value.
     summary_ramps: int = 0
+    #: Read the place in the design space beside the summary, with ramps likewise (decision 44).
+    use_place: bool = False
     #: Let the trunk see the workload vector beside the summary. Losses compare candidates of one workload
     #: only, so with few workloads the vector serves to learn them by heart: with 29 training workloads,
     #: on one split, it cost 0.02 of Kendall's tau on the held-out ones. Worth trying with hundreds.
@@ -78,6 +80,14 @@ class ModelConfig:
     #: Hash of the feature spec the sizes come from.
     spec_hash: str
     sizes: ModelSizes = field(default_factory=ModelSizes)
+    #: Numbers of a place in the design space, and how their samples are drawn; 0 where it reads none.
+    place_size: int = 0
+    place_hash: str = ""
+
+    @property
+    def described_size(self) -> int:
+        """Numbers of `FeatureBlock.described` that the model reads."""
+        return self.summary_size + self.place_size
 
 
 class Standardise(nn.Module):

@@ -29,6 +29,7 @@ from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.features.flat import flat_inputs
+from transfer.features.place import PLACE_HASH, PLACE_NAMES
 from transfer.model.encoder import (
     ModelConfig,
     ModelSizes,
@@ -66,9 +67,9 @@ class FleetTLP(nn.Module):
         self.config = config
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
-        self.summary = Standardise(config.summary_size)
-        self.ramps = PiecewiseLinear(config.summary_size, sizes.summary_ramps)
-        joined = 2 * sizes.step_width + config.summary_size * (1 + sizes.summary_ramps)
+        self.summary = Standardise(config.described_size)
+        self.ramps = PiecewiseLinear(config.described_size, sizes.summary_ramps)
+        joined = 2 * sizes.step_width + config.described_size * (1 + sizes.summary_ramps)
         joined += config.workload_size * sizes.use_workload
         self.join = nn.Linear(joined, sizes.trunk_width)
         self.trunk = Residual(sizes.trunk_width, sizes.dropout)
@@ -203,8 +204,9 @@ class FleetTLP(nn.Module):
         self.workload.fit(
             block.workload_vectors, np.bincount(block.workload_rows, minlength=len(block.workload_vectors))
         )
-        self.summary.fit(block.summary)
-        self.ramps.fit(block.summary)
+        described = block.described[:, : self.config.described_size]
+        self.summary.fit(described)
+        self.ramps.fit(described)
 
     def backbone(
         self, categories: Tensor, numbers: Tensor, mask: Tensor, workload: Tensor, summary: Tensor
@@ -216,11 +218,12 @@ class FleetTLP(nn.Module):
             numbers: (N, L, F) float.
             mask: (N, L) bool, true at real steps.
             workload: (N, V) float.
-            summary: (N, S) float.
+            summary: (N, S) float, or more: `FeatureBlock.described`.
 
         Returns:
             (N, T).
         """
+        summary = summary[:, : self.config.described_size]
         steps = self.encoder(categories, numbers, mask)
         parts = [steps, self.summary(summary), self.ramps(summary)]
         if self.config.sizes.use_workload:
@@ -254,7 +257,7 @@ class FleetTLP(nn.Module):
             # In float64: in float32 all logits above 17 would tie at 1.
             return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
         network = self._each(block, lambda x: F.logsigmoid(self.logits(x, device_id).double()))
-        flat = flat_inputs(block, self.config.category_sizes)
+        flat = flat_inputs(block, self.config.category_sizes, place=self.config.place_size > 0)
         return joint_scores(network, self.trees.log_speeds(flat, hardware.numpy()), float(self.trees.weight))
 
     def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
@@ -321,18 +324,13 @@ class FleetTLP(nn.Module):
         Raises:
             TransferError: Naming each size that differs.
         """
-        config = self.config
-        got = {
-            "category slots": block.step_categories.shape[1],
-            "number slots": block.step_numbers.shape[1],
-            "workload slots": block.workload_vectors.shape[1],
-            "summary slots": block.summary.shape[1],
-        }
+        config, got = self.config, _sizes_of(block)
         expected = {
             "category slots": len(config.category_sizes),
             "number slots": config.number_size,
             "workload slots": config.workload_size,
             "summary slots": config.summary_size,
+            "place slots": config.place_size or got["place slots"],
         }
         wrong = [
             f"{name}: got {got[name]}, expected {expected[name]}"
@@ -348,8 +346,24 @@ class FleetTLP(nn.Module):
             )
 
 
-def model_config(spec: FeatureSpec, sizes: ModelSizes | None = None) -> ModelConfig:
-    """Configuration of a model that reads features of `spec`, by default with the sizes of `ModelSizes`."""
+def _sizes_of(block: FeatureBlock) -> dict[str, int]:
+    return {
+        "category slots": block.step_categories.shape[1],
+        "number slots": block.step_numbers.shape[1],
+        "workload slots": block.workload_vectors.shape[1],
+        "summary slots": block.summary.shape[1],
+        "place slots": 0 if block.place_scales is None else block.place_scales.shape[2],
+    }
+
+
+def model_config(
+    spec: FeatureSpec, sizes: ModelSizes | None = None, *, has_place: bool = True
+) -> ModelConfig:
+    """Configuration of a model that reads features of `spec`, by default with the sizes of `ModelSizes`.
+
+    `has_place` says whether the features at hand hold a place: those saved by earlier versions do not.
+    """
+    reads_place = has_place and sizes is not None and sizes.use_place
     return ModelConfig(
         category_sizes=spec.category_sizes,
         number_size=len(spec.number_names),
@@ -358,6 +372,8 @@ def model_config(spec: FeatureSpec, sizes: ModelSizes | None = None) -> ModelCon
         max_steps=spec.max_steps,
         spec_hash=spec.hash,
         sizes=sizes or ModelSizes(),
+        place_size=len(PLACE_NAMES) if reads_place else 0,
+        place_hash=PLACE_HASH if reads_place else "",
     )
 
 

@@ -63,5 +63,5 @@ def block_tensors(
         torch.from_numpy(np.asarray(block.step_numbers[ids], dtype=np.float32)),
         torch.from_numpy(ids > 0),
         torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
-        torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
+        torch.from_numpy(np.asarray(block.take(rows).described, dtype=np.float32)),
     )

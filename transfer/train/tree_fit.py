@@ -29,8 +29,8 @@ Rows = NDArray[np.int64]
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
-#: How many times likelier a tree is offered a number of the summary, or of the hardware, than one of the
-#: others, which are twice as many and say less each.
+#: How many times likelier a tree is offered a number of the summary, of the place, or of the hardware, than
+#: one of the others, which are twice as many and say less each.
 _LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
@@ -95,10 +95,11 @@ def fit_trees(
     row, column_of, log_speed, wanted, weight = whole
     # A candidate stands there once for each device that measured it.
     alike, place = np.unique(row, return_inverse=True)
-    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, alike)
+    places = model.config.place_size
+    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, alike, place=places > 0)
     x = tree_inputs(flat[place], dataset.hardware[column_of])
     columns = np.ones(x.shape[1])
-    columns[: dataset.features.summary.shape[1]] = columns[flat.shape[1] :] = _LIKELIER
+    columns[: dataset.features.summary.shape[1]] = columns[flat.shape[1] - places :] = _LIKELIER
     sets: list[Any] = [slice(None)]
     if alone is not None and (own := column_of == dataset.column(alone)).any():
         sets.append(own)
