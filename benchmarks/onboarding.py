@@ -1,6 +1,6 @@
 """What a new device's head is worth after k measured candidates: `python -m benchmarks.onboarding --json`.
 
-Leaves out each device of a store in turn and onboards it from the others' records, in two regimes that are
+Leaves out each device of a store in turn and onboards it from the others' records, in regimes that are
 never mixed (`transfer.evaluate.onboarding_cases`), by every strategy and the baselines that must stand beside
 it. Nothing is measured: stored records answer. Stores are those given, else that of `make run` and the
 AutoTVM logs beside the checkout, as far as they are there. `--quick` gives the same keys in about ten
@@ -278,7 +278,8 @@ def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, 
                 found[name] += [
                     coverage(one, how, regime, options.covered)
                     for regime in _regimes(one, options)
-                    if regime is Regime.DEVICE_NEW or options.regime or not options.quick
+                    if regime is not Regime.CANDIDATE_NEW
+                    and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
                 ]
             elif name == "breadth" and one.is_own:
                 found[name].append(breadth(one, how, options.breadth_samples))

@@ -20,6 +20,10 @@ _WORDS = {
         "Source devices have measured the candidates that are ranked; the device measured k of the other "
         "half of each workload's candidates."
     ),
+    Regime.CANDIDATE_NEW: (
+        "Source devices know the workloads, but nobody has measured the candidates that are ranked; the "
+        "device measured k of the other half of each workload's candidates."
+    ),
     Regime.BOTH_NEW: "Nobody has measured a candidate of the workloads ranked: whole networks are held out.",
 }
 
@@ -45,7 +49,7 @@ def page(
         "turn. In brackets: 90 % intervals, bootstrap over workloads. **Bold**: above the best baseline "
         "of the column by paired bootstrap over workloads. A random choice stands beside every figure, "
         "and a ceiling where candidates were measured twice: one record of a candidate ranking another. "
-        "The two regimes are never mixed.",
+        "Regimes are never mixed.",
         "",
         "| figure | value |",
         "|---|---|",

@@ -139,7 +139,10 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     scores = np.full(len(one.few_shot), np.nan)
     for held in folds(one):
         rest = one.few_shot[~held]
-        fold = one.adapt(for_check(strategy, one.regime), rest)
+        # What source devices said of held-back candidates is hidden where nobody will have measured any.
+        hidden = one.few_shot[held] if one.regime is Regime.CANDIDATE_NEW else one.few_shot[:0]
+        seen = replace(one, source_rows=np.setdiff1d(one.source_rows, hidden))
+        fold = seen.adapt(for_check(strategy, one.regime), rest)
         view = checking_view(one.dataset, one.few_shot[held], one.regime)
         scores[held] = fold.score(view, one.few_shot[held])
     known = np.isfinite(scores)
@@ -178,12 +181,17 @@ def told(
         if device_scores is None or by_devices is None:
             return {"expected": None, "reason": str(error), "more": []}
         return {
-            "expected": {**_figures(*by_devices), "samples": 0, "devices": len(device_scores.devices)},
+            "expected": {
+                **_figures(*by_devices),
+                "samples": 0,
+                "devices": len(device_scores.devices),
+                "regime": one.regime.value,
+            },
             "reason": str(error),
             "more": more_samples(device_scores, taken, by_devices[0].value, len(one.few_shot), limit),
         }
     return {
-        "expected": as_json(found),
+        "expected": {**as_json(found), "regime": one.regime.value},
         "more": more_samples(device_scores, taken, found.top1.value, len(one.few_shot), limit),
     }
 
@@ -222,7 +230,7 @@ def _hidden(one: Onboarding) -> Dataset:
     from transfer.evaluate.onboarding_cases import Regime
 
     shown = np.zeros(one.dataset.latency_secs.shape, dtype=np.bool_)
-    if one.regime is Regime.DEVICE_NEW:
+    if one.regime is not Regime.BOTH_NEW:
         shown[one.source_rows] = True
         shown[:, one.dataset.column(one.target)] = False
     return replace(

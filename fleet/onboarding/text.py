@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+#: What is put in order in each regime (`transfer.evaluate.onboarding_cases`).
+_MEANT = {
+    "device-new": "candidates that source devices measured; of others a search may expect less",
+    "candidate-new": "candidates that nobody has measured, of workloads that source devices know",
+    "both-new": "candidates of workloads that nobody has measured",
+}
+
 
 def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     """What `fleet onboard` prints of what `--json` gives.
@@ -28,6 +35,7 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
         by_devices = f"what {expected.get('devices')} known devices came to"
         made_of = f"90 %, from {by_samples if expected['samples'] else by_devices}"
         yield f"expected: {_of(expected, 'top1')}; {_of(expected, 'top5')} ({made_of})"
+        yield f"that is meant for {_MEANT[expected.get('regime', 'device-new')]}"
     truth = result.get("truth")
     if truth:
         yield (

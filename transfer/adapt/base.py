@@ -3,9 +3,9 @@
 A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
 `transfer.evaluate.cross_validation` choose among strategies by name; a strategy knows of neither.
 
-Two regimes, which are never mixed: *device new*, where source devices have measured the candidates that are
-to be ranked, and *device and workload new*, where nobody has. `Adapted.score` serves both: it uses what the
-dataset that it is given shows of the source devices, and does without where it shows nothing.
+Regimes, which are never mixed: *device new*, where source devices have measured the candidates that are to be
+ranked; *candidate new* and *device and workload new*, where nobody has. `Adapted.score` serves all: it uses
+what the dataset that it is given shows of the source devices, and does without where it shows nothing.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class Auto:
 
     Args:
         strategies: To choose from, best guess first: what is taken where nothing is known yet.
-        regime: What the head will be asked: candidates that source devices measured, or unseen ones.
+        regime: What the head will be asked: candidates that source devices measured, or unseen ones of known
+            or of new workloads.
         ready: More to choose from where somebody has made the leave-one-device-out scores of all of these
             ahead, as the daemon does in its idle time: they are too many to be tried while a device waits.
         cache: Folder where leave-one-device-out scores are kept between calls; made again each time where
@@ -122,9 +123,10 @@ class Auto:
         if device_scores is not None:
             notes["standings"] = device_scores.at(measured)
 
-        def run(strategy: Strategy, rows: Rows) -> Adapted:
+        def run(strategy: Strategy, rows: Rows, hidden: Rows) -> Adapted:
+            shown = np.setdiff1d(source_rows, hidden)
             return strategy.adapt(
-                source, dataset, target_device, rows, source_rows=source_rows, config=config, seed=seed
+                source, dataset, target_device, rows, source_rows=shown, config=config, seed=seed
             )
 
         if self.guard and source is not None:
@@ -133,6 +135,7 @@ class Auto:
                 notes["check"] = f"none: {measured} measurements are too few to keep some back"
             else:
                 fit, check = parts
+                hidden = check if self.regime is Regime.CANDIDATE_NEW else check[:0]
                 rivals = {
                     one.name: one
                     for one in (chosen, Scratch(), Nearest())
@@ -140,14 +143,14 @@ class Auto:
                 }
                 found = {
                     name: check_agreement(
-                        run(for_check(one, self.regime), fit), dataset, check, latency, self.regime
+                        run(for_check(one, self.regime), fit, hidden), dataset, check, latency, self.regime
                     )
                     for name, one in rivals.items()
                 }
                 notes["check"] = verdict = judge(found, chosen.name, device_scores, measured)
                 chosen = rivals[verdict["taken"]]
                 notes["strategy"] = chosen.name
-        adapted = run(chosen, few_shot_rows)
+        adapted = run(chosen, few_shot_rows, few_shot_rows[:0])
         return replace(adapted, notes={**notes, "of_strategy": dict(adapted.notes)})
 
     @staticmethod
@@ -222,9 +225,11 @@ def for_check(strategy: Strategy, regime: Regime) -> Strategy:
 
 def checking_view(dataset: Dataset, check: Rows, regime: Regime) -> Dataset:
     """What a head may look at when it scores check rows: what it will see when it is asked in earnest."""
-    if regime is not Regime.BOTH_NEW:
+    if regime is Regime.DEVICE_NEW:
         return dataset
     hidden = np.isin(dataset.group, np.unique(dataset.group[check]))[:, None]
+    if regime is Regime.CANDIDATE_NEW:
+        hidden = np.isin(np.arange(len(dataset)), check)[:, None]
     return replace(
         dataset,
         latency_secs=np.where(hidden, np.nan, dataset.latency_secs),

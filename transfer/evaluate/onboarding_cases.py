@@ -1,9 +1,10 @@
 """Who is new, and what is held out: the divisions that an onboarding curve is run on.
 
-For each device in turn the others are its source devices. Two regimes, never mixed: *device new*, where
-source devices have measured the candidates that are to be put in order (the target measures some of one half
-of each workload's candidates, and is judged on the other half); and *device and workload new*, where whole
-networks are held out on every device. Fits nothing.
+For each device in turn the others are its source devices. Three regimes, never mixed. *Device new*: source
+devices have measured the candidates that are to be put in order (the target measures some of one half of each
+workload's candidates, and is judged on the other half). *Candidate new*: the same halves, but nobody has
+measured the other one, as in a search on a known workload. *Device and workload new*: whole networks are held
+out on every device. Fits nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Regime(StrEnum):
     """What is new about what is put in order."""
 
     DEVICE_NEW = "device-new"
+    CANDIDATE_NEW = "candidate-new"
     BOTH_NEW = "both-new"
 
 
@@ -125,7 +127,7 @@ def _divisions(
     seed: int,
 ) -> Iterator[tuple[str, Rows, Rows]]:
     """Name, rows to learn from and rows held out."""
-    if regime is Regime.DEVICE_NEW:
+    if regime is not Regime.BOTH_NEW:
         split = within_workload(dataset, _JUDGED_SHARE, seed)
         yield "half of the candidates", split.train, split.test
         return
@@ -182,9 +184,10 @@ def _case(
     tried = measured[:, column] | dataset.failed[:, column]
     pool, test = train_rows[tried[train_rows]], test_rows[measured[test_rows, column]]
     source_rows = train_rows
-    if regime is Regime.DEVICE_NEW:
+    if regime is not Regime.BOTH_NEW:
         beside = np.asarray(measured[:, others].any(axis=1))
         pool, test = pool[beside[pool]], test[beside[test]]
+    if regime is Regime.DEVICE_NEW:
         source_rows = np.arange(len(dataset))
     pool = few_of_each(dataset, pool, plan.most_pool, seed)
     test = few_of_each(dataset, test, plan.most_judged, seed)

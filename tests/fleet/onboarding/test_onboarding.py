@@ -71,6 +71,8 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
     assert set(result["seconds"]) == {"read", "train", "choose", "standings", "adapt", "report"}
     text = "\n".join(lines_of(result))
     assert "dev-new: 48 samples" in text
+    assert result["expected"]["regime"] == "device-new"
+    assert "that is meant for candidates that source devices measured" in text
     assert f"true: top-1 {result['truth']['top1']:.3f}" in text
 
 
