@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.baselines.base import Rows, Scores, need
+from transfer.baselines.label_change import Siblings, estimate_by_changes
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.labels import relative_speed
+from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
 from transfer.train.rows import trainable_devices
 
@@ -68,6 +70,7 @@ def baselines() -> list[FewShot]:
         FewShot("xgboost-pooled", _trees_pooled),
         FewShot("xgboost-residual", _trees_residual),
         FewShot("xgboost-siblings", _trees_with_sources),
+        FewShot("xgboost-change", _trees_of_changes),
         FewShot("mlp-fine-tuned", _mlp_fine_tuned),
     ]
 
@@ -176,6 +179,25 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
     mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
     return _boost(situation, lists, inputs)(situation.test, situation.target)
+
+
+def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+    if not situation.sources_measured_test:
+        return None
+    dataset = situation.dataset
+    columns = [dataset.column(one) for one in (*situation.sources, situation.target)]
+    secs = dataset.latency_secs[:, columns[:-1]]
+    target_secs = np.full(len(dataset), np.nan)
+    target_secs[few_shot.rows] = few_shot.latency_secs
+    siblings = Siblings(
+        agreed=part_latencies(secs, dataset.group),
+        measured=np.isfinite(secs),
+        group=dataset.group,
+        features=situation.flat,
+        hardware=dataset.hardware[columns],
+    )
+    found = estimate_by_changes(siblings, target_secs, situation.seed)
+    return None if found is None else -found[situation.test]
 
 
 def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None:

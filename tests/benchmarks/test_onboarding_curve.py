@@ -58,7 +58,8 @@ def test_a_case_keeps_apart_what_must_be(regime: Regime) -> None:
         assert not set(case.pool) & set(case.test)
         shared = np.intersect1d(DATASET.group[case.test], DATASET.group[case.pool])
         learnt = np.intersect1d(DATASET.group[case.test], DATASET.group[case.source_rows])
-        assert bool(len(shared)) is bool(len(learnt)) is (regime is Regime.DEVICE_NEW)
+        assert bool(len(shared)) is bool(len(learnt)) is (regime is not Regime.BOTH_NEW)
+        assert bool(set(case.test) & set(case.source_rows)) is (regime is Regime.DEVICE_NEW)
         assert np.isfinite(DATASET.latency_secs[case.test, DATASET.column(case.target)]).all()
         assert np.bincount(DATASET.group[case.test])[DATASET.group[case.test]].min() >= 2
 
@@ -162,14 +163,15 @@ def test_all_baselines_answer_where_they_can() -> None:
     pytest.importorskip("xgboost")
     points = run_curve(DATASET, None, plan(baselines(), targets=DEVICES[2:], with_all=True))
     by_regime = {regime: {(p.contender, p.k) for p in points if p.regime is regime} for regime in Regime}
-    replays = {"nearest-device", "mean-rank", "xgboost-siblings"}
+    replays = {"nearest-device", "mean-rank", "xgboost-siblings", "xgboost-change"}
     everywhere = {"xgboost-pooled", "xgboost-residual", "mlp-fine-tuned"}
     for k in (0, 16, None):
         device_new = {name for name, samples in by_regime[Regime.DEVICE_NEW] if samples == k}
-        both_new = {name for name, samples in by_regime[Regime.BOTH_NEW] if samples == k}
         alone = set() if k == 0 else {"xgboost"}
         assert device_new - {RANDOM} == replays | everywhere | alone
-        assert both_new - {RANDOM} == everywhere | alone
+        for regime in (Regime.CANDIDATE_NEW, Regime.BOTH_NEW):
+            nobody_knows = {name for name, samples in by_regime[regime] if samples == k}
+            assert nobody_knows - {RANDOM} == everywhere | alone
 
 
 def test_replay_finds_the_better_order_than_chance() -> None:
