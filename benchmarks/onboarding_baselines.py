@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from transfer.baselines.base import Rows, Scores, need
-from transfer.baselines.label_change import Siblings, estimate_by_changes
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.labels import relative_speed

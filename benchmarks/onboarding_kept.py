@@ -46,7 +46,7 @@ class KeptPoints:
                 dataset.latency_secs,
                 dataset.failed,
                 dataset.group,
-                dataset.features.summary,
+                dataset.features.described,
                 dataset.hardware,
             ),
         )

@@ -238,7 +238,7 @@ class SourceCorrection:
         if self.nets is None:
             return np.asarray(head)
         share = self.nets_share or 1 / (2 if model.trees is None else 3)
-        return np.asarray((1 - share) * head + share * self.nets.log_scores(block.described).mean(axis=0))
+        return np.asarray((1 - share) * head + share * self.nets.log_scores(block.summary).mean(axis=0))
 
 
 def _stands_alone(part: Dataset, target_device: str) -> bool:

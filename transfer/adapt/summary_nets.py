@@ -57,8 +57,7 @@ class SummaryNets:
     nets_out_bias: NDArray[np.float32]
 
     def log_scores(self, summary: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(M, N) logarithms of relative speeds in (0, 1) of candidates with (N, P) summaries or more."""
-        summary = summary[:, : len(self.nets_mean)]
+        """(M, N) logarithms of relative speeds in (0, 1) of candidates with (N, P) summaries."""
         found = np.empty((len(self.nets_in), len(summary)))
         for start in range(0, len(summary), _ROWS):
             part = slice(start, start + _ROWS)
@@ -114,7 +113,7 @@ def _taught(
 ) -> SummaryNets:
     """One network a seed, from nothing or from where `start` is."""
     data = gather_rows(part, np.arange(len(part)), (device_id,))
-    summary = np.ascontiguousarray(part.features.take(data.rows).described, dtype=np.float32)
+    summary = np.ascontiguousarray(part.features.summary[data.rows], dtype=np.float32)
     if start is None:
         mean, std = summary.mean(axis=0), summary.std(axis=0)
         std = np.where(std > 1e-4, std, 1.0).astype(np.float32)

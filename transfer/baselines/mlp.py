@@ -70,7 +70,7 @@ class SummaryMlp:
         labels = torch.from_numpy(training_labels(dataset, rows, devices))
         group = dataset.group[rows]
         groups = [np.flatnonzero(group == one) for one in np.unique(group)]
-        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).described, dtype=np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
         rate = config.learning_rate * (1.0 if self.start is None else config.fine_tuning_share)
         with scoped_seed(seed), torch_threads(config.threads):
             self._build(x, tuple(devices))
@@ -97,7 +97,7 @@ class SummaryMlp:
         """Relative speeds in (0, 1). See `Ranker.score`."""
         if device_id not in self._heads:
             raise unknown_device(self, device_id, self._heads)
-        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).described, dtype=np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
         with torch.no_grad(), torch_threads(self.config.threads):
             logits = self._output(self._trunk(x))[:, self._heads.index(device_id)]
         return torch.sigmoid(logits.double()).numpy()

@@ -129,7 +129,9 @@ class FeatureBlock:
             )
         scales = self.place_scales[self.place_rows]
         apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]
-        found: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(np.float32, copy=False)
+        found: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(
+            np.float32, copy=False
+        )
         return found
 
     @property

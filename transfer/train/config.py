@@ -41,7 +41,7 @@ class TrainConfig:
     #: Largest norm of the gradient.
     gradient_clip: float = 1.0
     loss: LossWeights = field(default_factory=LossWeights)
-    sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8, use_place=True))
+    sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
     #: Boosted trees in an ensemble with the network; 0 for none.
     trees: int = 500
     #: Epochs without a better validation loss before stopping; used only with validation rows.

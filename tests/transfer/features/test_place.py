@@ -97,10 +97,11 @@ def test_a_candidate_without_tiles_is_in_no_place() -> None:
     assert not block.place.any()
 
 
-def test_blocks_keep_their_places(tmp_path: Path) -> None:
+def test_blocks_keep_their_places() -> None:
     block = block_of()
-    block.save(tmp_path / "block")
-    np.testing.assert_array_equal(FeatureBlock.open(tmp_path / "block").place, block.place)
+    np.testing.assert_array_equal(FeatureBlock(**block.arrays()).place, block.place)
+    with pytest.raises(TransferError, match="extract them again"):
+        _ = replace(block, place_rows=None, place_scales=None).place
     np.testing.assert_array_equal(block.take(np.array([3, 1])).place, block.place[[3, 1]])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from transfer.baselines.label_change import Siblings, estimate_by_changes
+from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from transfer.data.latency_parts import part_latencies
 
 pytest.importorskip("xgboost")

@@ -6,8 +6,8 @@ is on the first, both devices' hardware and its features. The target's few measu
 from every source device to it. For the target, each source device that measured a candidate says its own
 latency and the change that the trees see; the mean of these is the estimate.
 
-Called by `transfer.baselines.few_shot`. XGBoost is optional and imported when it is fitted. Settings are the
-best of six on four ISA profiles and three devices of AutoTVM logs (decision 44).
+Called by `benchmarks.onboarding_baselines`. XGBoost is optional and imported when it is fitted. Settings are
+the best of six on four ISA profiles and three devices of AutoTVM logs (decision 44).
 
 Legend: n rows, S source devices, P features.
 """
