@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
-    from fleet.public_model import DeviceModel, load_model
+    from fleet.public_model import DeviceModel, load_model, tvm_measure
     from fleet.public_work import EngineOptions, collect, connect, onboard, tune
 
 _PLACES = {
@@ -28,6 +28,7 @@ _PLACES = {
     "onboard": "fleet.public_work",
     "open_store": "fleet.public",
     "tune": "fleet.public_work",
+    "tvm_measure": "fleet.public_model",
 }
 
 
@@ -54,4 +55,5 @@ __all__ = [
     "onboard",
     "open_store",
     "tune",
+    "tvm_measure",
 ]

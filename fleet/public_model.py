@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from fleet.models.head_scores import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:
+    from agents.device.tvm_measure import TvmMeasure
     from transfer.adapt.base import Adapted
 
 
@@ -110,3 +112,26 @@ def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
         served = ", ".join(registry.champions()) or "none"
         raise FleetError(f"no model in {folder} serves device {ref!r}; served are: {served}")
     return DeviceModel(registry, found.version, ref)
+
+
+@contextmanager
+def tvm_measure(device: str, *, config: Path | None = None) -> Iterator[TvmMeasure]:
+    """Give TVM's own searches our way to measure: a builder and a runner for `tune_tir` and `tune_relax`.
+
+    Args:
+        device: A device of this host, by its id.
+        config: Settings file; `configs/fleet.yaml` if None.
+
+    Yields:
+        `builder` and `runner`, until the block ends.
+
+    Raises:
+        FleetError: There is no such device file.
+        AgentError: This host cannot be, or reach, the device.
+    """
+    from agents.device.tvm_measure import tvm_measure as measure
+    from fleet.config.settings import load_fleet, select_devices
+
+    settings = load_fleet(config, {}).config.with_devices(device)
+    with measure(select_devices(settings)[DeviceId(device)]) as found:
+        yield found

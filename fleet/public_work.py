@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.networks.network_name import networks_here
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
@@ -90,6 +91,7 @@ _DEFAULT = EngineOptions()
 def collect(
     devices: Sequence[str] | None = None,
     *,
+    networks: Sequence[str] | None = None,
     workloads: int | None = None,
     samples: int | None = None,
     remeasure: int = 0,
@@ -101,6 +103,7 @@ def collect(
 
     Args:
         devices: Device ids; all that fit this host if None.
+        networks: Whose workloads (`workloads.networks`): names of ours, files, architectures.
         workloads: How many workloads (`workloads.count`).
         samples: Candidates of each workload (`workloads.samples`).
         remeasure: Candidates of each device to measure a second time.
@@ -114,8 +117,10 @@ def collect(
     Raises:
         FleetError: It cannot be done; what was measured is stored.
     """
+    networks = networks_here(networks)
     settings = options.read(
         {
+            "workloads.networks": tuple(networks) if networks else None,
             "devices.ids": tuple(devices) if devices else None,
             "workloads.count": workloads,
             "workloads.samples": samples,
@@ -124,6 +129,7 @@ def collect(
     )
     asked = {
         "devices": list(devices) if devices else None,
+        "networks": networks,
         "count": workloads,
         "samples": samples,
         "remeasure": remeasure or None,
@@ -195,10 +201,11 @@ def tune(
 
     Args:
         device: Its id.
-        networks: Names of networks (`workloads.networks`).
+        networks: Names of ours, `.pt2` or `.onnx` files, `transformers:NAME`, `torchvision:NAME`
+            (`workloads.networks`).
         workloads: Only these of the networks' workloads; all if None.
         trials: Candidates to measure.
-        out: Folder of the database; `runs/tuned/DEVICE` if None.
+        out: Folder of the database, the libraries and the report; `runs/tuned/DEVICE` if None.
         seed: Of everything random.
         options: Store, models, settings, engine.
 
@@ -209,13 +216,14 @@ def tune(
     Raises:
         FleetError: It cannot be done; what was measured is stored.
     """
+    networks = networks_here(networks)
     settings = options.read(
         {"workloads.networks": tuple(networks) if networks else None, "training.seed": seed}
     )
     asked = {
         "device": device,
         "trials": trials,
-        "networks": list(networks) if networks else None,
+        "networks": networks,
         "workloads": list(workloads) if workloads else None,
         "out": str(Path(out or Path("runs/tuned") / device).absolute()),
         "seed": seed,

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import Workload, WorkloadId, canonical_json
+from agents.records import Candidate, Workload, WorkloadId, canonical_json
 from transfer.adapt.base import Adapted, Correction
 from transfer.adapt.kept import files_of, load_adapted
 from transfer.errors import TraceError, TransferError
@@ -154,11 +154,21 @@ class Scorer:
 
         Args:
             workload: What all of them schedule.
-            schedules: `tvm.s_tir.Schedule`s with a trace.
+            schedules: `tvm.s_tir.Schedule`s with a trace, or the JSON texts of traces; one kind in one call.
 
         Returns:
             (n,) scores in [`LEAST_SCORE`, 1], higher is faster.
+
+        Raises:
+            TransferError: One of them is neither, or both kinds are mixed.
         """
+        if any(isinstance(one, str) for one in schedules):
+            return self._score_texts(workload, schedules)
+        if strangers := [one for one in schedules if not hasattr(one, "trace")]:
+            raise TransferError(
+                "a scorer takes schedules of TVM (`tvm.s_tir.Schedule`) or the JSON texts of traces, got "
+                f"{type(strangers[0]).__name__}"
+            )
         scores = np.full(len(schedules), LEAST_SCORE)
         readable, block = self._read(workload, schedules)
         if len(readable):
@@ -207,6 +217,27 @@ class Scorer:
 
     def _flat(self, block: FeatureBlock) -> NDArray[np.float32]:
         return flat_inputs(block, self._spec.category_sizes)
+
+    def _score_texts(self, workload: Workload, traces: Sequence[Any]) -> NDArray[np.float64]:
+        """Score traces as records keep them."""
+        if not all(isinstance(one, str) for one in traces):
+            raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
+        scores, layout = np.full(len(traces), LEAST_SCORE), self._head.model.layout
+        readable, candidates = [], []
+        for place, trace in enumerate(traces):
+            one = Candidate(workload_id=workload.workload_id, trace=trace)
+            try:
+                self._extractor.read(one, workload)
+            except TraceError:
+                continue
+            readable.append(place)
+            candidates.append(one)
+        if candidates:
+            block = self._extractor.extract({workload.workload_id: workload}, candidates, layout)
+            with torch_threads(1):
+                scores[readable] = self._head.score_unseen(block)
+        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        return result
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:

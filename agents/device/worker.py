@@ -24,6 +24,9 @@ from agents.host.differences import differences
 from agents.host.probe import core_groups, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
+from agents.networks.graph import merged
+from agents.networks.network_name import read_network_name
+from agents.networks.reader import network_workloads
 from agents.programs.canaries import Canary
 from agents.programs.derivation import Derivation
 from agents.records import (
@@ -124,13 +127,23 @@ class DeviceWorker:
         return Activity.TIMING if stages & _ON_DEVICE else Activity.BUILDING
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
-        """List the distinct workloads of known networks (see `agents.programs.networks`), heaviest first.
+        """List the distinct workloads of networks, heaviest first.
+
+        Those of `agents.programs.networks` are lists of operators. Others are read, traced and lowered in a
+        confined process of their own, which takes some ten seconds.
+
+        Args:
+            networks: As `agents.networks.network_name` reads them.
 
         Raises:
-            AgentError: A network is unknown.
+            AgentError: A network is unknown, or cannot be read.
         """
-        answer = self.pool.ask({"op": "networks", "networks": list(networks)})
-        return [workload_from_json(value) for value in answer["workloads"]]
+        graphs = [name for name in networks if read_network_name(name).is_graph]
+        found = network_workloads(graphs, self.spec.family) if graphs else []
+        if ours := [name for name in networks if name not in graphs]:
+            answer = self.pool.ask({"op": "networks", "networks": ours})
+            found += [workload_from_json(value) for value in answer["workloads"]]
+        return merged(found)
 
     def propose(
         self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()

@@ -1,4 +1,4 @@
-"""Tensor programs to schedule: operators of known networks and of exported torch programs.
+"""Tensor programs to schedule: operators of known networks. Others come from `agents.networks`.
 
 Imports TVM when called, so only worker processes and one-off preparation call it. It knows nothing of
 devices: a workload is the same everywhere.
@@ -138,44 +138,3 @@ def network_workloads(networks: Sequence[str]) -> list[Workload]:
             counts.setdefault((layer.operator, layer.args), {})[network] = layer.count
     made = [operator_workload(op, args, uses.items()) for (op, args), uses in counts.items()]
     return sorted(made, key=lambda workload: (-workload.weight * workload.flops, workload.workload_id))
-
-
-def exported_workloads(program: Any, *, network: str, target: dict[str, Any] | None = None) -> list[Workload]:
-    """Extract the weighted workloads of a torch network through Relax.
-
-    Args:
-        program: A `torch.export.ExportedProgram` with static shapes.
-        network: Name that the workloads' weights are kept under.
-        target: TVM target that operators are legalised for; a generic one-core CPU when None.
-
-    Raises:
-        AgentError: Relax cannot import or extract the program.
-    """
-    from agents.programs.tvm_import import load_tensor_intrinsics
-
-    load_tensor_intrinsics()
-    import tvm
-    from tvm import relax
-    from tvm.relax.frontend.torch import from_exported_program
-    from tvm.s_tir import meta_schedule as ms
-
-    tvm_target = tvm.target.Target(target or {"kind": "llvm", "num-cores": 1})
-    try:
-        module = from_exported_program(program, keep_params_as_input=True)
-        module, _ = relax.frontend.detach_params(module)  # shapes matter here, values do not
-        module = relax.transform.DecomposeOpsForInference()(module)
-        with tvm_target:
-            module = relax.get_pipeline("zero")(module)
-        tasks = ms.relax_integration.extract_tasks(module, tvm_target)
-    except Exception as error:
-        raise AgentError(f"network {network}: Relax cannot extract workloads from it: {error}") from error
-    found: dict[WorkloadId, Workload] = {}
-    for task in tasks:
-        workload = workload_from_module(
-            task.dispatched[0],
-            name=str(task.task_name),
-            operator=RELAX_OPERATOR,
-            networks=[(network, int(task.weight))],
-        )
-        found[workload.workload_id] = workload
-    return list(found.values())

@@ -2,7 +2,7 @@
 
 Called by `zygote.py` in each process that it forks, and by `confinement_trial.py`, which tries it out. Four
 means, each by itself: no new privileges, no capabilities, Landlock for files, and a filter of system calls.
-No file that it writes grows beyond `MOST_FILE_BYTES`. Reading files, and using up memory, time, or disk by
+No file that it writes grows beyond a bound. Reading files, and using up memory, time, or disk by
 many files, are not kept from a worker process.
 """
 
@@ -77,16 +77,17 @@ def needs_of(settings: ChildSettings) -> Needs:
     )
 
 
-def confine(scratch: Path | None, needs: Needs) -> Confinement:
+def confine(scratch: Path | None, needs: Needs, most_file_bytes: int = MOST_FILE_BYTES) -> Confinement:
     """Confine this process, which has one thread, and all that it will start; takes about 1 ms.
 
     Args:
         scratch: The one folder in which it may write; None for none.
         needs: What it must be able to do besides.
+        most_file_bytes: Size that no file it writes grows beyond.
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
-    for limit, most in ((resource.RLIMIT_FSIZE, MOST_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
+    for limit, most in ((resource.RLIMIT_FSIZE, most_file_bytes), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(limit)
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (least, least))

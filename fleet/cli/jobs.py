@@ -103,6 +103,13 @@ def demo(
 
 def collect(
     device: DevicesOption = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            help="A name of ours, a .pt2 or .onnx file, transformers:NAME; may be given again.",
+        ),
+    ] = None,
     store: StoreOption = None,
     workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
@@ -153,6 +160,7 @@ def collect(
     began_at = time.time()
     result = public_work.collect(
         device,
+        networks=network,
         workloads=workloads,
         samples=samples,
         remeasure=remeasure,

@@ -28,7 +28,14 @@ def register(app: typer.Typer) -> None:
 def tune(
     device: Annotated[str, typer.Argument(help="Id of the device to tune for.")],
     network: Annotated[
-        list[str] | None, typer.Option("--network", help="May be given again (workloads.networks).")
+        str | None,
+        typer.Argument(
+            help="A name such as bert-tiny, a .pt2 or .onnx file, transformers:NAME or torchvision:NAME."
+        ),
+    ] = None,
+    networks: Annotated[
+        list[str] | None,
+        typer.Option("--network", help="The same as an option; may be given again (workloads.networks)."),
     ] = None,
     workload: Annotated[
         list[str] | None,
@@ -36,7 +43,7 @@ def tune(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Candidates to measure.")] = 256,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the database (runs/tuned/DEVICE).")
+        Path | None, typer.Option("--out", help="Folder of database, library and report (runs/tuned/DEVICE).")
     ] = None,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
@@ -48,13 +55,13 @@ def tune(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search fast programs for a network's workloads on one device, and write a database that TVM applies.
+    """Search fast programs for a network on one device; write a database, a compiled library and a report.
 
     The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
     goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
     store, it does the work, and this command follows it.
 
-    Example: fleet tune x86-64-v4 --network bert-tiny --trials 200
+    Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
     """
     from fleet import public_work
     from fleet.cli.requests import follow_aloud
@@ -75,7 +82,13 @@ def tune(
     )
     say_places(options.read(), config, store)
     found = public_work.tune(
-        device, networks=network, workloads=workload, trials=trials, out=out, seed=seed, options=options
+        device,
+        networks=[*([network] if network else []), *(networks or [])] or None,
+        workloads=workload,
+        trials=trials,
+        out=out,
+        seed=seed,
+        options=options,
     )
     if found is None:
         return

@@ -23,9 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from agents.programs.networks import NETWORKS
+from agents.networks.network_name import NetworkRefusedError, with_absolute_path
 from agents.records import STORED_PROTOCOL_KEYS, Protocol
-from fleet.config.yaml_files import nearest
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -170,7 +169,8 @@ class DevicesSection(Section):
 class WorkloadsSection(Section):
     """What is measured."""
 
-    #: Networks whose operators are measured (`agents.programs.networks`).
+    #: Networks whose programs are measured: ours by name, `.pt2` and `.onnx` files, `transformers:NAME`,
+    #: `torchvision:NAME` (`agents.networks.network_name`).
     networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
     #: Distinct workloads chosen from the networks.
     count: int = Field(default=12, ge=1, le=10_000)
@@ -190,10 +190,10 @@ class WorkloadsSection(Section):
     @field_validator("networks")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in NETWORKS:
-                raise ValueError(f"unknown network {name!r}{nearest(name, NETWORKS)}")
-        return names
+        try:
+            return tuple(map(with_absolute_path, names))
+        except NetworkRefusedError as error:
+            raise ValueError(str(error)) from None
 
 
 class StoreSection(Section):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
 from agents.trust import is_live
 from fleet.collection.selection import choose_workloads
@@ -38,7 +39,16 @@ class WorkloadChoice:
         """Differs where the choice, or what replay devices were recorded from, differs."""
         sources = {(one.replay.records, one.replay.device) for one in specs if one.replay is not None}
         bounds = {name: repr(value) for name, value in asdict(self).items()}
+        bounds["networks"] = repr(tuple(map(_content_of, self.networks)))
         return content_hash(canonical_json(bounds), canonical_json(sorted(sources)))
+
+
+def _content_of(network: str) -> str:
+    """The name of a network; of a file one that changes with its content."""
+    try:
+        return read_network_name(network).label()
+    except NetworkRefusedError:  # whoever reads it says so
+        return network
 
 
 def group_of(spec: DeviceSpec) -> str:

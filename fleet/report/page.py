@@ -2,76 +2,31 @@
 
 `fleet.report.report.write` calls `render`. The page is a pure function of the report: the same report gives
 the same bytes. Every foreign text (device names, errors, host facts) is escaped by the template engine. How
-plots and tables look is in `fleet/templates/report.html`; here is which numbers they show.
+plots and tables look is in `fleet/templates/parts.html`; here is which numbers they show.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import resources
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
-
+from fleet.page_template import Mark, Plot, page_environment
 from fleet.report import words
 from fleet.report.words import Document, duration, known, label, labels, percent, score_text, signed
-
-#: Characters of an error text that the page shows.
-ERROR_CHARS = 600
 
 TIMES = words.TIMES
 _LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
 _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
 _SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
-_SCORES = tuple((score * 100, f"{score:g}") for score in (0, 0.25, 0.5, 0.75, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One shape of a plot; places are in percent of its row."""
-
-    #: `dot`, `ring`, `square`, `tick`, `point`; `span` (thin), `bar` (thick) and `trend` have an end.
-    shape: str
-    x: float
-    y: float = 50
-    series: int = 0
-    end: float = 0
-    end_y: float = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Rows of marks over one axis, with what people read beside it."""
-
-    key: str
-    title: str
-    #: How to read the chart, in one or two sentences.
-    caption: str
-    #: Name of a row, its marks, and its numbers in words.
-    rows: Sequence[tuple[str, Sequence[Mark], str]]
-    #: Places in percent and the texts of the axis.
-    ticks: Sequence[tuple[float, str]] = _SCORES
-    axis: str = ""
-    legend: Sequence[tuple[str, int, str]] = ()
-    #: A tall plot has one field of points a row.
-    is_tall: bool = False
 
 
 def render(report: Document) -> str:
     """Give the page as text: a whole HTML document that loads nothing from anywhere."""
-    source = resources.files("fleet").joinpath("templates", "report.html").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"code": _with_code, "tail": _tail, "moment": _moment}
-    return environment.from_string(source).render(
+    template = page_environment().get_template("report.html")
+    return template.render(
         report=report,
         title=_title(report),
         tiles=_tiles(report),
@@ -79,29 +34,6 @@ def render(report: Document) -> str:
         starts=_starts(report["onboarding"]),
         words=words,
     )
-
-
-def _printable(value: Any) -> Any:
-    """Keep foreign control characters and lone surrogates out of the page, and numbers with their units."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    clean = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value)
-    return re.sub(r"(?<=\d) (?=(%|s|ms|µs|ns|min|h)\b|%)", "\N{NO-BREAK SPACE}", clean)
-
-
-def _with_code(text: str) -> Markup:
-    """Set what stands between backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(_printable(text)))))
-
-
-def _tail(text: str) -> str:
-    """The end of an error text: the cause of a compiler's error is there."""
-    text = text.strip()
-    return f"…{text[-ERROR_CHARS:]}" if len(text) > ERROR_CHARS else text or "no message"
-
-
-def _moment(at_secs: float | None) -> str:
-    return datetime.fromtimestamp(at_secs, UTC).strftime(" · %Y-%m-%d %H:%M UTC") if known(at_secs) else ""
 
 
 def _title(report: Document) -> str:

@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from agents.networks.network_name import NetworkRefusedError, with_absolute_path
 from fleet.config.sections import Selector, Strategy
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 
+
+def _network(text: str) -> str:
+    try:
+        return with_absolute_path(text)
+    except NetworkRefusedError as error:
+        raise ValueError(str(error)) from None
+
+
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
+#: One of ours, a file on the coordinator's host, or an architecture (`agents.networks.network_name`).
+_Network = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_network)]
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _Number = Annotated[int, Field(ge=0, le=1_000_000)]
 _Seed = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -33,7 +44,7 @@ class CollectionArguments(_Arguments):
 
     #: Empty: every device of the fleet.
     devices: list[_Name] = []
-    networks: list[_Name] | None = None
+    networks: list[_Network] | None = None
     #: Workloads, and candidates of each.
     count: _Count | None = None
     samples: _Count | None = None
@@ -65,7 +76,7 @@ class TuningArguments(_Arguments):
 
     device: _Name
     trials: _Count
-    networks: list[_Name] | None = None
+    networks: list[_Network] | None = None
     workloads: list[_Name] = []
     #: Folder for the database, on the coordinator's host; None for its usual place.
     out: Annotated[str, Field(min_length=1, max_length=4000)] | None = None

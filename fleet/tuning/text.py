@@ -7,6 +7,7 @@ from typing import Any
 
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_table import print_rows
+from fleet.tuning.report import SIDE_NAMES, network_sentence
 
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
 
@@ -23,11 +24,18 @@ def print_tuning(found: Mapping[str, Any]) -> None:
         before = secs.get("before_secs")
         was = f", {_millis(before)} before ({before / secs['best_secs']:.2f} times)" if before else ""
         say(f"{network}: {_millis(secs['best_secs'])} for its tuned workloads{was}")
+    for name, one in found["whole_networks"].items():
+        say(network_sentence(name, one))
+        for side, why in one.get("absent", {}).items():
+            say(f"{name}: {SIDE_NAMES[side]} was not timed: {why}")
+        if one.get("library"):
+            say(f"library for TVM's Relax: {one['library']}")
     who = f"ranked by {found['model']}" if found["model"] else f"not ranked: {found['why_no_model']}"
     parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in found["seconds"].items() if secs >= 0.5)
     say(f"{found['trials']} candidates measured, {found['failed']} failed; {who}; {parts}")
     say(f"ended by: {found['ended']}")
     say(f"database for TVM: {found['database']}")
+    say(f"report: {found['report']}")
 
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ from fleet.collection.collect import Collection
 from fleet.collection.selection import none_fits
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
-from fleet.interchange.export_store import export
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
+from fleet.tuning.conclusion import conclude
+from fleet.tuning.delivery import labels_of
 from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import ROUND, USED_UP, Search
 
@@ -42,7 +43,7 @@ class TuneOptions:
     workloads: tuple[str, ...] = ()
     #: Folder of the model versions.
     models: Path
-    #: Folder that the device's database is written into; an earlier one is replaced.
+    #: Folder of the device's database, libraries and report; what was better before stays.
     out: Path
     #: Minutes after which no round begins; None for no limit.
     minutes: float | None = None
@@ -86,13 +87,13 @@ def tune_device(
         What `fleet tune --json` prints: `device`, `model` (version that ranked; None without one), `trials`,
         `failed`, `ended` (`trials`, `minutes`, `nothing left to gain`, or that all candidates are measured),
         `networks` (seconds of each network's tuned workloads before and after, where all of them
-        ran), `workloads` (each with `before_secs`, `best_secs`, `trials`, `curve`), `seconds` by part,
-        `database`.
+        ran), `workloads` (each with `before_secs`, `best_secs`, `trials`, `curve`), `whole_networks` (of
+        those that are graphs, see `fleet.tuning.delivery`), `seconds` by part, `database`, `report`.
 
     Raises:
         FleetError: An unknown workload, no workload within the bounds, or nothing ran.
     """
-    target = spec.device_id
+    target, labels = spec.device_id, labels_of(settings.workloads.networks)
     watcher, clock = _Round(display), Clock()
     ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
     with display.live():
@@ -132,9 +133,7 @@ def tune_device(
             f"device {target}: none of {failed} candidates of {len(searches)} workloads ran; "
             f"`fleet status --store {settings.store.path}` shows their outcomes"
         )
-    with clock.part("export"):
-        export(engine.store(), options.out, "meta_schedule", [target], replace=True)
-    return {
+    told = {
         "device": target,
         "model": rounds.version or None,
         "why_no_model": rounds.why_no_model,
@@ -142,11 +141,10 @@ def tune_device(
         "ended": ended,
         "noise_floor": rounds.noise_floor,
         "failed": sum(one.failed for one in searches),
-        "networks": network_seconds(searches, settings.workloads.networks),
+        "networks": network_seconds(searches, list(labels.values())),
         "workloads": [_told(one) for one in searches],
-        "seconds": clock.parts,
-        "database": str(options.out / target),
     }
+    return told | conclude(told, engine.store(), labels, options.out, clock, display)
 
 
 def _why_end(left: int, rounds: Rounds, ends_at: float) -> str:

@@ -220,6 +220,21 @@ def test_an_unknown_workload_is_described_or_refused(
     assert len(described) == 1
 
 
+def test_traces_as_texts_get_the_same_scores(
+    workload: Workload, schedules: list[Any], model: FleetTLP
+) -> None:
+    scorer = Scorer(model, DEVICE, [workload])
+    texts = [stored_trace(one) for one in schedules]
+    assert scorer.score(workload, texts).tobytes() == scorer.score(workload, schedules).tobytes()
+    scores = scorer.score(workload, [texts[0], "no trace", texts[1]])
+    assert scores[1] == LEAST_SCORE
+    assert scores[[0, 2]].tobytes() == scorer.score(workload, schedules[:2]).tobytes()
+    with pytest.raises(TransferError, match="not both in one call"):
+        scorer.score(workload, [texts[0], schedules[0]])
+    with pytest.raises(TransferError, match="or the JSON texts of traces, got dict"):
+        scorer.score(workload, [{}])
+
+
 def test_a_trace_that_cannot_be_read_gets_the_least_score_and_harms_no_other(
     workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:

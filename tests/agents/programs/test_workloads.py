@@ -65,29 +65,3 @@ def test_unknown_networks_and_operators_are_refused() -> None:
         operator_workload("NOPE", (1,))
     with pytest.raises(AgentError, match="refuses the shape"):
         operator_workload("GMM", (1, 2))
-
-
-@pytest.mark.tvm
-@pytest.mark.filterwarnings(
-    "ignore:`isinstance\\(treespec, LeafSpec\\)`:FutureWarning"
-)  # inside torch.export
-def test_a_torch_network_gives_weighted_workloads() -> None:
-    import torch
-
-    from agents.programs.workloads import exported_workloads
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = torch.nn.Conv2d(8, 8, 3, padding=1)
-            self.two = torch.nn.Conv2d(8, 8, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.two(torch.relu(self.one(x))))
-
-    program = torch.export.export(Net().eval(), (torch.zeros(1, 8, 16, 16),))
-    found = exported_workloads(program, network="twins")
-    convolutions = [workload for workload in found if "conv2d" in workload.name]
-    # Both layers are the same program, so it is one workload that the network runs twice.
-    assert [workload.networks for workload in convolutions] == [(("twins", 2),)]
-    assert convolutions[0].flops > 2 * 16 * 16 * 8 * 8 * 9 * 0.99

@@ -1,0 +1,158 @@
+"""TVM's own searches with our way to measure: a `Builder` and a `Runner` for `tune_tir` and `tune_relax`.
+
+    with tvm_measure(spec) as ours:
+        ms.tune_tir(module, target, work_dir, 64, builder=ours.builder, runner=ours.runner)
+
+Candidates are built and timed by the worker processes of a device: confined, pinned, under the host's timing
+lock, without a file, tar or link step for each. Building and timing is one step there, so the builder hands
+the scheduled program on, and one that does not compile fails when it would run. Imports TVM when called.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.device.batch import Batch
+from agents.device.worker import DeviceWorker
+from agents.programs.workloads import workload_from_module
+from agents.records import Candidate, CandidateId, DeviceSpec, Outcome, Protocol, Record, Workload
+
+#: The trace of a program that is scheduled already.
+_NO_STEPS = "[[],[]]"
+#: TVM compares candidates of one round, and measures each once.
+_PROTOCOL = Protocol(check_share=0.0, visits=1, reject_interval=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TvmMeasure:
+    """Both halves of measuring, as TVM's searches take them."""
+
+    #: `tvm.s_tir.meta_schedule.Builder`.
+    builder: Any
+    #: `tvm.s_tir.meta_schedule.Runner`.
+    runner: Any
+
+
+@contextmanager
+def tvm_measure(spec: DeviceSpec, protocol: Protocol = _PROTOCOL) -> Iterator[TvmMeasure]:
+    """Start the worker processes of a device for a search of TVM; end them behind the block.
+
+    Args:
+        spec: Of the device; programs are built for its target, whatever TVM was told.
+        protocol: How candidates are timed.
+
+    Raises:
+        DeviceRefusedError: This host cannot be, or reach, the device.
+    """
+    cores = os.sched_getaffinity(0)
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-tvm-") as made:
+        worker = DeviceWorker(spec, Path(made) / "spool", usable_cores=sorted(cores))
+        # Making it moved this process to the cores that do not time; the search is free to use all others.
+        try:
+            with closing(worker):
+                programs = Path(made) / "programs"
+                programs.mkdir()
+                yield TvmMeasure(_builder(programs), _runner(worker, protocol))
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
+def measure_modules(worker: DeviceWorker, modules: Sequence[Any], protocol: Protocol) -> list[Record | str]:
+    """Build and time scheduled `tvm.IRModule`s.
+
+    Returns:
+        The record of each, or why there is none.
+    """
+    wanted: list[Candidate | str] = []
+    workloads: dict[str, Workload] = {}
+    for module in modules:
+        try:
+            made = workload_from_module(module, name="tvm", operator="tvm")
+        except Exception as error:  # a program without fixed shapes, or one that TVM cannot save
+            wanted.append(str(error))
+            continue
+        workloads[made.workload_id] = made
+        wanted.append(Candidate(workload_id=made.workload_id, trace=_NO_STEPS))
+    distinct = {one.candidate_id: one for one in wanted if isinstance(one, Candidate)}
+    found: dict[CandidateId, Record] = {}
+    if distinct:
+        batch = Batch(
+            candidates=tuple(distinct.values()),
+            workloads={one.workload_id: workloads[one.workload_id] for one in distinct.values()},
+            protocol=protocol,
+            confirm_within=0.0,
+        )
+        records = worker.measure(batch)
+        worker.acknowledge([one.record_id for one in records])
+        found = {one.candidate_id: one for one in reversed(records)}
+    return [one if isinstance(one, str) else found.get(one.candidate_id, "it was lost") for one in wanted]
+
+
+def _builder(folder: Path) -> Any:
+    import tvm
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
+
+    @derived_object
+    class FleetBuilder(PyBuilder):  # type: ignore[misc]  # tvm publishes no types
+        """Keeps scheduled programs for `FleetRunner`, which has them compiled where they are timed."""
+
+        def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+            results = []
+            for one in build_inputs:
+                handle, path = tempfile.mkstemp(".json", dir=folder)
+                try:
+                    with os.fdopen(handle, "w") as opened:
+                        opened.write(tvm.ir.save_json(one.mod))
+                except Exception as error:
+                    results.append(BuilderResult(None, f"TVM cannot save the program: {error}"))
+                else:
+                    results.append(BuilderResult(path, None))
+            return results
+
+    return FleetBuilder()
+
+
+def _runner(worker: DeviceWorker, protocol: Protocol) -> Any:
+    import tvm
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerResult
+
+    @derived_object
+    class FleetRunnerFuture(PyRunnerFuture):  # type: ignore[misc]  # tvm publishes no types
+        """A measurement that is over."""
+
+        def __init__(self, found: Record | str) -> None:
+            super().__init__()
+            self._found = found
+
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> Any:
+            found = self._found
+            if isinstance(found, str):
+                return RunnerResult(None, found)
+            if found.outcome is not Outcome.OK:
+                return RunnerResult(None, f"{found.outcome}: {found.error}")
+            return RunnerResult([float(one) for one in found.run_secs], None)
+
+    @derived_object
+    class FleetRunner(PyRunner):  # type: ignore[misc]  # tvm publishes no types
+        """Has the worker processes of a device build and time a round."""
+
+        def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
+            modules = []
+            for one in runner_inputs:
+                path = Path(str(one.artifact_path))
+                modules.append(tvm.ir.load_json(path.read_text()))
+                path.unlink()
+            return [FleetRunnerFuture(found) for found in measure_modules(worker, modules, protocol)]
+
+    return FleetRunner()

@@ -1,0 +1,193 @@
+"""A network as TVM's Relax has it: imported, simplified for inference, fused, and cut into workloads.
+
+Runs in the confined process of `reader_process.py`; imports TVM when called. The same network gives the same
+workloads each time, and the compiled library calls exactly these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from agents.networks.network_name import NetworkRefusedError
+from agents.networks.sources import LoadedNetwork
+from agents.programs.design_space import SPACE_TARGETS
+from agents.programs.workloads import RELAX_OPERATOR, workload_from_module
+from agents.records import Family, Workload
+
+#: Names of operators that a frontend gives up at: the quoted ones in its message, or those behind a colon.
+_OPERATORS = re.compile(r"[A-Za-z_][\w.]*")
+_DIGITS = re.compile(r"\d+(?=_|$)")
+_MOST_NAME = 60
+
+
+def relax_module(loaded: LoadedNetwork) -> Any:
+    """Import a network; its weights are constants of the module.
+
+    Raises:
+        NetworkRefusedError: TVM has no way to import an operator of it, or to read it at all.
+    """
+    name = loaded.network.text
+    try:
+        if loaded.program is not None:
+            from tvm.relax.frontend.torch import from_exported_program
+
+            return from_exported_program(loaded.program)
+        from tvm.relax.frontend.onnx import from_onnx
+
+        return from_onnx(loaded.onnx_model)
+    except Exception as error:
+        raise NetworkRefusedError(f"network {name}: TVM cannot import it: {_reason(error)}") from None
+
+
+def fused(module: Any, family: Family, network: str) -> Any:
+    """Make the tensor programs of a module: normalisation folded into weights, neighbours fused.
+
+    Args:
+        module: As `relax_module` gives it.
+        family: Operators are made for it, the same ones for all of its devices.
+        network: What a refusal names.
+
+    Raises:
+        NetworkRefusedError: An operator has no tensor program.
+    """
+    import tvm
+    from tvm import relax
+
+    target = tvm.target.Target(SPACE_TARGETS[family])
+    try:
+        module = fold_batch_norms(module)
+        module = relax.transform.DecomposeOpsForInference()(module)
+        module = relax.transform.FoldConstant()(module)
+        with target:
+            module = relax.get_pipeline("zero")(module)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network}: TVM's Relax pipeline cannot lower it: {_reason(error)}"
+        ) from None
+    if left := _high_level(module):
+        raise NetworkRefusedError(
+            f"network {network}: has no tensor program for {', '.join(left)}: TVM cannot schedule it"
+        )
+    return module
+
+
+def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
+    """The distinct workloads of a fused module, each with how often it is called.
+
+    Raises:
+        AgentError: A workload has a dynamic shape.
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    tasks = ms.relax_integration.extract_tasks(module, tvm.target.Target(SPACE_TARGETS[family]))
+    found: dict[str, Workload] = {}
+    for task in tasks:
+        made = workload_from_module(
+            task.dispatched[0],
+            name=str(task.task_name),
+            operator=RELAX_OPERATOR,
+            networks=[(network, int(task.weight))],
+        )
+        found[made.workload_id] = named(made)
+    return merged(found.values())
+
+
+def named(workload: Workload) -> Workload:
+    """Give a workload a name that does not depend on the network: operators, output, and a part of its id."""
+    from dataclasses import replace
+
+    words = _DIGITS.sub("", workload.name.removeprefix("fused_")).replace("tir_clip", "clip")
+    shape = "x".join(map(str, workload.arg_shapes[-1])) if workload.arg_shapes else ""
+    return replace(workload, name=f"{words[:_MOST_NAME]}_{shape}_{workload.workload_id[:6]}")
+
+
+def merged(workloads: Iterable[Workload]) -> list[Workload]:
+    """Each workload once with its uses in all networks, heaviest share of all FLOPs first."""
+    from dataclasses import replace
+
+    found: dict[str, Workload] = {}
+    for one in workloads:
+        uses = dict(found[one.workload_id].networks) if one.workload_id in found else {}
+        found[one.workload_id] = replace(one, networks=tuple(sorted({**uses, **dict(one.networks)}.items())))
+    return sorted(found.values(), key=lambda one: (-one.weight * one.flops, one.workload_id))
+
+
+def fold_batch_norms(module: Any) -> Any:
+    """Fold inference batch normalisations into the weights and biases of the convolutions before them.
+
+    TVM's own pass leaves those whose convolution has a bias, and computes in the graph what is constant here.
+    """
+    from tvm import relax
+    from tvm.relax.dpl import TupleGetItemPattern, is_const, is_op, rewrite_call, wildcard
+
+    for has_bias in (True, False):
+        conv = is_op("relax.nn.conv2d")(wildcard(), is_const())
+        bias = is_const() if has_bias else None
+        inner = conv if bias is None else is_op("relax.add")(conv, is_op("relax.reshape")(bias, wildcard()))
+        norm = is_op("relax.nn.batch_norm")(inner, *(values := [is_const() for _ in range(4)]))
+        parts = (conv, bias, norm, values)
+
+        def rewrite(expr: Any, matches: Any, parts: tuple[Any, ...] = parts) -> Any:
+            conv, bias, norm, values = parts
+            call, attrs = matches[conv], matches[norm].attrs
+            if call.attrs.kernel_layout != "OIHW" or int(attrs.axis) != 1:
+                return expr
+            constants = [matches[one].value.numpy() for one in values]
+            return _folded(call, 0.0 if bias is None else matches[bias].value.numpy(), constants, attrs)
+
+        for variable, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                pattern = TupleGetItemPattern(norm, 0)
+                module.update_func(variable, rewrite_call(pattern, rewrite, function))
+    return module
+
+
+def _folded(call: Any, bias: Any, constants: list[Any], attrs: Any) -> Any:
+    """The convolution with its normalisation in it, and what is added behind."""
+    import numpy as np
+    from tvm import relax
+
+    gamma, beta, mean, variance = (one.astype(np.float64) for one in constants)
+    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+    weight = call.args[1].value.numpy()
+    after = (bias - mean) * scale + (beta if attrs.center else 0.0)
+    scaled = relax.const((weight * scale[:, None, None, None]).astype(weight.dtype))
+    made = relax.Call(call.op, [call.args[0], scaled], call.attrs)
+    return relax.op.add(made, relax.const(after.reshape(1, -1, 1, 1).astype(weight.dtype)))
+
+
+def _high_level(module: Any) -> list[str]:
+    """Relax operators that are left where only calls of tensor programs should be."""
+    from tvm import relax
+
+    found: dict[str, None] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and hasattr(expr.op, "name") and expr.op.name.startswith("relax."):
+            name = str(expr.op.name)
+            if name not in _LOWERED:
+                found[name.removeprefix("relax.")] = None
+
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return list(found)
+
+
+#: What may be left: calls, and what the virtual machine does itself.
+_LOWERED = frozenset(
+    {
+        *("relax.call_tir", "relax.call_tir_inplace", "relax.call_pure_packed", "relax.memory.view"),
+        *("relax.call_dps_packed", "relax.reshape", "relax.shape_of", "relax.tensor_to_shape"),
+    }
+)
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # TVM puts the message last, behind its own stack.
+    text = lines[-1] if lines else type(error).__name__
+    return text[:400]

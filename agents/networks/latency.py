@@ -1,0 +1,220 @@
+"""How long a whole network takes: TVM untuned and tuned, torch eager and compiled, ONNX Runtime, in turn.
+
+Runs in the confined process of `reader_process.py`, pinned to the device's cores, under the host's timing
+lock, with as many threads for each as the device has. Every side gets the same input; outputs are compared
+with torch's, or with ONNX Runtime's where there is no torch program.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from agents.host.timing_lock import timing_lock
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.sources import LoadedNetwork, load
+
+#: Runs the network once and gives its outputs as NumPy arrays.
+_Run = Callable[[], list[Any]]
+
+#: Turns in which all sides are timed, and the least seconds of a side in one turn.
+_TURNS, _TURN_SECS = 7, 0.3
+#: Where one run takes longer, there are fewer turns.
+_LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
+_WARM_RUNS = 3
+
+
+def time_sides(question: dict[str, Any]) -> dict[str, Any]:
+    """Time a network in all ways that there are here.
+
+    Args:
+        question: `network`, `libraries` (path of each, by side), `sides` (other ways, of `SIDES`), `threads`,
+            `lock` (path of the timing lock, may be empty).
+
+    Returns:
+        `secs` (median of the turns, by side), `turns` (mean seconds of each turn, by side), `absent` (why a
+        side is missing), `reference` (whose output the others are compared with),
+        `differences` (largest relative difference from it, by side; None where shapes differ or a value is
+        none), `threads`, `inputs`.
+
+    Raises:
+        NetworkRefusedError: The libraries cannot be loaded or run.
+    """
+    text, threads = question["network"], question["threads"]
+    loaded = load(read_network_name(text))
+    values = loaded.random_inputs()
+    lock: AbstractContextManager[Any] = nullcontext()
+    if question["lock"]:
+        lock = timing_lock(Path(question["lock"]))
+    absent: dict[str, str] = {}
+    runs: dict[str, _Run] = {}
+    with lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for side in (*question["sides"], *question["libraries"]):
+            path = question["libraries"].get(side)
+            try:
+                runs[side] = _library(path, values) if path else _MAKERS[side](loaded, values, threads)
+                outputs = runs[side]()
+                if not outputs:
+                    raise RuntimeError("it gives no tensor")
+            except Exception as error:
+                if side in ("tvm_tuned", "tvm_untuned"):  # those that were made just now
+                    raise NetworkRefusedError(
+                        f"network {text}: its library ({side}) does not run: {_first_line(error)}"
+                    ) from None
+                runs.pop(side, None)
+                absent[side] = _first_line(error)
+        reference, differences = _compared(runs)
+        turns = _timed(runs)
+    return {
+        "secs": {side: statistics.median(found) for side, found in turns.items()},
+        "turns": turns,
+        "absent": absent,
+        "reference": reference,
+        "differences": differences,
+        "threads": threads,
+        "inputs": [[name, list(shape), dtype] for name, shape, dtype in loaded.inputs],
+    }
+
+
+def _timed(runs: dict[str, _Run]) -> dict[str, list[float]]:
+    """Mean seconds of a run in each turn; a turn begins with another side each time."""
+    loops: dict[str, int] = {}
+    longest = 0.0
+    for side, run in runs.items():
+        for _ in range(_WARM_RUNS):
+            began = time.perf_counter()
+            run()
+            once = time.perf_counter() - began
+        longest = max(longest, once)
+        loops[side] = max(1, round(_TURN_SECS / max(once, 1e-6)))
+    found: dict[str, list[float]] = {side: [] for side in runs}
+    sides = list(runs)
+    for turn in range(_TURNS if longest < _LONG_RUN_SECS else _FEW_TURNS):
+        for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
+            run, count = runs[side], loops[side]
+            began = time.perf_counter()
+            for _ in range(count):
+                run()
+            found[side].append((time.perf_counter() - began) / count)
+    return found
+
+
+def _compared(runs: dict[str, _Run]) -> tuple[str, dict[str, float | None]]:
+    """Whose output is taken for right, and how far the others are from it, relative to its largest value."""
+    reference = next(
+        (side for side in ("torch_eager", "onnxruntime", "tvm_untuned") if side in runs), next(iter(runs))
+    )
+    expected = runs[reference]()
+    apart = {side: difference(run(), expected) for side, run in runs.items() if side != reference}
+    # JSON knows no infinity.
+    return reference, {side: one if math.isfinite(one) else None for side, one in apart.items()}
+
+
+def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Largest difference of two lists of arrays, relative to the largest value of each expected one.
+
+    Infinite where their shapes differ or a value is none.
+    """
+    import numpy as np
+
+    worst = 0.0
+    if len(found) != len(expected):
+        return float("inf")
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape:
+            return float("inf")
+        if not other.size:
+            continue
+        apart = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
+        scale = np.abs(other.astype(np.float64)).max()
+        relative = float(apart / scale) if scale > 0 else float(apart)
+        worst = max(worst, relative if np.isfinite(relative) else float("inf"))
+    return worst
+
+
+def _library(path: str, values: list[Any]) -> _Run:
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
+    given = [tvm.runtime.tensor(value) for value in values]
+    function = machine["main"]
+    return lambda: _arrays(function(*given))
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    """The NumPy arrays of a tensor, or of a nested list of tensors."""
+    if hasattr(outputs, "numpy"):
+        return [outputs.numpy()]
+    return [array for one in outputs for array in _arrays(one)]
+
+
+def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], int], _Run]:
+    def make(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run:
+        if loaded.program is None:
+            raise RuntimeError("an ONNX file has no torch program")
+        import torch
+
+        torch.set_num_threads(threads)
+        module = loaded.program.module(check_guards=False)
+        if compiled:
+            if not (shutil.which("g++") or shutil.which("clang++")):
+                raise RuntimeError("there is no C++ compiler; install g++")
+            module = torch.compile(module)
+        tree = loaded.program.call_spec.in_spec
+        leaves = [torch.from_numpy(value) for value in values]
+        args, named = torch.utils._pytree.tree_unflatten(leaves, tree)
+
+        def run() -> list[Any]:
+            with torch.inference_mode():
+                found = torch.utils._pytree.tree_leaves(module(*args, **named))
+            return [one.numpy() for one in found if isinstance(one, torch.Tensor)]
+
+        return run
+
+    return make
+
+
+def _onnxruntime(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    model = loaded.onnx_model
+    if model is None:
+        import torch
+
+        module = loaded.program.module(check_guards=False)
+        tree = loaded.program.call_spec.in_spec
+        args, named = torch.utils._pytree.tree_unflatten([torch.from_numpy(one) for one in values], tree)
+        exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
+        model = exported.model_proto
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [one.name for one in session.get_inputs()]
+    given = dict(zip(names, values, strict=True))
+    return lambda: list(session.run(None, given))
+
+
+_MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], int], _Run]] = {
+    "torch_eager": _torch(False),
+    "onnxruntime": _onnxruntime,
+    "torch_compile": _torch(True),
+}
+#: Ways to run a network beside compiled libraries.
+SIDES = tuple(_MAKERS)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,111 @@
+"""A network as a compiled Relax library with the fastest schedules known of its workloads.
+
+Runs in the confined process of `reader_process.py`; imports TVM when called. Two libraries are made: `tuned`
+applies the schedules, `untuned` is what TVM compiles without any.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agents.networks.graph import fused, relax_module, workloads_of
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.sources import load
+from agents.programs.build import CandidateRefused, replay
+from agents.programs.design_space import SPACE_TARGETS
+from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.records import Family
+
+#: Names of the libraries in the folder of the question.
+TUNED, UNTUNED = "tuned.so", "untuned.so"
+
+
+def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Compile a network twice.
+
+    Args:
+        question: `network` (its spelling), `target` (of the device), `folder` (where the libraries go),
+            `traces` (the schedule of each workload, by id).
+        family: Of the device.
+
+    Returns:
+        `workloads` of the network, `applied` (how many have a schedule), `refused` (schedules that TVM did
+        not apply).
+
+    Raises:
+        NetworkRefusedError: TVM cannot read, lower or compile it.
+    """
+    load_tensor_intrinsics()
+    import tvm
+
+    text, folder = question["network"], Path(question["folder"])
+    target = tvm.target.Target(question["target"])
+    module = fused(relax_module(load(read_network_name(text))), family, text)
+    known: dict[str, Any] = {one.workload_id: one for one in workloads_of(module, family, text)}
+    try:
+        _compile(module, target, folder / UNTUNED)
+        database, refused = _database(question["traces"], known, family)
+        _compile(_scheduled(module, database, target), target, folder / TUNED)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {text}: TVM cannot compile it for {question['target']}: {_last_line(error)}"
+        ) from None
+    return {
+        "workloads": len(known),
+        "applied": len(question["traces"].keys() & known.keys()) - len(refused),
+        "refused": refused,
+    }
+
+
+def _database(traces: dict[str, str], known: dict[str, Any], family: Family) -> tuple[Any, dict[str, str]]:
+    """The schedules as TVM looks them up; those that do not fit are left out."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    from agents.programs.trace_rules import read_trace
+
+    made, refused = ms.database.MemoryDatabase(), {}
+    target = tvm.target.Target(SPACE_TARGETS[family])
+    for workload_id, trace in traces.items():
+        if workload_id not in known:
+            continue
+        module = tvm.ir.load_json(known[workload_id].module_json)
+        try:
+            replay(module, trace)
+        except CandidateRefused as error:
+            refused[known[workload_id].name] = str(error)[:300]
+            continue
+        schedule = Schedule(module, error_render_level="none")
+        Trace.apply_json_to_schedule(read_trace(trace), schedule)
+        workload = made.commit_workload(module)
+        made.commit_tuning_record(
+            ms.database.TuningRecord(
+                schedule.trace,
+                workload,
+                # One schedule a workload: which is the fastest was decided before.
+                [1.0],
+                target,
+                ms.arg_info.ArgInfo.from_prim_func(module["main"]),
+            )
+        )
+    return made, refused
+
+
+def _scheduled(module: Any, database: Any, target: Any) -> Any:
+    from tvm import relax
+
+    with target, database:
+        return relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(module)
+
+
+def _compile(module: Any, target: Any, path: Path) -> None:
+    from tvm import relax
+
+    relax.build(module, target).export_library(str(path))
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

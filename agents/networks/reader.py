@@ -1,0 +1,128 @@
+"""Ask a confined process about a network: its workloads, a compiled library, its latency.
+
+Called by `agents.device.worker` and `fleet.tuning`. It imports neither TVM nor torch: what a file may harm
+happens in `reader_process.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agents.codec import workload_from_json
+from agents.host.own_program import command, environment
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.records import Family, Workload
+from agents.sandbox.process import end_of
+
+#: To read networks and make their workloads: torch and TVM are imported, and a large network is traced.
+_READ_SECS = 900.0
+_MOST_ANSWER_BYTES = 256 << 20
+_LAST_WORDS = 400
+
+
+def network_workloads(texts: Sequence[str], family: Family) -> list[Workload]:
+    """List the workloads of networks that are graphs, heaviest first.
+
+    Args:
+        texts: As `agents.networks.network_name` reads them; none of ours.
+        family: Whose devices are to run them.
+
+    Raises:
+        NetworkRefusedError: One of them cannot be read, exported or lowered.
+    """
+    for text in texts:
+        read_network_name(text).check_file()
+    question = {"op": "workloads", "networks": list(texts), "family": family}
+    found = ask(question, timeout_secs=_READ_SECS)
+    return [workload_from_json(one) for one in found["workloads"]]
+
+
+def ask(
+    question: dict[str, Any],
+    *,
+    folder: Path | None = None,
+    threads: int = 1,
+    cores: Sequence[int] = (),
+    timeout_secs: float,
+) -> dict[str, Any]:
+    """Ask a new process one question.
+
+    Args:
+        question: With `op`; paths in it are absolute.
+        folder: Where it may write; a temporary one if None.
+        threads: Of TVM, torch and ONNX Runtime.
+        cores: Where it runs; all of this process when empty.
+        timeout_secs: It is ended after this time.
+
+    Raises:
+        NetworkRefusedError: It refuses, dies, or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-network-") as made:
+        scratch = folder or Path(made)
+        run = command("agents.networks.reader_process", str(os.getpid()), str(scratch))
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as answers:
+            process = subprocess.Popen(
+                run,
+                stdin=subprocess.PIPE,
+                stdout=answers,
+                stderr=errors,
+                start_new_session=True,
+                env={**environment(), **_environment(scratch, threads)},
+            )
+            try:
+                if cores:
+                    os.sched_setaffinity(process.pid, cores)
+                process.communicate(json.dumps(question).encode(), timeout=timeout_secs)
+            except subprocess.TimeoutExpired:
+                raise NetworkRefusedError(
+                    f"{_subject(question)}: '{question['op']}' was ended after {timeout_secs:.0f} s"
+                ) from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            answers.seek(0)
+            errors.seek(0)
+            return _read(question, answers.read(_MOST_ANSWER_BYTES), errors.read(), process.returncode)
+
+
+def _read(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        lines = [one for one in errors.decode(errors="replace").splitlines() if one.strip()]
+        last = lines[-1].strip()[:_LAST_WORDS] if lines else "it said nothing"
+        raise NetworkRefusedError(
+            f"{_subject(question)}: the process that does '{question['op']}' {end_of(code)}: {last}"
+        ) from None
+    if not isinstance(found, dict) or "error" in found:
+        raise NetworkRefusedError(str(found["error"] if isinstance(found, dict) else found)[:2000])
+    return found
+
+
+def _subject(question: dict[str, Any]) -> str:
+    return f"network {question.get('network') or ', '.join(question.get('networks', ()))}"
+
+
+def _environment(scratch: Path, threads: int) -> dict[str, str]:
+    """No downloads, no unpickling, no pools of compilers, everything that is written in one folder."""
+    counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        **dict.fromkeys(counts, str(threads)),
+        "TVM_BIND_THREADS": "0",
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(scratch),
+        "TMPDIR": str(scratch),
+    }

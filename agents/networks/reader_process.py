@@ -1,0 +1,84 @@
+"""The process in which a network is read, compiled and timed: confined, asked once, ended afterwards.
+
+`reader.py` starts it with one question as JSON on its standard input, and reads one answer from its standard
+output; all that torch, TVM and compilers print goes to its standard error. It may write in one folder only.
+It starts programs only where it links or has torch compile. torch unpickles tensors and nothing else here,
+whatever a file asks for (`TORCH_FORCE_WEIGHTS_ONLY_LOAD`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agents.errors import AgentError
+from agents.host.own_program import leave_out_torch
+from agents.networks.network_name import read_network_name
+from agents.records import Family, as_json_dict
+from agents.sandbox.confinement import confine
+from agents.sandbox.syscall_filter import Needs
+from agents.sandbox.zygote import die_with_parent
+
+#: A compiled library holds the weights.
+_MOST_FILE_BYTES = 8 << 30
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked.
+
+    Args:
+        question: `op` (`workloads`, `build`, `time`), `family`, and what the operation takes.
+
+    Raises:
+        AgentError: It cannot be done.
+    """
+    family = Family(question["family"])
+    if question["op"] == "workloads":
+        from agents.networks.graph import fused, merged, relax_module, workloads_of
+        from agents.networks.sources import load
+        from agents.programs.tvm_import import load_tensor_intrinsics
+
+        load_tensor_intrinsics()
+        found = []
+        for text in question["networks"]:
+            network = read_network_name(text)
+            module = fused(relax_module(load(network)), family, text)
+            found += workloads_of(module, family, network.label())
+        return {"workloads": [as_json_dict(one) for one in merged(found)]}
+    if question["op"] == "build":
+        from agents.networks.library import build
+
+        return build(question, family)
+    from agents.networks.latency import time_sides
+
+    return time_sides(question)
+
+
+def main(arguments: list[str]) -> None:
+    """Answer one question."""
+    parent, scratch = int(arguments[0]), Path(arguments[1])
+    die_with_parent(parent)
+    question = json.load(sys.stdin)
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    os.chdir(scratch)
+    confine(scratch, Needs(programs=question["op"] != "workloads"), most_file_bytes=_MOST_FILE_BYTES)
+    texts = question.get("networks") or [question["network"]]
+    if all(read_network_name(text).source == "onnx" for text in texts):
+        leave_out_torch()
+    try:
+        found = answer(question)
+    except AgentError as error:
+        found = {"error": str(error)}
+    with os.fdopen(answers, "w") as stdout:
+        json.dump(found, stdout)
+    # Threads of torch and TVM may hold a normal end up.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,309 @@
+"""Networks as torch or ONNX have them: loaded from a file, or built from a configuration with random weights.
+
+Runs in the confined process of `reader_process.py`; imports torch, transformers, torchvision and onnx when
+called. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agents.networks.archive import check_archive
+from agents.networks.network_name import NetworkName, NetworkRefusedError
+
+#: Of the weights of architectures, and of what a network is tried with.
+_SEED = 0
+#: Channels of an image, and its side where an architecture does not say.
+_CHANNELS, _SIDE = 3, 224
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedNetwork:
+    """A network that can be imported by TVM."""
+
+    network: NetworkName
+    #: `torch.export.ExportedProgram` with fixed shapes; None where it came as ONNX.
+    program: Any = None
+    #: `onnx.ModelProto`; None where it came from torch.
+    onnx_model: Any = None
+    #: (name, shape, dtype) of each input, in order.
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    #: Values that were exported with it, by place: token ids stay within their vocabulary. None: at random.
+    examples: tuple[Any, ...] | None = None
+
+    def random_inputs(self, seed: int = _SEED) -> list[Any]:
+        """NumPy arrays to run it on: normal numbers, and the exported values where they are whole."""
+        import numpy as np
+
+        draws = np.random.default_rng(seed)
+        found = []
+        for place, (_, shape, dtype) in enumerate(self.inputs):
+            if dtype.startswith(("float", "bfloat")):
+                found.append(draws.standard_normal(shape).astype(dtype))
+            elif self.examples is not None:
+                found.append(self.examples[place])
+            else:
+                found.append(draws.integers(0, 2, shape).astype(dtype))
+        return found
+
+
+def load(network: NetworkName) -> LoadedNetwork:
+    """Load or build a network.
+
+    Raises:
+        NetworkRefusedError: It cannot be; one line says why, and what would help.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch and its neighbours warn of their own future
+        match network.source:
+            case "pt2":
+                return _from_archive(network)
+            case "onnx":
+                return _from_onnx(network)
+            case "transformers":
+                return _traced(network, *_from_transformers(network))
+            case "torchvision":
+                return _traced(network, *_from_torchvision(network))
+    raise NetworkRefusedError(f"network {network.text}: is a list of operators, and no graph")
+
+
+def missing(network: NetworkName, package: str, error: BaseException) -> NetworkRefusedError:
+    """What is said where a package is not there, or does not start."""
+    return NetworkRefusedError(
+        f"network {network.text}: {package} cannot be imported here ({_first_line(error)}); "
+        "pip install 'tensor-fleet[networks]'" + (f" {package}" if package == "torchvision" else "")
+    )
+
+
+def _from_archive(network: NetworkName) -> LoadedNetwork:
+    try:
+        import torch
+    except ImportError as error:
+        raise missing(network, "torch", error) from None
+    content = _content(network)
+    check_archive(content, network.text)
+    content.seek(0)
+    try:
+        program = torch.export.load(content)
+    except Exception as error:
+        why = _first_line(error)
+        if "Weights only load failed" in why:
+            why = "it holds more than tensors, which is never unpickled"
+        raise NetworkRefusedError(
+            f"network {network.text}: torch {torch.__version__} cannot load it ({why}); export it with this "
+            "version"
+        ) from None
+    return _of_program(network, program)
+
+
+def _content(network: NetworkName) -> io.BytesIO:
+    assert network.path is not None
+    network.check_file()
+    return io.BytesIO(network.path.read_bytes())
+
+
+def _from_onnx(network: NetworkName) -> LoadedNetwork:
+    try:
+        import onnx
+    except ImportError as error:
+        raise missing(network, "onnx", error) from None
+    network.check_file()
+    try:
+        model = onnx.load(str(network.path))
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise NetworkRefusedError(f"network {network.text}: is no ONNX model: {_first_line(error)}") from None
+    weights = {one.name for one in model.graph.initializer}
+    inputs: list[tuple[str, tuple[Any, ...], str]] = []
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        tensor = value.type.tensor_type
+        shape = [
+            one.dim_value if one.HasField("dim_value") else one.dim_param or "?" for one in tensor.shape.dim
+        ]
+        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+            raise NetworkRefusedError(
+                f"network {network.text}: input {value.name} has dynamic shape {shape}; fix it with "
+                "python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        inputs.append((value.name, tuple(shape), str(dtype)))
+    return LoadedNetwork(network=network, onnx_model=model, inputs=tuple(inputs))
+
+
+def _from_transformers(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """A model of random weights with its inputs."""
+    import torch
+
+    try:
+        import transformers
+    except Exception as error:
+        raise missing(network, "transformers", error) from None
+    config = _config(network, transformers)
+    torch.manual_seed(_SEED)
+    is_image = hasattr(config, "image_size") and not hasattr(config, "vocab_size")
+    kind: Any = transformers.AutoModel
+    images: Any = transformers.AutoModelForImageClassification
+    if is_image and type(config) in images._model_mapping:
+        kind = images
+    try:
+        model = kind.from_config(config).eval()
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: transformers cannot build it: {_first_line(error)}"
+        ) from None
+    name = model.main_input_name
+    if name == "pixel_values":
+        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        shape = (network.batch, getattr(config, "num_channels", _CHANNELS), side, side)
+        value = torch.randn(shape)
+    elif name == "input_ids" and not getattr(config, "is_encoder_decoder", False):
+        value = torch.randint(0, config.vocab_size, (network.batch, network.tokens))
+    else:
+        raise NetworkRefusedError(
+            f"network {network.text}: takes {name}, and only images and texts are made here; export it with "
+            "torch.export.save, and name the .pt2 file"
+        )
+    return model, (), {name: value}
+
+
+def _config(network: NetworkName, transformers: Any) -> Any:
+    known = transformers.CONFIG_MAPPING
+    try:
+        default = transformers.AutoConfig.for_model(network.name)
+    except Exception:
+        raise NetworkRefusedError(
+            f"network {network.text}: transformers {transformers.__version__} has no architecture "
+            f"{network.name!r}{_nearest(network.name, list(known.keys()))}"
+        ) from None
+    for key, _ in network.options:
+        if not hasattr(default, key):
+            raise NetworkRefusedError(
+                f"network {network.text}: the configuration of {network.name} has no {key!r}"
+                f"{_nearest(key, list(default.to_dict()))}"
+            )
+    given = dict(network.options)
+    if hasattr(default, "use_cache"):
+        given.setdefault("use_cache", False)
+    try:
+        return transformers.AutoConfig.for_model(network.name, **given)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: its configuration is refused: {_first_line(error)}"
+        ) from None
+
+
+def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """A model of random weights with its inputs."""
+    import torch
+
+    try:
+        # A build for another torch fails with a RuntimeError.
+        from torchvision import models
+    except Exception as error:
+        raise missing(network, "torchvision", error) from None
+    options = dict(network.options)
+    side = options.pop("image_size", _SIDE)
+    if network.name not in models.list_models():
+        raise NetworkRefusedError(
+            f"network {network.text}: torchvision has no architecture {network.name!r}"
+            f"{_nearest(network.name, models.list_models())}"
+        )
+    torch.manual_seed(_SEED)
+    try:
+        model = models.get_model(network.name, weights=None, **options).eval()
+        value = torch.randn(network.batch, _CHANNELS, side, side)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: torchvision cannot build it: {_first_line(error)}"
+        ) from None
+    return model, (value,), {}
+
+
+def _traced(
+    network: NetworkName, model: Any, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> LoadedNetwork:
+    """Export a model that was built here."""
+    import torch
+
+    def dtype(value: Any) -> Any:
+        return value.to(getattr(torch, network.dtype)) if value.is_floating_point() else value
+
+    try:
+        _settle_norms(model, args, named)
+        model = model.to(getattr(torch, network.dtype))
+        args, named = tuple(map(dtype, args)), {key: dtype(value) for key, value in named.items()}
+        with torch.no_grad():
+            program = torch.export.export(model, args, named)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: torch.export cannot trace it: {_first_line(error)}"
+        ) from None
+    return _of_program(network, program)
+
+
+def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Have batch normalisations see numbers once: with random weights alone a deep network's output is 0."""
+    import torch
+
+    norms = [one for one in model.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    for one in norms:
+        one.momentum = 1.0
+        one.train()
+    try:
+        with torch.no_grad():
+            model(*args, **named)
+    except ValueError:  # one number a channel has no variance; those before it have been seen
+        pass
+    for one in norms:
+        one.eval()
+
+
+def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
+    import torch
+
+    if program.range_constraints:
+        raise NetworkRefusedError(
+            f"network {network.text}: has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
+        )
+    names = program.graph_signature.user_inputs
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = []
+    for name in names:
+        value = values.get(name)
+        if not isinstance(value, torch.Tensor):
+            raise NetworkRefusedError(
+                f"network {network.text}: input {name} is no tensor; export it with tensors only"
+            )
+        inputs.append((str(name), tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")))
+    examples = None
+    if program.example_inputs is not None:
+        leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
+        if len(leaves) == len(inputs):
+            examples = tuple(_array(one) for one in leaves)
+    return LoadedNetwork(network=network, program=program, inputs=tuple(inputs), examples=examples)
+
+
+def _array(value: Any) -> Any:
+    """A NumPy array of a tensor; its type may be none of NumPy's."""
+    import torch
+
+    value = value.detach().cpu()
+    return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,150 @@
+"""The database that a search leaves: the fastest schedules ever known of a device, for TVM's `JSONDatabase`.
+
+A second search adds to it and never loses a schedule that was better. What the folder held before stays
+ahead, so that its lines keep their numbers: a kill between the two files leaves a database that is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.programs.trace_rules import TraceRefusedError, read_trace
+from agents.records import DeviceId, WorkloadId, canonical_json
+from fleet.durable import write_durably
+from fleet.errors import FleetError
+from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS, write_database
+from fleet.interchange.export_source import Source
+from fleet.store.reader import StoreReader
+
+#: Schedules that are kept of each workload: TVM applies the first, a search begins from the others.
+_MOST_SCHEDULES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One schedule of a workload in a database."""
+
+    #: Mean of its repeats, by which TVM chooses.
+    mean_secs: float
+    trace: str
+    #: As it stands in the file, behind the number of its workload.
+    line: str
+
+
+@dataclass(slots=True)
+class TunedDatabase:
+    """Workloads in the order of their lines, and the schedules of each, the fastest first."""
+
+    #: The line of each workload, by its id.
+    lines: dict[WorkloadId, str] = field(default_factory=dict)
+    schedules: dict[WorkloadId, list[Schedule]] = field(default_factory=dict)
+
+    def add(self, other: TunedDatabase) -> None:
+        """Take in what another database has; of each workload the fastest stay."""
+        for workload_id, line in other.lines.items():
+            self.lines.setdefault(workload_id, line)
+            known = {one.line: one for one in self.schedules.get(workload_id, [])}
+            known |= {one.line: one for one in other.schedules.get(workload_id, [])}
+            ranked = sorted(known.values(), key=lambda one: one.mean_secs)
+            distinct = {one.trace: one for one in reversed(ranked)}
+            best = sorted(distinct.values(), key=lambda one: one.mean_secs)
+            self.schedules[workload_id] = best[:_MOST_SCHEDULES]
+
+    def best_traces(self) -> dict[WorkloadId, str]:
+        """The trace of the fastest schedule of each workload."""
+        return {one: found[0].trace for one, found in self.schedules.items() if found}
+
+    def write(self, folder: Path) -> None:
+        """Put both files in place, the one with the workloads first."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / WORKLOADS, "".join(f"{line}\n" for line in self.lines.values()).encode())
+        rows = [
+            f"[{place},{one.line}]\n"
+            for place, workload_id in enumerate(self.lines)
+            for one in self.schedules.get(workload_id, [])
+        ]
+        write_durably(folder / RECORDS, "".join(rows).encode())
+
+
+def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> TunedDatabase:
+    """Bring the database of a device up to what the store knows.
+
+    Args:
+        reader: The store.
+        device_id: A device with records.
+        folder: Of the database. Earlier versions put it into a folder of the device's name in it.
+
+    Raises:
+        FleetError: The folder holds the database of another target, or one that cannot be read; nothing in
+            the store would do.
+    """
+    source = Source(reader, device_id)
+    if source.spec is None:
+        raise FleetError(f"device {device_id}: the store does not say what its target is; tune it once more")
+    target = canonical_json(source.spec.target)
+    found = TunedDatabase()
+    for place in (folder, folder / device_id):
+        if (place / RECORDS).exists():
+            found.add(read_database(place, target))
+    with tempfile.TemporaryDirectory() as made:
+        fresh = Path(made) / "database"
+        if write_database(fresh, source):
+            found.add(read_database(fresh, target))
+    if not found.best_traces():
+        raise FleetError(f"device {device_id}: no candidate of it ran, so there is no schedule to keep")
+    found.write(folder)
+    return found
+
+
+def read_database(folder: Path, target: str) -> TunedDatabase:
+    """Read a database of TVM.
+
+    Args:
+        folder: With both files.
+        target: Of the device, as canonical JSON.
+
+    Raises:
+        FleetError: It cannot be read, is of another target, or a trace says what none may say.
+    """
+    found = TunedDatabase()
+    try:
+        for number, line in _lines(folder / WORKLOADS):
+            name, _ = json.loads(line)
+            workload_id = WorkloadId(f"{int(name):016x}")
+            if workload_id in found.lines:
+                raise ValueError(f"line {number} repeats a workload")
+            found.lines[workload_id] = line
+        ids = list(found.lines)
+        for _, line in _lines(folder / RECORDS):
+            place, [trace, run_secs, its_target, arguments] = json.loads(line)
+            if canonical_json(its_target) != target:
+                raise FleetError(
+                    f"{folder} holds the database of another target, {canonical_json(its_target)}; this "
+                    f"device is {target}: choose another folder with --out"
+                )
+            text = canonical_json(trace)
+            read_trace(text)
+            secs = [float(one) for one in run_secs]
+            kept = f"[{text},{json.dumps(secs)},{target},{canonical_json(arguments)}]"
+            one = Schedule(statistics.fmean(secs), text, kept)
+            found.schedules.setdefault(ids[place], []).append(one)
+    except (OSError, ValueError, IndexError, TypeError, RecursionError, TraceRefusedError) as error:
+        raise FleetError(
+            f"the database in {folder} cannot be read ({error}); move it away, or choose another folder "
+            "with --out"
+        ) from None
+    for schedules in found.schedules.values():
+        schedules.sort(key=lambda one: one.mean_secs)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8") as opened:
+        for number, line in enumerate(opened, start=1):
+            if line.strip():
+                yield number, line.rstrip("\n")

@@ -1,0 +1,202 @@
+"""What a search leaves of a whole network: a compiled library, checked and timed beside other ways to run it.
+
+Called by `tuning.py` behind the search. A library is built and timed in confined processes
+(`agents.networks.reader`); the fastest one with the right output is kept: the one of this search, that of an
+earlier one, or TVM's without any schedule.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agents.host.host_lock import make_lock
+from agents.host.timing_lock import host_lock_path
+from agents.networks.latency import SIDES
+from agents.networks.library import TUNED, UNTUNED
+from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name
+from agents.networks.reader import ask
+from agents.records import DeviceKind, DeviceSpec, WorkloadId
+from fleet.durable import fsync
+from fleet.store.catalog import DeviceEntry
+
+#: Longest that a network may take to be compiled twice, and to be timed.
+_BUILD_SECS, _TIME_SECS = 1800.0, 1800.0
+#: Largest relative difference from torch's output, by the type of the network's numbers.
+_TOLERANCES = {"float32": 1e-4, "float64": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+_LEAST_TOLERANCE = 1e-4
+#: Sides whose library may be kept.
+_LIBRARIES = ("tvm_tuned", "tvm_earlier", "tvm_untuned")
+
+
+def labels_of(networks: Sequence[str]) -> dict[str, str]:
+    """The name that records keep of each network, by its spelling.
+
+    Raises:
+        NetworkRefusedError: A file cannot be read.
+    """
+    return {text: read_network_name(text).label() for text in networks}
+
+
+def why_not_here(spec: DeviceSpec, host: str | None) -> str:
+    """Why a library for a device is not built and timed by this process; empty where it is."""
+    if spec.kind is not DeviceKind.LOCAL:
+        return f"a device of kind {spec.kind} is not timed with whole networks; apply the database yourself"
+    here = socket.gethostname()
+    if host is not None and host != here:
+        return f"the device is on host {host}, and this is {here}; apply the database there"
+    return ""
+
+
+def deliver_all(
+    labels: Mapping[str, str], device: DeviceEntry, traces: Mapping[WorkloadId, str], out: Path
+) -> dict[str, dict[str, Any]]:
+    """Deliver each network that is a graph; what goes wrong with one is told, and keeps no other from it.
+
+    Args:
+        labels: As `labels_of` gives them.
+        device: As the store knows it.
+        traces: The fastest schedule of each workload.
+        out: Folder for the libraries.
+
+    Returns:
+        What `deliver` gives, by label; `{"why_not"}` where there is no library.
+    """
+    found = {}
+    host = device.descriptor.host if device.descriptor is not None else None
+    for text, label in labels.items():
+        if not read_network_name(text).is_graph:
+            continue
+        if why_not := why_not_here(device.spec, host):
+            found[label] = {"why_not": why_not}
+            continue
+        try:
+            found[label] = deliver(text, device.spec, traces, out)
+        except NetworkRefusedError as error:
+            found[label] = {"why_not": str(error)}
+    return found
+
+
+def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path) -> dict[str, Any]:
+    """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
+
+    Args:
+        text: Spelling of the network.
+        spec: A local device of this host.
+        traces: The fastest schedule of each workload.
+        out: Folder for the library.
+
+    Returns:
+        What `agents.networks.latency.time_sides` and `agents.networks.library.build` give, and: `library`
+        (path; None where no output is right), `kept` (its side), `is_equal`, `tolerance`,
+        `speedup_vs_untuned`.
+
+    Raises:
+        NetworkRefusedError: It cannot be read, compiled or run.
+    """
+    kept = out / f"{file_name(read_network_name(text))}.so"
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made:
+        folder = Path(made)
+        built = build_libraries(text, spec, traces, folder)
+        libraries = {"tvm_untuned": folder / UNTUNED, "tvm_tuned": folder / TUNED}
+        if kept.exists():
+            # Loaded from the same place under which it will be replaced, it would be replaced while it runs.
+            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, folder / "earlier.so"))
+        timed = time_network(text, spec, libraries, folder)
+        chosen = choose_library(timed, tolerance_of(timed))
+        if chosen is not None and chosen != "tvm_earlier":
+            _put(libraries[chosen], kept)
+    secs = timed["secs"]
+    return {
+        **built,
+        **timed,
+        "library": str(kept) if chosen is not None else None,
+        "kept": chosen,
+        "tolerance": tolerance_of(timed),
+        "is_equal": is_right("tvm_tuned", timed, tolerance_of(timed)),
+        "speedup_vs_untuned": secs["tvm_untuned"] / secs[chosen] if chosen is not None else None,
+    }
+
+
+def build_libraries(
+    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], folder: Path
+) -> dict[str, Any]:
+    """Compile a network without schedules and with them, into a folder that the process may write in.
+
+    Raises:
+        NetworkRefusedError: It cannot be read or compiled.
+    """
+    question = {
+        "op": "build",
+        "network": text,
+        "family": spec.family,
+        "target": spec.target,
+        "traces": dict(traces),
+        "folder": str(folder),
+    }
+    return ask(question, folder=folder, timeout_secs=_BUILD_SECS)
+
+
+def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> dict[str, Any]:
+    """Time libraries of a network beside torch and ONNX Runtime, on the device's cores.
+
+    Raises:
+        NetworkRefusedError: A library does not run.
+    """
+    lock = host_lock_path()
+    with suppress(OSError):
+        make_lock(lock)
+    question = {
+        "op": "time",
+        "network": text,
+        "family": spec.family,
+        "libraries": {side: str(path) for side, path in libraries.items()},
+        "sides": list(SIDES),
+        "threads": spec.threads,
+        "lock": str(lock),
+    }
+    return ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+
+
+def tolerance_of(timed: Mapping[str, Any]) -> float:
+    """How far an output may be from the expected one, relative to its largest value."""
+    return (
+        max((_TOLERANCES.get(dtype, 0.0) for _, _, dtype in timed["inputs"]), default=0.0) or _LEAST_TOLERANCE
+    )
+
+
+def choose_library(timed: Mapping[str, Any], tolerance: float) -> str | None:
+    """The side whose library is kept: the fastest one with the right output; None where none is right."""
+    secs = timed["secs"]
+    right = [side for side in _LIBRARIES if side in secs and is_right(side, timed, tolerance)]
+    return min(right, key=lambda side: secs[side], default=None)
+
+
+def file_name(network: NetworkName) -> str:
+    """The name of a network's library: of a file its own name, so that a changed one replaces it."""
+    name = network.path.stem if network.path is not None else network.text
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100]
+
+
+def is_right(side: str, timed: Mapping[str, Any], tolerance: float) -> bool:
+    """Whether the output of a side is the expected one, as far as the numbers of its type allow."""
+    if side == timed["reference"]:
+        return True
+    apart = timed["differences"][side]
+    return apart is not None and apart <= tolerance
+
+
+def _put(library: Path, kept: Path) -> None:
+    """Put a library in place, whole or not at all."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_name(f".{kept.name}.tmp")
+    shutil.copyfile(library, beside)
+    fsync(beside)
+    beside.replace(kept)
+    fsync(kept.parent)

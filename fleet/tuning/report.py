@@ -1,0 +1,179 @@
+"""The report of a search: `report.json` with everything found, and `report.html` for people.
+
+The page is a pure function of the value. Layout of the JSON, version 1: what `tune_device` returns, and
+`version`, `created_at`, `command`, `headline`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fleet.durable import write_durably
+from fleet.page_template import Mark, Plot, page_environment
+
+#: Version of the layout of `report.json`. 1: first published layout.
+REPORT_VERSION = 1
+#: What people call the ways to run a network.
+SIDE_NAMES = {
+    "tvm_untuned": "TVM, no schedules",
+    "tvm_tuned": "TVM, tuned by fleet",
+    "tvm_earlier": "TVM, tuned earlier",
+    "torch_eager": "torch eager",
+    "torch_compile": "torch.compile",
+    "onnxruntime": "ONNX Runtime",
+}
+_MOST_CURVES = 12
+_TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def write_report(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
+    """Write both files; each is the old one or the new one, never a part.
+
+    Args:
+        found: What `tune_device` returns.
+        folder: Where they go.
+        created_at_secs: Unix seconds.
+        command: What makes it again.
+
+    Returns:
+        The path of the page.
+    """
+    report = {
+        "version": REPORT_VERSION,
+        **found,
+        "created_at": created_at_secs,
+        "command": command,
+        "headline": headline(found),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "report.html"
+    write_durably(page, render(report).encode())
+    write_durably(folder / "report.json", (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
+    return page
+
+
+def headline(found: Mapping[str, Any]) -> list[str]:
+    """What came of it, in sentences."""
+    ran = [one for one in found["workloads"] if one["best_secs"]]
+    said = [
+        f"{found['trials']:,} candidates of {len(found['workloads'])} workloads were measured on "
+        f"{found['device']}; {found['failed']:,} failed, and {len(ran)} workloads have a schedule."
+    ]
+    for name, one in found["whole_networks"].items():
+        said.append(network_sentence(name, one))
+    return said
+
+
+def network_sentence(name: str, one: Mapping[str, Any]) -> str:
+    """One network in one sentence: how fast its library is, and who else is faster."""
+    if one.get("why_not"):
+        return f"{name}: no library ({one['why_not']})."
+    if one["kept"] is None:
+        return f"{name}: no library has the output of {SIDE_NAMES[one['reference']]}; none is kept."
+    secs = one["secs"]
+    kept = secs[one["kept"]]
+    others = {side: secs[side] / kept for side in secs if not side.startswith("tvm")}
+    faster = [
+        f"{SIDE_NAMES[side]} is faster ({millis(secs[side])})" for side, ratio in others.items() if ratio < 1
+    ]
+    slower = [
+        f"{ratio:.2f} times as fast as {SIDE_NAMES[side]}" for side, ratio in others.items() if ratio >= 1
+    ]
+    parts = [f"{one['speedup_vs_untuned']:.2f} times as fast as TVM without schedules", *slower, *faster]
+    return f"{name}: {millis(kept)} a run, {'; '.join(parts)}."
+
+
+def millis(secs: float | None) -> str:
+    """Seconds as milliseconds."""
+    return "-" if secs is None else f"{secs * 1e3:.3f} ms"
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Give the page as text: a whole HTML document that loads nothing from anywhere."""
+    names = ", ".join(report["whole_networks"] or report["networks"]) or "workloads"
+    template = page_environment().get_template("tuning.html")
+    return template.render(
+        report=report,
+        title=f"{names} on {report['device']}",
+        tiles=_tiles(report),
+        plots=[plot for plot in _plots(report) if plot.rows],
+        sides=SIDE_NAMES,
+        millis=millis,
+    )
+
+
+def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tiles = [("candidates measured", f"{report['trials']:,}"), ("workloads", f"{len(report['workloads']):,}")]
+    for name, one in report["whole_networks"].items():
+        if one.get("kept"):
+            tiles.append((name, millis(one["secs"][one["kept"]])))
+            tiles.append((f"{name}, over untuned", f"{one['speedup_vs_untuned']:.2f}{_TIMES}"))
+    return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
+
+
+def _plots(report: Mapping[str, Any]) -> list[Plot]:
+    plots = [_latencies(name, one) for name, one in report["whole_networks"].items() if one.get("secs")]
+    return [*plots, _curves(report["workloads"]), _parts(report["seconds"])]
+
+
+def _latencies(name: str, one: Mapping[str, Any]) -> Plot:
+    secs = one["secs"]
+    top = max(max(turns) for turns in one["turns"].values())
+    rows = []
+    for side in sorted(secs, key=lambda side: secs[side]):
+        turns = one["turns"][side]
+        marks = [
+            Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
+            Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
+        ]
+        rows.append((SIDE_NAMES[side], marks, millis(secs[side])))
+    return Plot(
+        f"latency-{name}",
+        f"One run of {name}",
+        "Median of the turns, all sides in turn on the same cores with as many threads; the thin line goes "
+        "from the fastest turn to the slowest.",
+        rows,
+        [(0, "0"), (100, millis(top))],
+    )
+
+
+def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
+    """How the best program of the heaviest workloads fell while candidates were tried."""
+    rows = []
+    told = [one for one in workloads if one["best_secs"] and any(best for _, best in one["curve"])]
+    for one in sorted(told, key=lambda one: -one["best_secs"] * one["weight"])[:_MOST_CURVES]:
+        points = [(tried, best) for tried, best in one["curve"] if best]
+        last, low = points[-1][0], one["best_secs"]
+        high = max(best for _, best in points)
+        spread = math.log(high / low) or 1.0
+        places = [
+            (100 * tried / last, 92 - 84 * (math.log(best / low) / spread) if high > low else 50.0)
+            for tried, best in points
+        ]
+        # Fast is at the bottom: a curve falls.
+        places = [(x, 100 - y) for x, y in places]
+        marks = [Mark("dot", *places[-1])]
+        for (x, y), (end, end_y) in pairwise(places):
+            marks.append(Mark("trend", x, y, 0, end, end_y))
+        rows.append((one["name"], marks, f"{millis(low)} after {last}"))
+    return Plot(
+        "curves",
+        "How the search went",
+        "Each row is a workload: candidates tried from left to right, the best latency so far on a log scale "
+        "of its own, fast at the top. The heaviest stand first.",
+        rows,
+        (),
+    )
+
+
+def _parts(seconds: Mapping[str, float]) -> Plot:
+    longest = max(seconds.values(), default=0) or 1
+    rows = [
+        (name, [Mark("bar", 0, end=100 * secs / longest)], f"{secs:.1f} s") for name, secs in seconds.items()
+    ]
+    return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())

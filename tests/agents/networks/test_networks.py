@@ -1,0 +1,175 @@
+"""Whole networks: how they are named, which files are refused, and which workloads they have."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.networks.archive import check_archive
+from agents.networks.network_name import (
+    NetworkRefusedError,
+    networks_here,
+    read_network_name,
+    with_absolute_path,
+)
+from agents.networks.reader import ask, network_workloads
+from agents.records import Family
+from tests.network_fixtures import rewritten, save_network, with_graph
+
+
+def test_a_network_is_one_of_ours_a_file_or_an_architecture(tmp_path: Path) -> None:
+    assert (read_network_name("bert-tiny").source, read_network_name("bert-tiny").is_graph) == ("ours", False)
+    path = tmp_path / "mine.PT2"
+    path.write_bytes(b"one")
+    mine = read_network_name(str(path))
+    assert (mine.source, mine.path, mine.is_graph) == ("pt2", path, True)
+    label = mine.label()
+    assert label.startswith("mine.PT2-")
+    path.write_bytes(b"two")
+    assert mine.label() != label, "another content is another network"
+    text = "transformers:mobilenet_v2,image_size=128,tf_padding=false,batch=4,dtype=float16"
+    one = read_network_name(text)
+    assert (one.source, one.name, one.batch, one.dtype) == ("transformers", "mobilenet_v2", 4, "float16")
+    assert dict(one.options) == {"image_size": 128, "tf_padding": False}
+    assert one.label() == text
+    assert read_network_name("torchvision:resnet18").source == "torchvision"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bert-tinny", "did you mean 'bert-tiny'"),
+        ("mynet", "others are a .pt2 or .onnx file, transformers:NAME"),
+        ("transformers:", "expected the name of an architecture behind transformers:"),
+        ("transformers:../x", "expected the name"),
+        ("transformers:bert,batch", "expected KEY=VALUE once a key, got 'batch'"),
+        ("transformers:bert,a=1,a=2", "expected KEY=VALUE once"),
+        ("transformers:bert,batch=0", "batch is a number from 1, got 0"),
+        ("transformers:bert,dtype=int4", "dtype is one of float32, float16, bfloat16"),
+    ],
+)
+def test_what_is_no_network_is_refused_with_what_would_be_one(text: str, message: str) -> None:
+    with pytest.raises(NetworkRefusedError, match=None) as refused:
+        read_network_name(text)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_paths_are_absolute_for_who_does_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert with_absolute_path("nets/mine.onnx") == str(tmp_path / "nets/mine.onnx")
+    assert with_absolute_path("bert-tiny") == "bert-tiny"
+    with pytest.raises(NetworkRefusedError, match=r"nets/mine.onnx: cannot be read on host .*No such file"):
+        networks_here(["bert-tiny", "nets/mine.onnx"])
+    assert networks_here(None) is None
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_network(tmp_path_factory.mktemp("networks") / "small.pt2")
+
+
+def refusal(path: Path) -> str:
+    with path.open("rb") as opened, pytest.raises(NetworkRefusedError) as refused:
+        check_archive(opened, "net")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_program_of_fixed_shapes_passes(saved: Path) -> None:
+    with saved.open("rb") as opened:
+        check_archive(opened, "net")
+
+
+def test_an_archive_with_code_is_refused_before_torch_sees_it(saved: Path, tmp_path: Path) -> None:
+    for name in ("data/aotinductor/model/x.wrapper.so", "data/constants/custom_obj_0", "extra/run.py"):
+        path = rewritten(saved, tmp_path / "code.pt2", lambda _, content: content)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(f"small/{name}", b"x")
+        assert f"holds code or objects ({name})" in refusal(path)
+
+
+def test_a_graph_that_calls_something_else_is_refused(saved: Path, tmp_path: Path) -> None:
+    def call(target: str) -> Any:
+        def change(value: dict[str, Any]) -> None:
+            value["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+        return change
+
+    for target in ("torch.os.system", "_operator.attrgetter", "math.factorial", "torch.ops.aten.add; x"):
+        path = with_graph(saved, tmp_path / "call.pt2", call(target))
+        assert f"calls what is no tensor operator of torch: {target}" in refusal(path)
+
+
+def test_expressions_that_torch_would_evaluate_are_refused_as_dynamic_shapes(
+    saved: Path, tmp_path: Path
+) -> None:
+    def change(value: dict[str, Any]) -> None:
+        tensors = value["graph_module"]["graph"]["tensor_values"]
+        next(iter(tensors.values()))["sizes"][0] = {"as_expr": {"expr_str": "__import__('os')", "hint": None}}
+
+    assert "has dynamic shapes" in refusal(with_graph(saved, tmp_path / "expr.pt2", change))
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broken.pt2"
+    path.write_bytes(b"PK\x03\x04 but no more")
+    assert "is no archive of torch.export.save" in refusal(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("old/serialized_exported_program.json", "{}")
+    assert "expected an archive of torch.export.save with one program" in refusal(path)
+
+
+class Payload:
+    """Pickled, it makes a folder where it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return Path.mkdir, (self._folder,)
+
+
+@pytest.mark.tvm
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_networks_are_read_in_a_confined_process_that_unpickles_nothing(saved: Path, tmp_path: Path) -> None:
+    """One process start each: what a small network gives, and what becomes of one that carries a pickle."""
+    import torch
+
+    found = network_workloads([str(saved)], Family.CPU)
+    label = read_network_name(str(saved)).label()
+    uses = sorted((one.name.rpartition("_")[0], dict(one.networks)[label]) for one in found)
+    # Normalisations are in the weights; bias and activation are fused; the twins are one workload.
+    assert [one for one in uses if "conv2d" in one[0]] == [
+        ("conv2d_add_clip_2x16x16x16", 1),
+        ("conv2d_add_relu_2x16x16x16", 1),
+        ("conv2d_add_relu_2x16x16x16", 2),
+    ]
+    assert not [name for name, _ in uses if "sqrt" in name or "divide_multiply" in name]
+    assert all(one.operator == "relax" and one.flops >= 0 for one in found)
+    assert len({one.workload_id for one in found}) == len(found)
+
+    planted = tmp_path / "planted"
+    carried = io.BytesIO()
+    torch.save({"example": Payload(planted)}, carried)
+
+    def plant(name: str, content: bytes) -> bytes:
+        return carried.getvalue() if name.startswith("data/sample_inputs/") else content
+
+    path = rewritten(saved, tmp_path / "pickle.pt2", plant)
+    with path.open("rb") as opened:
+        check_archive(opened, "net")  # a pickle may look like anything: torch's own reader refuses it
+    with pytest.raises(NetworkRefusedError, match="cannot load it"):
+        network_workloads([str(path)], Family.CPU)
+    assert not planted.exists()
+
+
+def test_a_process_that_dies_is_one_line() -> None:
+    with pytest.raises(NetworkRefusedError, match="bert-tiny: the process that does 'nothing'") as refused:
+        ask({"op": "nothing", "network": "bert-tiny"}, timeout_secs=60)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,260 @@
+"""What tuning a network leaves: a database that only gets better, a checked library, a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.networks.latency import difference
+from agents.networks.network_name import read_network_name
+from agents.records import DeviceId, DeviceKind, Outcome, Record, WorkloadId, canonical_json
+from fleet.collection.clock import Clock
+from fleet.errors import FleetError
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+from fleet.tuning.conclusion import conclude
+from fleet.tuning.database import read_database, update_database
+from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
+from fleet.tuning.report import headline, render
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+
+TARGET = {"kind": "llvm", "num-cores": 1}
+
+
+def ok(number: int, secs: float, workload: int = 1) -> Record:
+    return make_record(
+        number,
+        device="mine",
+        workload=make_workload(workload).workload_id,
+        trace=f'[[["Sample{number}"]],[]]',
+        outcome=Outcome.OK,
+        run_secs=(secs,),
+        error="",
+    )
+
+
+def place(workload: int) -> WorkloadId:
+    """The id of a workload as a database names it: a whole number of 64 bits."""
+    return WorkloadId(f"{int(make_workload(workload).workload_id, 16):016x}")
+
+
+def timed(secs: dict[str, float], differences: dict[str, float | None]) -> dict[str, Any]:
+    return {
+        "secs": secs,
+        "differences": differences,
+        "reference": "torch_eager",
+        "inputs": [["x", [1], "float32"]],
+    }
+
+
+def test_the_fastest_library_with_the_right_output_is_kept() -> None:
+    sides = {"torch_eager": 1.0, "tvm_untuned": 9.0, "tvm_tuned": 2.0}
+    right = {"tvm_untuned": 1e-6, "tvm_tuned": 1e-6}
+    assert choose_library(timed(sides, right), 1e-4) == "tvm_tuned"
+    assert choose_library(timed(sides | {"tvm_tuned": 10.0}, right), 1e-4) == "tvm_untuned", "never worse"
+    earlier = timed(sides | {"tvm_earlier": 1.5}, right | {"tvm_earlier": 0.0})
+    assert choose_library(earlier, 1e-4) == "tvm_earlier", "what an earlier search found stays"
+    assert choose_library(timed(sides, right | {"tvm_tuned": 1e-2}), 1e-4) == "tvm_untuned"
+    assert choose_library(timed(sides, dict.fromkeys(right)), 1e-4) is None
+    assert tolerance_of(timed(sides, right)) == 1e-4
+    half = {"inputs": [["x", [1], "float16"], ["ids", [1], "int64"]]}
+    assert tolerance_of(half) > 1e-4
+    assert tolerance_of({"inputs": [["ids", [1], "int64"]]}) == 1e-4
+
+
+def test_outputs_are_compared_by_their_largest_value() -> None:
+    import numpy as np
+
+    one = np.array([1.0, -200.0])
+    assert difference([one + 0.1], [one]) == pytest.approx(0.1 / 200)
+    assert difference([one], [one, one]) == float("inf")
+    assert difference([one[:1]], [one]) == float("inf")
+    assert difference([one * np.nan], [one]) == float("inf")
+
+
+def test_a_library_is_made_where_the_device_is() -> None:
+    import socket
+
+    assert why_not_here(make_spec(), socket.gethostname()) == ""
+    assert "on host far" in why_not_here(make_spec(), "far")
+    assert "of kind cuda" in why_not_here(make_spec(kind=DeviceKind.CUDA), None)
+    assert file_name(read_network_name("transformers:bert,batch=2")) == "transformers-bert-batch-2"
+    assert file_name(read_network_name("/nets/mine.pt2")) == "mine"
+
+
+def store_with(folder: Path, records: list[Record]) -> StoreReader:
+    store = Store.open(folder)
+    store.put_workloads([make_workload(1), make_workload(2)])
+    store.put_device(make_spec("mine", target_json=canonical_json(TARGET)), make_descriptor())
+    store.append(records)
+    store.close()
+    return Store.read(folder)
+
+
+def bests(folder: Path) -> list[float]:
+    found = read_database(folder, canonical_json(TARGET))
+    return sorted(one.mean_secs for schedules in found.schedules.values() for one in schedules)
+
+
+def test_a_second_search_keeps_what_was_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
+    monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
+    out = tmp_path / "tuned"
+    first = store_with(tmp_path / "first", [ok(1, 1e-3), ok(2, 2e-3), ok(3, 5e-3, workload=2)])
+    found = update_database(first, DeviceId("mine"), out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "database_tuning_record.json",
+        "database_workload.json",
+    ]
+    assert bests(out) == [1e-3, 2e-3, 5e-3]
+    # Another store knows slower ones of the first workload, and a faster one of the second.
+    other = store_with(tmp_path / "other", [ok(4, 4e-3, workload=2), ok(5, 3e-3)])
+    again = update_database(other, DeviceId("mine"), out)
+    assert bests(out) == [1e-3, 2e-3, 3e-3, 4e-3, 5e-3]
+    one, two = place(1), place(2)
+    assert again.best_traces()[one] == found.best_traces()[one] == canonical_json([[["Sample1"]], []])
+    assert again.best_traces()[two] == canonical_json([[["Sample4"]], []])
+    assert list(again.lines) == list(found.lines), "lines keep their numbers"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    update_database(other, DeviceId("mine"), out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / "database_tuning_record.json").write_text('[0,[[[],[]],[1.0],{"kind":"llvm"},[]]]\n')
+    with pytest.raises(FleetError, match="holds the database of another target"):
+        update_database(other, DeviceId("mine"), out)
+    (out / "database_tuning_record.json").write_text("[7,[[[],[]],[1.0]")
+    with pytest.raises(FleetError, match="cannot be read"):
+        update_database(other, DeviceId("mine"), out)
+
+
+def test_the_database_of_an_earlier_version_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
+    monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
+    out = tmp_path / "tuned"
+    first = store_with(tmp_path / "first", [ok(1, 1e-3)])
+    update_database(first, DeviceId("mine"), out / "mine")
+    other = store_with(tmp_path / "other", [ok(2, 2e-3)])
+    update_database(other, DeviceId("mine"), out)
+    assert bests(out) == [1e-3, 2e-3]
+
+
+def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the processes that compile and time played: what is asked of them, and what is kept."""
+    monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
+    monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
+    monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_: "")
+    asked: list[dict[str, Any]] = []
+    secs = {"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3, "tvm_earlier": 4e-3}
+
+    def ask(question: dict[str, Any], *, folder: Path, **_: Any) -> dict[str, Any]:
+        asked.append(question)
+        if question["op"] == "build":
+            for name in ("tuned.so", "untuned.so"):
+                (folder / name).write_text(f"{name} {len(asked)}")
+            return {"workloads": 5, "applied": 4, "refused": {}}
+        sides = ["torch_eager", *question["libraries"]]
+        return {
+            **timed({side: secs[side] for side in sides}, dict.fromkeys(sides[1:], 1e-07)),
+            "turns": {side: [secs[side]] for side in sides},
+            "absent": {},
+            "threads": question["threads"],
+        }
+
+    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
+    store, out = store_with(tmp_path / "store", [ok(1, 1e-3)]), tmp_path / "tuned"
+    found = {key: value for key, value in result().items() if key not in ("whole_networks", "database")}
+    labels = {"bert-tiny": "bert-tiny", "/nets/small.pt2": "small.pt2-12345678"}
+    said: list[str] = []
+
+    def end() -> dict[str, Any]:
+        return conclude(found, store, labels, out, Clock(), SimpleNamespace(say=said.append))  # type: ignore[arg-type]
+
+    [(label, one)] = end()["whole_networks"].items()
+    assert (label, one["kept"], one["is_equal"]) == ("small.pt2-12345678", "tvm_tuned", True)
+    assert one["speedup_vs_untuned"] == pytest.approx(3.0)
+    assert (out / "small.so").read_text() == "tuned.so 1"
+    assert list(asked[0]["traces"].values()) == [canonical_json([[["Sample1"]], []])]
+    assert set(asked[1]["libraries"]) == {"tvm_untuned", "tvm_tuned"}
+    assert len(said) == 1
+    report = json.loads((out / "report.json").read_text())
+    assert report["whole_networks"][label]["library"] == str(out / "small.so")
+    assert "--network /nets/small.pt2" in report["command"]
+    assert "small.pt2-12345678" in (out / "report.html").read_text()
+
+    # What an earlier search found is timed beside the new library, and stays where that is slower.
+    secs["tvm_tuned"] = 5e-3
+    assert end()["whole_networks"][label]["kept"] == "tvm_earlier"
+    assert (out / "small.so").read_text() == "tuned.so 1"
+    assert set(asked[3]["libraries"]) == {"tvm_untuned", "tvm_tuned", "tvm_earlier"}
+
+
+def result() -> dict[str, Any]:
+    return {
+        "device": "mine",
+        "model": None,
+        "why_no_model": "no model serves mine yet",
+        "trials": 20,
+        "failed": 1,
+        "networks": {},
+        "workloads": [
+            {
+                "name": "conv2d_<b>_1x2",
+                "weight": 2,
+                "flops": 1e6,
+                "before_secs": None,
+                "best_secs": 1e-3,
+                "gflops_per_s": 1.0,
+                "trials": 20,
+                "failed": 1,
+                "curve": [[16, 2e-3], [20, 1e-3]],
+            },
+            {
+                "name": "never ran",
+                "weight": 1,
+                "flops": 1e6,
+                "before_secs": None,
+                "best_secs": None,
+                "gflops_per_s": None,
+                "trials": 0,
+                "failed": 0,
+                "curve": [[4, None]],
+            },
+        ],
+        "whole_networks": {
+            "net": {
+                **timed({"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3}, {"tvm_untuned": 0.0}),
+                "differences": {"tvm_untuned": 1e-7, "tvm_tuned": 2e-7},
+                "turns": {side: [2e-3, 9e-3] for side in ("torch_eager", "tvm_untuned", "tvm_tuned")},
+                "absent": {"torch_compile": "there is no C++ compiler"},
+                "threads": 1,
+                "workloads": 5,
+                "applied": 4,
+                "library": "/tmp/net.so",
+                "kept": "tvm_tuned",
+                "tolerance": 1e-4,
+                "speedup_vs_untuned": 3.0,
+            },
+            "far": {"why_not": "the device is on host far"},
+        },
+        "seconds": {"measure": 10.0},
+        "database": "runs/tuned/mine",
+    }
+
+
+def test_the_report_says_who_wins() -> None:
+    found = result()
+    said = headline(found)
+    assert said[1] == (
+        "net: 3.000 ms a run, 3.00 times as fast as TVM without schedules; torch eager is faster (2.000 ms)."
+    )
+    assert said[2] == "far: no library (the device is on host far)."
+    page = render({"version": 1, **found, "created_at": 0.0, "command": "fleet tune mine", "headline": said})
+    assert "conv2d_&lt;b&gt;_1x2" in page
+    for text in ("torch.compile", "there is no C++ compiler", "1970-01-01", "4 of 5 tensor programs"):
+        assert text in page
+    assert "http" not in page, "it loads nothing"

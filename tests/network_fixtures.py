@@ -1,0 +1,88 @@
+"""Small networks as files, for tests of whole networks."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def small_network() -> Any:
+    """A module with what is folded and fused: a convolution with bias, normalisation and clip, and twins."""
+    import torch
+
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(3, 16, 3, padding=1)
+            self.norm = torch.nn.BatchNorm2d(16)
+            self.depthwise = torch.nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
+            self.second_norm = torch.nn.BatchNorm2d(16)
+            self.one = torch.nn.Conv2d(16, 16, 3, padding=1)
+            self.two = torch.nn.Conv2d(16, 16, 3, padding=1)
+            self.head = torch.nn.Linear(16, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.nn.functional.relu6(self.norm(self.stem(x)))
+            x = torch.relu(self.second_norm(self.depthwise(x)))
+            x = torch.relu(self.two(torch.relu(self.one(x))))
+            return torch.softmax(self.head(x.mean((2, 3))), -1)
+
+    torch.manual_seed(0)
+    made = Small()
+    with torch.no_grad():
+        for norm in (made.norm, made.second_norm):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2.0)
+            norm.weight.uniform_(0.5, 2.0)
+            norm.bias.normal_()
+    return made.eval()
+
+
+def save_network(path: Path, *, batch: int = 2, side: int = 16, **how: Any) -> Path:
+    """Export the small network into a `.pt2` file."""
+    import torch
+
+    return save_program(small_network(), (torch.randn(batch, 3, side, side),), path, **how)
+
+
+def save_program(module: Any, inputs: tuple[Any, ...], path: Path, **how: Any) -> Path:
+    """Export a module into a `.pt2` file."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        torch.export.save(torch.export.export(module.eval(), inputs, **how), str(path))
+    return path
+
+
+def rewritten(source: Path, path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
+    """Copy a `.pt2` file entry by entry.
+
+    Args:
+        source: What is copied.
+        path: Where to.
+        change: Gives the content of an entry by its name without the archive's folder; None leaves it out.
+    """
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            content = change(entry.filename.partition("/")[2], old.read(entry))
+            if content is not None:
+                new.writestr(entry.filename, content)
+    return path
+
+
+def with_graph(source: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy a `.pt2` file with another graph."""
+
+    def edit(name: str, content: bytes) -> bytes:
+        if not name.startswith("models/"):
+            return content
+        value = json.loads(content)
+        change(value)
+        return json.dumps(value).encode()
+
+    return rewritten(source, path, edit)
