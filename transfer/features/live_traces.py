@@ -1,61 +1,58 @@
-"""Traces that TVM holds in memory, read without turning each into JSON.
+"""Traces that TVM holds in memory, read without turning each into Python's lists or text.
 
 A search asks for scores of hundreds of candidates at a time, all of a few design spaces: within one, only the
-decisions change. TVM prints a trace ten times as fast as it turns it into JSON, and what it prints is
-complete. So the printed text, its decisions taken out, is the key of a design space; its instructions are
-compiled once, as those of a stored trace are, and each further candidate costs the decisions read out of its
-text. Called by `transfer.features.extractor`; imports no TVM: of a trace it uses `insts`, `decisions`,
-`as_json()`, its text, and that its class makes another one of instructions and decisions.
+decisions change. TVM's own JSON form of a trace, kept in its own containers, costs a third of printing the
+trace; a structural hash of its instructions is the key of a design space. The instructions are compiled once,
+as those of a stored trace are, and each further candidate costs its decisions. Called by
+`transfer.features.extractor`; of a trace it uses `insts`, `decisions`, and that its class makes another one
+of instructions and decisions.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from bisect import insort
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agents.records import Workload, canonical_json
 from transfer.errors import TraceError
 from transfer.features.step_rows import Decided
-from transfer.language.compile_trace import POSTPROCESSED_KEYS, POSTPROCESSED_PATTERN, compile_plan
+from transfer.language.compile_trace import POSTPROCESSED_KEYS, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.trace_values import CompiledSpace
 
 #: Design spaces kept before starting over. Without a mark where post-processing begins, each candidate
 #: may look like a space of its own.
 _SPACE_LIMIT = 4096
-#: Texts of decisions kept before starting over; a tile is drawn from some hundreds.
+#: Decisions kept before starting over; a tile is drawn from some hundreds.
 _DECISION_LIMIT = 65536
 
-#: How each instruction begins in what TVM prints.
-_LINE = "\n  "
-# Where post-processing begins.
-_POSTPROCESSING = re.compile(
-    rf'{_LINE}(?:sch\.enter_postproc\(|sch\.unannotate\(block_or_loop=b\d+, ann_key="'
-    rf'(?:{POSTPROCESSED_PATTERN})")'
-)
-_DECISION = ", decision="
-_VALUE = re.compile(r"\[[-\d, ]*\]|-?\d+")
 
+class TraceForm(NamedTuple):
+    """How traces are taken apart."""
 
-class _Space(NamedTuple):
-    """A design space: its compiled instructions, and which instruction made each decision."""
-
-    plan: CompiledSpace
-    sampled: tuple[int, ...]
+    #: A trace as `[instructions, decisions]`, decisions as `[instruction, value]`, in any containers.
+    parts: Callable[[Any], Any]
+    #: A number that is equal for equal containers, and for no others: 64 bits of a hash.
+    key: Callable[[Any], int]
 
 
 class LiveReader:
-    """Reads traces of schedules in memory; keeps the compiled form of each design space met."""
+    """Reads traces of schedules in memory; keeps the compiled form of each design space met.
 
-    def __init__(self) -> None:
+    Args:
+        form: How traces are taken apart; TVM's own way where None.
+    """
+
+    def __init__(self, form: TraceForm | None = None) -> None:
+        self._form = form
         self._reader = MetaScheduleReader()
-        #: By workload and text; None where the text does not tell what the JSON does.
-        self._spaces: dict[tuple[str, ...], _Space | None] = {}
+        #: By workload and the key of the instructions.
+        self._spaces: dict[tuple[str, int], CompiledSpace] = {}
         #: By workload, how many instructions of a known space stand before post-processing.
         self._lengths: dict[str, list[int]] = {}
-        self._decisions: dict[str, Any] = {}
+        #: By key: lists as tuples.
+        self._decisions: dict[int, Any] = {}
 
     def read(self, trace: Any, workload: Workload) -> Decided:
         """Read the trace of one schedule (`tvm.s_tir.Schedule.trace`).
@@ -72,83 +69,68 @@ class LiveReader:
         """
         if trace is None:
             raise TraceError("a schedule has no trace; make it with tracing on, as MetaSchedule does")
-        text = str(self._beginning(trace, workload))
-        # Mostly it ends where post-processing begins, and its space is known.
-        values, rest = self._parted(text)
-        space = self._spaces.get((workload.workload_id, *rest))
+        if self._form is None:
+            self._form = _tvm_form()
+        instructions, decisions = self._form.parts(self._beginning(trace, workload))
+        space = self._spaces.get((workload.workload_id, self._form.key(instructions)))
         if space is None:
-            end = _POSTPROCESSING.search(text)
-            values, rest = self._parted(text[: end.start()] if end else text)
-            key = (workload.workload_id, *rest)
-            if key not in self._spaces:
-                if len(self._spaces) >= _SPACE_LIMIT:
-                    self._spaces.clear()
-                    self._lengths.clear()
-                steps = text.count(_LINE, 0, end.start() if end else len(text))
-                self._spaces[key] = self._compile(trace, workload, steps, values)
-            space = self._spaces[key]
-        if space is None:
-            return Decided(*self._reader.space(_stored_form(trace), workload))
-        return Decided(space.plan, dict(zip(space.sampled, values, strict=True)))
-
-    def _parted(self, text: str) -> tuple[list[Any], list[str]]:
-        """The decisions in a text, and what is left of it between them."""
-        first, *others = text.split(_DECISION)
-        values, rest = [], [first]
-        for one in others:
-            # A decision is the last argument of its call, and holds no bracket of that kind.
-            text, closing, after = one.partition(")")
-            value = self._decision(text)
-            if value is None:
-                rest[-1] += _DECISION + one
-            else:
-                values.append(value)
-                rest.append(closing + after)
-        return values, rest
+            beginning = _cut(trace, _first_postprocessing(trace.insts))
+            instructions, decisions = self._form.parts(beginning)
+            if len(self._spaces) >= _SPACE_LIMIT:
+                self._spaces.clear()
+                self._lengths.clear()
+            key = workload.workload_id, self._form.key(instructions)
+            space = self._spaces[key] = self._compile(instructions, workload)
+        pairs = [one[:] for one in decisions[:]]
+        return Decided(space, {place: self._value(value, self._form.key) for place, value in pairs})
 
     def _beginning(self, trace: Any, workload: Workload) -> Any:
         """The trace up to post-processing if that begins where it does in a known space, else all of it."""
         instructions = trace.insts
         for steps in self._lengths.get(workload.workload_id, ()):
             if len(instructions) > steps and _begins_postprocessing(instructions[steps]):
-                return type(trace)(instructions[:steps], trace.decisions)
+                return _cut(trace, steps)
         return trace
 
-    def _decision(self, text: str) -> Any:
-        """A number or a tuple of them, None where it is neither; equal texts give the same object."""
-        if text not in self._decisions:
+    def _value(self, value: Any, key_of: Callable[[Any], int]) -> Any:
+        """A decision: a number, or a tuple of them; equal ones are the same object."""
+        if value is None or isinstance(value, int):
+            return value
+        key = key_of(value)
+        found = self._decisions.get(key)
+        if found is None:
             if len(self._decisions) >= _DECISION_LIMIT:
                 self._decisions.clear()
-            value = json.loads(text) if _VALUE.fullmatch(text) else None
-            self._decisions[text] = tuple(value) if isinstance(value, list) else value
-        return self._decisions[text]
+            found = self._decisions[key] = tuple(map(int, value))
+        return found
 
-    def _compile(self, trace: Any, workload: Workload, steps: int, values: list[Any]) -> _Space | None:
-        """The space of a trace, or None where its text and its JSON do not tell the same.
-
-        Args:
-            trace: One of the space.
-            workload: What it schedules.
-            steps: Instructions that its text shows before post-processing.
-            values: Decisions among them.
-        """
-        beginning = type(trace)(trace.insts[:steps], trace.decisions)
-        text = _stored_form(beginning)
-        instructions, decisions = json.loads(text)
-        sampled = [
-            (place, tuple(value) if isinstance(value, list) else value)
-            for place, value in decisions
-            if place < steps
-        ]
-        ends_there = len(trace.insts) == steps or _begins_postprocessing(trace.insts[steps])
-        if len(instructions) != steps or not ends_there or [value for _, value in sampled] != values:
-            return None
+    def _compile(self, parts: Any, workload: Workload) -> CompiledSpace:
+        """The space of instructions up to where post-processing would begin."""
+        instructions = _plain(parts)
         lengths = self._lengths.setdefault(workload.workload_id, [])
-        if steps not in lengths:
+        if len(instructions) not in lengths:
             # The shortest first: a longer one would end inside the post-processing of a shorter space.
-            insort(lengths, steps)
-        plan = compile_plan(instructions, self._reader.program(workload), len(text))
-        return _Space(plan, tuple(place for place, _ in sampled))
+            insort(lengths, len(instructions))
+        text_chars = len(canonical_json(instructions))
+        return compile_plan(instructions, self._reader.program(workload), text_chars)
+
+
+def _tvm_form() -> TraceForm:
+    from tvm_ffi import get_global_func, structural_hash
+
+    as_json = get_global_func("s_tir.schedule.TraceAsJSON")
+    # `Trace.as_json` would turn all of the result into Python's lists, in thirty times the time.
+    return TraceForm(lambda trace: as_json(trace, False), structural_hash)
+
+
+def _cut(trace: Any, steps: int) -> Any:
+    return type(trace)(trace.insts[:steps], trace.decisions)
+
+
+def _first_postprocessing(instructions: Any) -> int:
+    """How many instructions stand before post-processing."""
+    places = (place for place, one in enumerate(instructions) if _begins_postprocessing(one))
+    return next(places, len(instructions))
 
 
 def _begins_postprocessing(instruction: Any) -> bool:
@@ -159,11 +141,10 @@ def _begins_postprocessing(instruction: Any) -> bool:
     return bool(kind == "EnterPostproc")
 
 
-def _stored_form(trace: Any) -> str:
-    """The trace as it is stored: canonical JSON."""
-    return canonical_json(json.loads(json.dumps(trace.as_json(), default=_plain)))
-
-
 def _plain(value: Any) -> Any:
-    """A TVM number or list as Python's."""
-    return value.value if hasattr(value, "value") else list(value)
+    """TVM's containers, text and numbers as Python's."""
+    if isinstance(value, str):
+        return str(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    return _plain(value.value) if hasattr(value, "value") else [_plain(one) for one in value[:]]

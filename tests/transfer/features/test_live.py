@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ import pytest
 from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from transfer.errors import TraceError
+from transfer.features import live_traces
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.live_traces import LiveReader
+from transfer.features.live_traces import LiveReader, TraceForm
 from transfer.language.meta_schedule import MetaScheduleReader
 
 DENSE = ("categories", "numbers", "mask", "workload", "summary")
@@ -22,11 +23,10 @@ DENSE = ("categories", "numbers", "mask", "workload", "summary")
 
 @dataclass
 class FakeTrace:
-    """What `LiveReader` uses of a trace: a text with a line an instruction, and JSON, which is counted."""
+    """What `LiveReader` uses of a trace."""
 
     insts: list[Any]
     decisions: dict[int, Any]
-    asked: ClassVar[int] = 0
 
     @classmethod
     def of(cls, stored: str) -> FakeTrace:
@@ -36,27 +36,21 @@ class FakeTrace:
         ]
         return cls(insts, dict(decisions))
 
-    def __str__(self) -> str:
-        lines = ["# from tvm import s_tir", "def apply_trace(sch: s_tir.Schedule) -> None:"]
-        for place, inst in enumerate(self.insts):
-            kind, inputs, attributes, outputs = inst.json
-            call = f"{inputs}, {attributes}"
-            if kind == "Unannotate":
-                call = f'block_or_loop={inputs[0]}, ann_key="{attributes[0]}"'
-            name = {"Unannotate": "unannotate", "EnterPostproc": "enter_postproc"}.get(kind, kind)
-            decision = f", decision={self.decisions[place]}" if place in self.decisions else ""
-            lines.append(
-                f"  {outputs} = sch.{name}({call}{decision})" if outputs else f"  sch.{name}({call})"
-            )
-        return self.tampered("\n".join(lines))
 
-    def tampered(self, text: str) -> str:
-        return text
+def parts(trace: FakeTrace) -> Any:
+    kept = [[place, value] for place, value in trace.decisions.items() if place < len(trace.insts)]
+    return [[inst.json for inst in trace.insts], kept]
 
-    def as_json(self) -> Any:
-        FakeTrace.asked += 1
-        kept = [[place, value] for place, value in self.decisions.items() if place < len(self.insts)]
-        return [[inst.json for inst in self.insts], kept]
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one with each space that is compiled."""
+    found: list[Any] = []
+    compile_ = live_traces.compile_plan
+    monkeypatch.setattr(live_traces, "compile_plan", lambda *args: found.append(args) or compile_(*args))
+    return found
+
+
+FORM = TraceForm(parts, lambda value: hash(json.dumps(value)))
 
 
 def steps_of(reader: LiveReader, trace: Any, workload: Workload) -> Any:
@@ -64,19 +58,19 @@ def steps_of(reader: LiveReader, trace: Any, workload: Workload) -> Any:
     return found.space.fill(found.decisions)
 
 
-def test_a_space_is_made_json_once() -> None:
-    reader, workload = LiveReader(), gmm_workload()
-    before = FakeTrace.asked
+def test_a_space_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, workload = LiveReader(FORM), gmm_workload()
+    compiled = counted(monkeypatch)
     for k in (1, 2, 8):
         for unroll in range(4):
             trace = gmm_trace(i=(2, 2, 2, 16), k=(128 // k, k), unroll=unroll)
             found = steps_of(reader, FakeTrace.of(trace), workload)
             assert found == MetaScheduleReader().read(trace, workload)
-    assert FakeTrace.asked - before == 1
+    assert len(compiled) == 1
 
 
 def test_spaces_do_not_mix() -> None:
-    reader, workload = LiveReader(), gmm_workload()
+    reader, workload = LiveReader(FORM), gmm_workload()
     for trace in (gmm_trace(), NRM_TRACE, gmm_trace(tail=False), NRM_TRACE, gmm_trace(unroll=0)):
         found = steps_of(reader, FakeTrace.of(trace), workload)
         assert found == MetaScheduleReader().read(trace, workload)
@@ -89,7 +83,7 @@ def test_a_note_taken_off_before_post_processing_is_no_end() -> None:
         instructions.insert(place, ["Unannotate", ["b36"], [key], []])
         return json.dumps([instructions, decisions])
 
-    reader, workload = LiveReader(), gmm_workload()
+    reader, workload = LiveReader(FORM), gmm_workload()
     plain, noted = gmm_trace(), with_note("meta_schedule.of_the_user")
     assert MetaScheduleReader().read(plain, workload) != MetaScheduleReader().read(noted, workload)
     for trace in (plain, noted, plain):
@@ -97,36 +91,14 @@ def test_a_note_taken_off_before_post_processing_is_no_end() -> None:
         assert found == MetaScheduleReader().read(trace, workload)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("decision=[16, 8]", "decision=[8, 16]"),
-        ("decision=[16, 8]", "decision=None"),
-        ("  sch.Reorder(", "  sch.nothing()\n  sch.Reorder("),
-        ("\n", ""),
-    ],
-)
-def test_where_text_and_json_disagree_the_json_counts(old: str, new: str) -> None:
-    class Tampered(FakeTrace):
-        def tampered(self, text: str) -> str:
-            assert old in text
-            return text.replace(old, new)
-
-    reader, workload = LiveReader(), gmm_workload()
+def test_a_trace_that_lacks_a_decision_is_refused() -> None:
+    reader, workload = LiveReader(FORM), gmm_workload()
+    whole = FakeTrace.of(gmm_trace())
+    lacking = FakeTrace(whole.insts, dict(list(whole.decisions.items())[1:]))
     for _ in range(2):
-        found = steps_of(reader, Tampered.of(gmm_trace()), workload)
-        assert found == MetaScheduleReader().read(gmm_trace(), workload)
-
-
-def test_a_decision_that_cannot_be_read_makes_a_known_space_another() -> None:
-    class Tampered(FakeTrace):
-        def tampered(self, text: str) -> str:
-            return text.replace("decision=[16, 8]", "decision=None")
-
-    reader, workload = LiveReader(), gmm_workload()
-    for kind in (FakeTrace, Tampered, FakeTrace):
-        found = steps_of(reader, kind.of(gmm_trace()), workload)
-        assert found == MetaScheduleReader().read(gmm_trace(), workload)
+        with pytest.raises(TraceError):
+            steps_of(reader, lacking, workload)
+        assert steps_of(reader, whole, workload) == MetaScheduleReader().read(gmm_trace(), workload)
 
 
 def test_a_schedule_without_a_trace_is_refused() -> None:
@@ -214,16 +186,12 @@ def test_a_search_that_marks_its_post_processing_gives_the_same(monkeypatch: pyt
 
 
 @pytest.mark.tvm
-def test_candidates_of_one_space_are_made_json_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvm.s_tir.schedule import Trace
-
+def test_candidates_of_one_space_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, schedules, _ = live_and_stored("GMM", (1, 32, 32, 32), Family.CPU, 30)
-    asked = []
-    as_json = Trace.as_json
-    monkeypatch.setattr(Trace, "as_json", lambda trace: asked.append(1) or as_json(trace))
+    compiled = counted(monkeypatch)
     Extractor().extract_live(workload, schedules)
     # Three design spaces: with a write cache in one of two places, and without.
-    assert len(asked) == 3
+    assert len(compiled) == 3
 
 
 @pytest.mark.parametrize("max_steps", [40, 9])
