@@ -58,6 +58,8 @@ class Plan(NamedTuple):
     mlp: tuple[int, int]
     stock: tuple[int, int]
     most_flops: float
+    #: Who searches.
+    sides: tuple[str, ...] = (*SIDES, STOCK)
 
 
 FULL = Plan(12, 256, 3, (12, 256), (12, 64), 3e8)
@@ -95,7 +97,8 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         missing += len(tasks) - len(finished)
         if len(finished) < len(tasks):
             continue
-        timed = bench.timed(f"{len(tasks)}", workload, _programs(finished))
+        name = "-".join(f"{task.side}{task.seed}{task.trials}" for task in tasks)
+        timed = bench.timed(name, workload, _programs(finished))
         turns.append(timed)
         for label, secs in settled(timed).items():
             side, seed, when = label.split("/")
@@ -144,7 +147,7 @@ def _tasks(plan: Plan, number: int) -> list[_Task]:
     for side, (workloads, trials) in ((MLP, plan.mlp), (STOCK, plan.stock)):
         if number < workloads:
             tasks.append(_Task(side, trials, 0))
-    return tasks
+    return [task for task in tasks if task.side in plan.sides]
 
 
 def _programs(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
@@ -208,9 +211,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="nothing more begins after these")
     for name in ("workloads", "trials", "seeds"):
         parser.add_argument(f"--{name}", type=int, help=f"other {name} than the plan's")
+    parser.add_argument("--sides", nargs="+", choices=(*SIDES, STOCK), help="who searches; all by default")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
-    asked = {name: getattr(options, name) for name in ("workloads", "trials", "seeds")}
+    asked = {name: getattr(options, name) for name in ("workloads", "trials", "seeds", "sides")}
     plan = plan._replace(**{name: value for name, value in asked.items() if value is not None})
     settings = load_fleet(None, {"store.path": str(options.store)}).config
     ends_at = time.monotonic() + 60 * options.minutes
