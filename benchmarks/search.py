@@ -31,6 +31,7 @@ from benchmarks.search_figures import (
     NO_HEAD,
     OURS,
     RANDOM,
+    SIDES,
     STOCK,
     XGB,
     curves,
