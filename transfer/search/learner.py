@@ -76,10 +76,6 @@ class Learner:
             self._speed.append(speed)
             self._process = None
 
-    def begin(self, features: NDArray[np.float32]) -> None:
-        """Fit what was learnt to candidates that will be asked about, (N, P) features of some of them."""
-        self._process = self._fit(features)
-
     def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
         """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
         if not self.count or not self.is_trusted:

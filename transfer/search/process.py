@@ -55,15 +55,7 @@ class Process:
 
     def mean(self, features: NDArray[np.floating], prior: Floats) -> Floats:
         """(N,) expected y of candidates with (N, P) features and (N,) priors."""
-        return self._mean(self._cross(self._scaled(features), prior), prior)
-
-    def mean_and_spread(self, features: NDArray[np.floating], prior: Floats) -> tuple[Floats, Floats]:
-        """(N,) expected y, and its standard deviation without noise."""
-        x = self._scaled(features)
-        cross = self._cross(x, prior)
-        half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
-        variance = self._variance(prior) - np.square(half).sum(axis=0)
-        return self._mean(cross, prior), np.sqrt(np.maximum(variance, 1e-12))
+        return prior + self.level + self._cross(self._scaled(features), prior) @ self.weights
 
     def covariance(self, features: NDArray[np.floating], prior: Floats) -> Floats:
         """(N, N) of y without noise, given what was measured."""
@@ -71,13 +63,6 @@ class Process:
         half = solve_triangular(self.lower, self._cross(x, prior).T, lower=True, check_finite=False)
         covariance: Floats = _kernel(x, x, prior, prior, self.scale, self.spread) - half.T @ half
         return covariance
-
-    def _mean(self, cross: Floats, prior: Floats) -> Floats:
-        return prior + self.level + cross @ self.weights
-
-    def _variance(self, prior: Floats) -> Floats:
-        variance: Floats = _LEVEL**2 + np.square(_SLOPE * prior) + self.spread**2
-        return variance
 
     def _cross(self, x: Floats, prior: Floats) -> Floats:
         return _kernel(x, self.x, prior, self.prior, self.scale, self.spread)
