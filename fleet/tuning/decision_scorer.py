@@ -61,6 +61,11 @@ class DecisionScorer:
         """Why no champion can be asked; empty where there is none, or where it can."""
         return self._ranker.why_not(self._device_id)
 
+    @property
+    def serves(self) -> bool:
+        """Whether there is a champion that can be asked."""
+        return self._champion() is not None
+
     def of_genes(
         self, workload: Workload, individuals: Sequence[Individual], *, draft: bool = False
     ) -> Judged:

@@ -35,8 +35,9 @@ _PAIRED = 0.25
 #: Share of a workload's first batch that are the head's first choices of random candidates: it knows those
 #: best, and what evolves by its score alone may be its errors.
 _PLAIN = 0.375
-#: Share of a batch that is drawn at random, so that blind spots of the model are seen as well.
-_EXPLORATION = 0.125
+#: Share of a batch that is drawn at random, so that blind spots of the model are seen as well; and without a
+#: head, until so many candidates are tried: what few measurements say of all others is little.
+_EXPLORATION, _HEADLESS, _HEADLESS_UNTIL = 0.125, 0.5, 32
 
 Draw = Callable[[int, Iterable[CandidateId]], list[Candidate]]
 Derive = Callable[[Sequence[str]], list[Candidate]]
@@ -84,7 +85,9 @@ class Evolution:
         place = f"{seed}/{one.tried}"
         if not self._drawn or not state.table.designs:
             self._draw(one, state)
-        at_random = min(count, max(1, round(count * _EXPLORATION))) if count > 1 else 0
+        is_blind = not self.judge.serves and one.tried < _HEADLESS_UNTIL
+        share = _HEADLESS if is_blind else _EXPLORATION
+        at_random = min(count, max(1, round(count * share))) if count > 1 else 0
         found: dict[CandidateId, Candidate] = {}
         if state.table.designs:
             self._evolved(one, state, count - at_random, place, found)
