@@ -7,7 +7,7 @@ from every source device to it. For the target, each source device that measured
 latency and the change that the trees see; the mean of these is the estimate.
 
 Called by `benchmarks.onboarding_baselines`. XGBoost is optional and imported when it is fitted. Settings are
-the best of six on four ISA profiles and three devices of AutoTVM logs (decision 44).
+one of six that were tried on four ISA profiles and three devices of AutoTVM logs (decision 44).
 
 Legend: n rows, S source devices, P features.
 """
