@@ -106,14 +106,14 @@ def _builder(folder: Path) -> Any:
         def build(self, build_inputs: Sequence[Any]) -> list[Any]:
             results = []
             for one in build_inputs:
-                handle, path = tempfile.mkstemp(".json", dir=folder)
+                # TVM removes a program's folder once it is measured.
+                path = Path(tempfile.mkdtemp(dir=folder)) / "program.json"
                 try:
-                    with os.fdopen(handle, "w") as opened:
-                        opened.write(tvm.ir.save_json(one.mod))
+                    path.write_text(tvm.ir.save_json(one.mod))
                 except Exception as error:
                     results.append(BuilderResult(None, f"TVM cannot save the program: {error}"))
                 else:
-                    results.append(BuilderResult(path, None))
+                    results.append(BuilderResult(str(path), None))
             return results
 
     return FleetBuilder()
@@ -148,11 +148,8 @@ def _runner(worker: DeviceWorker, protocol: Protocol) -> Any:
         """Has the worker processes of a device build and time a round."""
 
         def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
-            modules = []
-            for one in runner_inputs:
-                path = Path(str(one.artifact_path))
-                modules.append(tvm.ir.load_json(path.read_text()))
-                path.unlink()
+            paths = [Path(str(one.artifact_path)) for one in runner_inputs]
+            modules = [tvm.ir.load_json(path.read_text()) for path in paths]
             return [FleetRunnerFuture(found) for found in measure_modules(worker, modules, protocol)]
 
     return FleetRunner()
