@@ -179,7 +179,7 @@ def test_a_device_is_onboarded_and_tuned(fleet: Fleet) -> None:
         "its designs are all measured: none was left to rank",
     )
     assert tuned["networks"][NETWORK]["best_secs"] > 0
-    assert (fleet.folder / "tuned" / "board" / "database_workload.json").exists()
+    assert (fleet.folder / "tuned" / "database_workload.json").exists()
     assert {("onboarding", "succeeded"), ("tuning", "succeeded")} <= set(fleet.requests())
 
 
