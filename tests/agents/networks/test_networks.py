@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from agents.networks.network_name import (
 )
 from agents.networks.reader import ask, network_workloads
 from agents.records import Family
-from tests.network_fixtures import rewritten, save_network, with_graph
+from tests.network_fixtures import rewritten, save_network, save_program, small_network, with_graph
 
 
 def test_a_network_is_one_of_ours_a_file_or_an_architecture(tmp_path: Path) -> None:
@@ -167,6 +168,51 @@ def test_networks_are_read_in_a_confined_process_that_unpickles_nothing(saved: P
     with pytest.raises(NetworkRefusedError, match="cannot load it"):
         network_workloads([str(path)], Family.CPU)
     assert not planted.exists()
+
+
+@pytest.mark.tvm
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_an_onnx_file_and_an_architecture_have_the_same_way(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("transformers")
+    import torch
+
+    path = tmp_path / "small.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        given = (torch.randn(2, 3, 16, 16),)
+        exported = torch.onnx.export(small_network(), given, dynamo=True, verbose=False)
+    onnx.save(exported.model_proto, str(path))
+    bert = "transformers:bert,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64"
+    text = f"{bert},tokens=16,vocab_size=100,batch=2"
+    found = network_workloads([str(path), text], Family.CPU)
+    convolutions = [one for one in found if "conv2d" in one.name]
+    assert sum(dict(one.networks)[read_network_name(str(path)).label()] for one in convolutions) == 4
+    assert any("matmul" in one.name and text in dict(one.networks) for one in found)
+
+    dynamic = onnx.load(str(path))
+    dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(dynamic, str(tmp_path / "dynamic.onnx"))
+    with pytest.raises(NetworkRefusedError, match=r"dynamic shape \['batch', 3, 16, 16\]"):
+        network_workloads([str(tmp_path / "dynamic.onnx")], Family.CPU)
+
+
+@pytest.mark.tvm
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
+    import torch
+
+    class Odd(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvalsh(x @ x.mT)
+
+    path = tmp_path / "odd.pt2"
+    save_program(Odd(), (torch.randn(4, 4),), path)
+    with pytest.raises(NetworkRefusedError, match=r"TVM cannot import it: .*eig"):
+        network_workloads([str(path)], Family.CPU)
 
 
 def test_a_process_that_dies_is_one_line() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from agents.networks.latency import difference
 from agents.networks.network_name import read_network_name
 from agents.records import DeviceId, DeviceKind, Outcome, Record, WorkloadId, canonical_json
+from fleet.cli.app import run
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.store.reader import StoreReader
@@ -20,6 +23,7 @@ from fleet.tuning.conclusion import conclude
 from fleet.tuning.database import read_database, update_database
 from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
 from fleet.tuning.report import headline, render
+from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 TARGET = {"kind": "llvm", "num-cores": 1}
@@ -258,3 +262,49 @@ def test_the_report_says_who_wins() -> None:
     for text in ("torch.compile", "there is no C++ compiler", "1970-01-01", "4 of 5 tensor programs"):
         assert text in page
     assert "http" not in page, "it loads nothing"
+
+
+@pytest.mark.tvm
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hardware").mkdir()
+    Path("hardware/generic.yaml").write_text(
+        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
+        "cores: [0]\n"
+    )
+    save_network(Path("small.pt2"))
+    where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
+    quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
+    assert run(["tune", "generic", "small.pt2", "--trials", "48", *where, *quick]) == 0
+    found = json.loads(capfd.readouterr().out)
+    [(label, one)] = found["whole_networks"].items()
+    assert label == read_network_name("small.pt2").label()
+    assert one["is_equal"], one["differences"]
+    assert one["reference"] == "torch_eager"
+    assert one["applied"] >= 3
+    assert one["refused"] == {}
+    assert {"torch_eager", "tvm_untuned", "tvm_tuned"} <= set(one["secs"])
+    assert one["kept"] in ("tvm_tuned", "tvm_untuned")
+    assert one["secs"][one["kept"]] <= one["secs"]["tvm_untuned"]
+    assert statistics.median(one["turns"]["tvm_tuned"]) == one["secs"]["tvm_tuned"]
+    assert Path(one["library"]) == tmp_path / "tuned/small.so"
+    assert json.loads(Path("tuned/report.json").read_text())["whole_networks"] == found["whole_networks"]
+    assert "torch eager" in Path("tuned/report.html").read_text()
+    database = read_database(tmp_path / "tuned", canonical_json(TARGET)).best_traces()
+    assert len(database) >= one["applied"]
+
+    # A second search with an empty store, which finds worse ones, loses nothing.
+    shutil.rmtree("store")
+    assert run(["tune", "generic", "small.pt2", "--trials", "8", *where, *quick]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert "tvm_earlier" in again["whole_networks"][label]["secs"]
+    kept = read_database(tmp_path / "tuned", canonical_json(TARGET))
+    assert database.keys() <= kept.best_traces().keys()
+
+    assert run(["tune", "generic", "absent.pt2", *where]) == 1
+    assert "absent.pt2: cannot be read on host" in capfd.readouterr().err
