@@ -280,13 +280,13 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     save_network(Path("small.pt2"))
     where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
-    assert run(["tune", "generic", "small.pt2", "--trials", "48", *where, *quick]) == 0
+    assert run(["tune", "generic", "small.pt2", "--trials", "32", *where, *quick]) == 0
     found = json.loads(capfd.readouterr().out)
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
     assert one["is_equal"], one["differences"]
     assert one["reference"] == "torch_eager"
-    assert one["applied"] >= 3
+    assert one["applied"] >= 2
     assert one["refused"] == {}
     assert {"torch_eager", "tvm_untuned", "tvm_tuned"} <= set(one["secs"])
     assert one["kept"] in ("tvm_tuned", "tvm_untuned")
