@@ -233,11 +233,7 @@ def _hidden(one: Onboarding) -> Dataset:
     if one.regime is not Regime.BOTH_NEW:
         shown[one.source_rows] = True
         shown[:, one.dataset.column(one.target)] = False
-    return replace(
-        one.dataset,
-        latency_secs=np.where(shown, one.dataset.latency_secs, np.nan),
-        failed=one.dataset.failed & shown,
-    )
+    return one.dataset.where(shown)
 
 
 def folds(one: Onboarding) -> list[NDArray[np.bool_]]:

@@ -184,11 +184,7 @@ def visible_part(
     part = dataset.take(rows)
     hidden = np.repeat(~np.isin(rows, source_rows)[:, None], len(dataset.device_ids), axis=1)
     hidden[:, column] = ~np.isin(rows, few_shot_rows)
-    return replace(
-        part,
-        latency_secs=np.where(hidden, np.nan, part.latency_secs),
-        failed=part.failed & ~hidden,
-    )
+    return part.where(~hidden)
 
 
 def without_device(dataset: Dataset, device_id: str) -> Dataset:

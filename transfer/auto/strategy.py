@@ -230,11 +230,7 @@ def checking_view(dataset: Dataset, check: Rows, regime: Regime) -> Dataset:
     hidden = np.isin(dataset.group, np.unique(dataset.group[check]))[:, None]
     if regime is Regime.CANDIDATE_NEW:
         hidden = np.isin(np.arange(len(dataset)), check)[:, None]
-    return replace(
-        dataset,
-        latency_secs=np.where(hidden, np.nan, dataset.latency_secs),
-        failed=dataset.failed & ~hidden,
-    )
+    return dataset.where(~hidden)
 
 
 def check_agreement(

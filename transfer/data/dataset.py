@@ -70,6 +70,18 @@ class Dataset:
         """Number of candidates."""
         return len(self.candidate_ids)
 
+    def where(self, seen: NDArray[np.bool_]) -> Dataset:
+        """The same candidates, with every measurement taken out that may not be seen.
+
+        Args:
+            seen: (N, D) which measurements may be seen.
+        """
+        return replace(
+            self,
+            latency_secs=np.where(seen, self.latency_secs, np.nan),
+            failed=self.failed & seen,
+        )
+
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Dataset:
         """The dataset of some rows, in the order given; workloads and devices keep their indexes.
 

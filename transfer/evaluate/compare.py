@@ -23,7 +23,7 @@ from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
-from transfer.evaluate.evaluator import hide, judge
+from transfer.evaluate.evaluator import judge
 from transfer.evaluate.kept_scores import KeptScores
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
@@ -253,7 +253,7 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
     split, ranker = job.split, job.ranker
     started = time.perf_counter()
     seen = split.visible(whole)
-    shown = hide(whole, seen)
+    shown = whole.where(seen)
     learnt = trainable_devices(shown, split.train)
     scores = {}
     with torch_threads(1):
@@ -263,7 +263,7 @@ def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
             # A ranker may look at what source devices say of a held-out candidate, not at the device itself.
             beside = np.ones_like(seen)
             beside[:, column] = seen[:, column]
-            view = hide(whole, beside)
+            view = whole.where(beside)
             if device_id in learnt:
                 scores[device_id] = ranker.score(view, split.test, device_id)
             elif split.targets is not None and learnt:

@@ -3,7 +3,7 @@
 Whatever scores (a model, a ranker, a strategy with its samples) is fitted elsewhere: rankers by
 `transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, models without a source by
 `transfer.evaluate.negative_transfer`, strategies by `transfer.evaluate.onboarding_contenders`. All of them
-hide, judge and resample here, so that their figures mean the same. Fits nothing.
+judge and resample here, so that their figures mean the same. Fits nothing.
 
 Legend: G workloads, n rows held out.
 """
@@ -11,7 +11,6 @@ Legend: G workloads, n rows held out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +22,6 @@ from transfer.errors import TransferError
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-def hide(dataset: Dataset, seen: NDArray[np.bool_]) -> Dataset:
-    """The dataset with every measurement taken out that may not be seen.
-
-    Args:
-        dataset: N candidates on D devices.
-        seen: (N, D) which measurements may be seen.
-    """
-    return replace(
-        dataset,
-        latency_secs=np.where(seen, dataset.latency_secs, np.nan),
-        failed=dataset.failed & seen,
-    )
 
 
 def judge(

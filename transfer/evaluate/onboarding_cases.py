@@ -20,7 +20,6 @@ from agents.records import Workload, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
-from transfer.evaluate.evaluator import hide
 
 Rows = NDArray[np.int64]
 
@@ -116,7 +115,7 @@ def shown(dataset: Dataset, case: Case) -> Dataset:
     seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
     seen[case.source_rows] = True
     seen[:, dataset.column(case.target)] = False
-    return hide(dataset, seen)
+    return dataset.where(seen)
 
 
 def _divisions(
