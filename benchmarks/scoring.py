@@ -217,7 +217,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     random = np.random.default_rng(seed)
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
     wanted = random.normal(size=len(block))
-    x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes, place=True), hardware)
+    x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes), hardware)
     model.trees = Trees(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
