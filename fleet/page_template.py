@@ -7,14 +7,19 @@ engine. Called by `fleet.report.page` and `fleet.tuning.report`; how plots and t
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+
+from fleet.durable import write_durably
+from fleet.errors import FleetError
 
 #: Characters of an error text that a page shows.
 ERROR_CHARS = 600
@@ -50,6 +55,31 @@ class Plot:
     legend: Sequence[tuple[str, int, str]] = ()
     #: A tall plot has one field of points a row.
     is_tall: bool = False
+
+
+def write_report(report: Mapping[str, Any], html: str, folder: Path) -> tuple[Path, Path]:
+    """Write `report.html` and `report.json`; each file is the old one or the new one, never a part.
+
+    `report.json` is put in place last, so a reader who finds a new one also finds its page.
+
+    Returns:
+        The paths of the JSON file and of the page.
+
+    Raises:
+        FleetError: The folder cannot be written (no space, no permission).
+    """
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
+    json_path, html_path = folder / "report.json", folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(html_path, html.encode())
+        write_durably(json_path, text.encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise FleetError(
+            f"cannot write the report to {folder}: {reason}; free space or choose another folder"
+        ) from error
+    return json_path, html_path
 
 
 def page_environment() -> Environment:

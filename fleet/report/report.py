@@ -15,14 +15,11 @@ Every key that ends in `_interval` is [low, high] at `interval_level`, or None. 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.durable import write_durably
-from fleet.errors import FleetError
 from fleet.report import words
 
 #: Version of the layout of `report.json`. 1: first published layout.
@@ -61,31 +58,11 @@ def complete(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write `report.html` and `report.json`; each file is the old one or the new one, never a part.
-
-    `report.json` is put in place last, so a reader who finds a new one also finds its page.
-
-    Returns:
-        The paths of the JSON file and of the page.
-
-    Raises:
-        FleetError: The folder cannot be written (no space, no permission).
-    """
+    """Write `report.html` and `report.json`; see `fleet.page_template.write_report`."""
+    from fleet.page_template import write_report
     from fleet.report import page
 
-    html = page.render(report)
-    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
-    json_path, html_path = folder / "report.json", folder / "report.html"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_durably(html_path, html.encode())
-        write_durably(json_path, text.encode())
-    except OSError as error:
-        reason = error.strerror or error
-        raise FleetError(
-            f"cannot write the report to {folder}: {reason}; free space or choose another folder"
-        ) from error
-    return json_path, html_path
+    return write_report(report, page.render(report), folder)
 
 
 def _finite(value: Any) -> Any:

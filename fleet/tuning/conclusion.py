@@ -15,7 +15,7 @@ from fleet.collection.settings import Display
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import update_database
 from fleet.tuning.delivery import deliver_all
-from fleet.tuning.report import write_report
+from fleet.tuning.report import report_search
 
 
 def conclude(
@@ -53,5 +53,5 @@ def conclude(
     told = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
     networks = " ".join(f"--network {shlex.quote(one)}" for one in labels)
     again = f"fleet tune {shlex.quote(device_id)} {networks} --out {shlex.quote(str(out))}"
-    page = write_report({**found, **told}, out, time.time(), again)
+    page = report_search({**found, **told}, out, time.time(), again)
     return {**told, "report": str(page)}

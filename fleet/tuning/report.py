@@ -6,15 +6,13 @@ The page is a pure function of the value. Layout of the JSON, version 1: what `t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fleet.durable import write_durably
-from fleet.page_template import Mark, Plot, page_environment
+from fleet.page_template import Mark, Plot, page_environment, write_report
 
 #: Version of the layout of `report.json`. 1: first published layout.
 REPORT_VERSION = 1
@@ -31,8 +29,8 @@ _MOST_CURVES = 12
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def write_report(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
-    """Write both files; each is the old one or the new one, never a part.
+def report_search(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
+    """Write `report.html` and `report.json` of a search.
 
     Args:
         found: What `tune_device` returns.
@@ -50,11 +48,7 @@ def write_report(found: Mapping[str, Any], folder: Path, created_at_secs: float,
         "command": command,
         "headline": headline(found),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "report.html"
-    write_durably(page, render(report).encode())
-    write_durably(folder / "report.json", (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
-    return page
+    return write_report(report, render(report), folder)[1]
 
 
 def headline(found: Mapping[str, Any]) -> list[str]:
