@@ -119,17 +119,12 @@ def _held_back(one: Onboarding, name: str) -> NDArray[np.float64]:
 
 def _pairs(one: Onboarding, scores: Sequence[float] | NDArray[np.float64]) -> float:
     """Mean share of the samples' pairs in the right order, workload by workload."""
-    from transfer.data.ranking import order_agreement
     from transfer.errors import TransferError
+    from transfer.evaluate.evaluator import judge
 
-    values, latency = np.asarray(scores), one.latency[one.few_shot]
-    known = np.isfinite(values) & np.isfinite(latency)
-    group = np.where(known, one.dataset.group[one.few_shot], -1)
-    groups, counts = np.unique(group[known], return_counts=True)
-    told = [
-        order_agreement(values[group == number], latency[group == number])[0]
-        for number in groups[counts >= 2].tolist()
-    ]
-    if not told:
+    values = np.asarray(scores, dtype=np.float64)
+    known = np.isfinite(values)
+    found = judge(one.dataset, one.target, one.few_shot[known], values[known])
+    if found is None:
         raise TransferError("no workload has two samples that ran")
-    return float(np.mean(told))
+    return found.pairwise

@@ -17,6 +17,7 @@ from fleet.planner.candidate_ranker import CandidateRanker
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
+    from transfer.features.blocks import FeatureBlock
     from transfer.features.extractor import Extractor
     from transfer.features.step_rows import Decided
     from transfer.language.trace_values import CompiledSpace
@@ -34,6 +35,12 @@ class Judged(NamedTuple):
     features: NDArray[np.float32]
     #: (N,) logarithms of scores, at most 0; all 0 without a head.
     log_scores: NDArray[np.float64]
+    #: The candidates as a model reads them.
+    block: FeatureBlock
+
+    def take(self, places: NDArray[np.int64]) -> Judged:
+        """The same of some of the candidates."""
+        return Judged(self.features[places], self.log_scores[places], self.block.take(places))
 
 
 class DecisionScorer:
@@ -55,11 +62,6 @@ class DecisionScorer:
         self._head: Adapted | None = None
         #: The champion's version; empty without one.
         self.version = ""
-
-    @property
-    def why_not(self) -> str:
-        """Why no champion can be asked; empty where there is none, or where it can."""
-        return self._ranker.why_not(self._device_id)
 
     @property
     def serves(self) -> bool:
@@ -86,16 +88,15 @@ class DecisionScorer:
         """
         return self._judged(workload, [self._reader.decided(workload, trace) for trace in traces])
 
-    def validity(self, workload: Workload, individuals: Sequence[Individual]) -> NDArray[np.float64]:
+    def validity(self, judged: Judged) -> NDArray[np.float64]:
         """(N,) chances that candidates build and run; 1 where no failure was ever learnt from."""
         from transfer.model.fleet_tlp import FleetTLP
 
         head = self._champion()
         model = None if head is None else head.model
         if not isinstance(model, FleetTLP) or not model.tells_validity(self._device_id):
-            return np.ones(len(individuals))
-        decided = [self._decided(workload, one) for one in individuals]
-        return model.validity(self._reader.extract_decided(workload, decided), self._device_id)
+            return np.ones(len(judged.block))
+        return model.validity(judged.block, self._device_id)
 
     def _judged(self, workload: Workload, decided: Sequence[Decided], *, draft: bool = False) -> Judged:
         from transfer.features.extractor import DEFAULT_SPEC
@@ -106,12 +107,12 @@ class DecisionScorer:
         block = self._reader.extract_decided(workload, decided, None if head is None else head.model.layout)
         features = flat_inputs(block, DEFAULT_SPEC.category_sizes)
         if head is None or not len(block):
-            return Judged(features, np.zeros(len(block)))
+            return Judged(features, np.zeros(len(block)), block)
         if draft and isinstance(head.model, FleetTLP):
             drafted = head.model.draft(features, self._device_id)
             if drafted is not None:
-                return Judged(features, np.clip(drafted, np.log(_LEAST_SCORE), 0.0))
-        return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)))
+                return Judged(features, np.clip(drafted, np.log(_LEAST_SCORE), 0.0), block)
+        return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)), block)
 
     def _champion(self) -> Adapted | None:
         if not self._asked:

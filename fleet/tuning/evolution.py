@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 from fleet.collection.clock import Clock
-from fleet.tuning.decision_scorer import DecisionScorer, Judged
+from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.search import Search, choose
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class Evolution:
         speeds = state.learner.log_speeds(whole.features, whole.log_scores)
         best = np.argsort(-speeds, kind="stable")[:_FINAL]
         final = [drafted[at] for at in best.tolist()]
-        judged = Judged(whole.features[best], whole.log_scores[best])
-        likely = judged.log_scores + np.log(np.maximum(self.judge.validity(self.workload, final), 1e-3))
+        judged = whole.take(best)
+        likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
         order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
         batch = order[:count]
         one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
