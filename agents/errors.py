@@ -10,6 +10,20 @@ class AgentError(RuntimeError):
     """
 
 
+def first_line(error: BaseException, most: int | None = 300) -> str:
+    """What an error says first, cut to some characters; its kind where it says nothing."""
+    return _lines(error)[0][:most]
+
+
+def last_line(error: BaseException, most: int | None = 300) -> str:
+    """What an error says last: TVM, Ray and compilers put the reason behind their own stack."""
+    return _lines(error)[-1][:most]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+
+
 class WorkerStartError(AgentError):
     """A worker process did not get as far as its first job: the host's doing, no candidate's."""
 

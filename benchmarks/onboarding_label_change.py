@@ -157,6 +157,3 @@ def _own_of(secs: Floats, shared: Floats, group: Groups) -> Floats:
     count = np.bincount(group[known], minlength=int(group.max(initial=-1)) + 1)
     level = np.bincount(group[known], own[known], len(count)) / np.maximum(1, count)
     return np.asarray(np.where(count[group] > 1, own - level[group], np.nan))
-
-
-__all__ = ["Siblings", "estimate_by_changes"]

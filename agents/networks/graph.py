@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from agents.errors import last_line
 from agents.networks.network_name import NetworkRefusedError
 from agents.networks.sources import LoadedNetwork
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.workloads import RELAX_OPERATOR, workload_from_module
 from agents.records import Family, Workload
 
-#: Names of operators that a frontend gives up at: the quoted ones in its message, or those behind a colon.
-_OPERATORS = re.compile(r"[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+(?=_|$)")
 _MOST_NAME = 60
 
@@ -38,7 +37,7 @@ def relax_module(loaded: LoadedNetwork) -> Any:
 
         return from_onnx(loaded.onnx_model)
     except Exception as error:
-        raise NetworkRefusedError(f"network {name}: TVM cannot import it: {_reason(error)}") from None
+        raise NetworkRefusedError(f"network {name}: TVM cannot import it: {last_line(error, 400)}") from None
 
 
 def fused(module: Any, family: Family, network: str) -> Any:
@@ -64,7 +63,7 @@ def fused(module: Any, family: Family, network: str) -> Any:
             module = relax.get_pipeline("zero")(module)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {network}: TVM's Relax pipeline cannot lower it: {_reason(error)}"
+            f"network {network}: TVM's Relax pipeline cannot lower it: {last_line(error, 400)}"
         ) from None
     if left := _high_level(module):
         raise NetworkRefusedError(
@@ -184,10 +183,3 @@ _LOWERED = frozenset(
         *("relax.call_dps_packed", "relax.reshape", "relax.shape_of", "relax.tensor_to_shape"),
     }
 )
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # TVM puts the message last, behind its own stack.
-    text = lines[-1] if lines else type(error).__name__
-    return text[:400]

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from agents.errors import first_line
 from agents.host.timing_lock import timing_lock
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import LoadedNetwork, load
@@ -67,10 +68,10 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
             except Exception as error:
                 if side in ("tvm_tuned", "tvm_untuned"):  # those that were made just now
                     raise NetworkRefusedError(
-                        f"network {text}: its library ({side}) does not run: {_first_line(error)}"
+                        f"network {text}: its library ({side}) does not run: {first_line(error)}"
                     ) from None
                 runs.pop(side, None)
-                absent[side] = _first_line(error)
+                absent[side] = first_line(error)
         reference, differences = _compared(runs)
         turns = _timed(runs)
     return {
@@ -213,8 +214,3 @@ _MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], int], _Run]] = {
 }
 #: Ways to run a network beside compiled libraries.
 SIDES = tuple(_MAKERS)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

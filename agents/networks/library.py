@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agents.errors import last_line
 from agents.networks.graph import fused, relax_module, workloads_of
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import load
@@ -49,7 +50,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
         _compile(_scheduled(module, database, target), target, folder / TUNED)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {text}: TVM cannot compile it for {question['target']}: {_last_line(error)}"
+            f"network {text}: TVM cannot compile it for {question['target']}: {last_line(error)}"
         ) from None
     return {
         "workloads": len(known),
@@ -104,8 +105,3 @@ def _compile(module: Any, target: Any, path: Path) -> None:
     from tvm import relax
 
     relax.build(module, target).export_library(str(path))
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agents.errors import first_line
 from agents.networks.archive import check_archive
 from agents.networks.network_name import NetworkName, NetworkRefusedError
 
@@ -74,7 +75,7 @@ def load(network: NetworkName) -> LoadedNetwork:
 def missing(network: NetworkName, package: str, error: BaseException) -> NetworkRefusedError:
     """What is said where a package is not there, or does not start."""
     return NetworkRefusedError(
-        f"network {network.text}: {package} cannot be imported here ({_first_line(error)}); "
+        f"network {network.text}: {package} cannot be imported here ({first_line(error)}); "
         "pip install 'tensor-fleet[networks]'" + (f" {package}" if package == "torchvision" else "")
     )
 
@@ -90,7 +91,7 @@ def _from_archive(network: NetworkName) -> LoadedNetwork:
     try:
         program = torch.export.load(content)
     except Exception as error:
-        why = _first_line(error)
+        why = first_line(error)
         if "Weights only load failed" in why:
             why = "it holds more than tensors, which is never unpickled"
         raise NetworkRefusedError(
@@ -116,7 +117,7 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
         model = onnx.load(str(network.path))
         onnx.checker.check_model(model)
     except Exception as error:
-        raise NetworkRefusedError(f"network {network.text}: is no ONNX model: {_first_line(error)}") from None
+        raise NetworkRefusedError(f"network {network.text}: is no ONNX model: {first_line(error)}") from None
     weights = {one.name for one in model.graph.initializer}
     inputs: list[tuple[str, tuple[Any, ...], str]] = []
     for value in model.graph.input:
@@ -155,7 +156,7 @@ def _from_transformers(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapp
         model = kind.from_config(config).eval()
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {network.text}: transformers cannot build it: {_first_line(error)}"
+            f"network {network.text}: transformers cannot build it: {first_line(error)}"
         ) from None
     name = model.main_input_name
     if name == "pixel_values":
@@ -194,7 +195,7 @@ def _config(network: NetworkName, transformers: Any) -> Any:
         return transformers.AutoConfig.for_model(network.name, **given)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {network.text}: its configuration is refused: {_first_line(error)}"
+            f"network {network.text}: its configuration is refused: {first_line(error)}"
         ) from None
 
 
@@ -220,7 +221,7 @@ def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mappi
         value = torch.randn(network.batch, _CHANNELS, side, side)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {network.text}: torchvision cannot build it: {_first_line(error)}"
+            f"network {network.text}: torchvision cannot build it: {first_line(error)}"
         ) from None
     return model, (value,), {}
 
@@ -242,7 +243,7 @@ def _traced(
             program = torch.export.export(model, args, named)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {network.text}: torch.export cannot trace it: {_first_line(error)}"
+            f"network {network.text}: torch.export cannot trace it: {first_line(error)}"
         ) from None
     return _of_program(network, program)
 
@@ -302,8 +303,3 @@ def _nearest(word: str, known: list[str]) -> str:
 
     close = difflib.get_close_matches(word, known, n=3)
     return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agents.errors import last_line
 from fleet.errors import FleetError
 from fleet.transport.ray_session import start_ray
 
@@ -107,8 +108,8 @@ def _run(settings: dict[str, Any], workers: int, folder: Path, *, use_gpu: bool)
         trainer.fit()
     except Exception as error:
         raise FleetError(
-            f"training with {workers} workers failed: {_last_line(error)}; the same command goes on from the "
-            f"last epoch kept in {folder}"
+            f"training with {workers} workers failed: {last_line(error, None)}; the same command goes on "
+            f"from the last epoch kept in {folder}"
         ) from error
     finally:
         shutil.rmtree(folder / _NOTES, ignore_errors=True)
@@ -152,8 +153,3 @@ def _on_gpu(config: TrainConfig) -> bool:
     from transfer.train.config import torch_device
 
     return torch_device(config.device).type == "cuda"
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -75,6 +75,3 @@ def fast_weights(value: Floats, group: Groups) -> Floats:
     """(n,) weights in (0, 1] that fall with the distance to the best of the workload; 0 where unknown."""
     least = group_min(value[:, None], group, int(group.max(initial=-1)) + 1)[group, 0]
     return np.asarray(np.nan_to_num(np.exp(-(value - least) / _FAST)))
-
-
-__all__ = ["Agreed", "fast_weights", "part_latencies"]

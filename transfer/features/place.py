@@ -105,6 +105,3 @@ def _primes(extent: int) -> list[int]:
             extent //= divisor
         divisor += 1
     return [*found, extent] if extent > 1 else found
-
-
-__all__ = ["PLACE_HASH", "PLACE_NAMES", "place_scale"]
