@@ -163,3 +163,12 @@ def cuda_spec(index: int = 0, **target: object) -> DeviceSpec:
         target_json=canonical_json({"kind": "cuda", "arch": "sm_80", **limits, **target}),
         index=index,
     )
+
+
+def write_generic_device(folder: Path) -> None:
+    """Make a folder of device files with one device that every host can be, `generic`."""
+    folder.mkdir(parents=True)
+    (folder / "generic.yaml").write_text(
+        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
+        "cores: [0]\n"
+    )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, Family, Workload
+from tests.host_fixtures import write_generic_device
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
@@ -255,11 +256,7 @@ def test_the_lines_of_the_document_search_with_a_head(
         assert lines.count(theirs) == 1, theirs
         lines = lines.replace(theirs, mine)
     monkeypatch.chdir(tmp_path)
-    Path("configs/hardware").mkdir(parents=True)
-    Path("configs/hardware/generic.yaml").write_text(
-        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
-        "cores: [0]\n"
-    )
+    write_generic_device(Path("configs/hardware"))
     Path("runs/models").mkdir(parents=True)
     Scorer(model, DEVICE).save(Path("runs/models/v000001"))
     # A search of TVM leaves loggers behind that the next search in the same process stumbles over.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from tests.host_fixtures import write_generic_device
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.tvm, pytest.mark.slow]
@@ -26,11 +27,7 @@ def test_tune_tir_searches_with_our_builder_and_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("configs/hardware").mkdir(parents=True)
-    Path("configs/hardware/generic.yaml").write_text(
-        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
-        "cores: [0]\n"
-    )
+    write_generic_device(Path("configs/hardware"))
     [lines] = re.findall(r"```python\n(import fleet.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     for theirs, mine in (
         ('"x86-64-v3"', '"generic"'),

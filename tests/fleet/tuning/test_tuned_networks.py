@@ -23,6 +23,7 @@ from fleet.tuning.conclusion import conclude
 from fleet.tuning.database import read_database, update_database
 from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
 from fleet.tuning.report import headline, render
+from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
@@ -272,11 +273,7 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("hardware").mkdir()
-    Path("hardware/generic.yaml").write_text(
-        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
-        "cores: [0]\n"
-    )
+    write_generic_device(Path("hardware"))
     save_network(Path("small.pt2"))
     where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]

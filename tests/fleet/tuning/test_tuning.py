@@ -26,6 +26,7 @@ from fleet.tuning.search import PARENTS, Search, choose, end_where_nothing_is_le
 from fleet.tuning.tuning import network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.fake_fleet import done
+from tests.host_fixtures import write_generic_device
 from tests.record_fixtures import make_record, make_workload
 from transfer.search.decisions import DesignTable
 
@@ -249,11 +250,7 @@ def test_a_real_search_measures_writes_a_database_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("hardware").mkdir()
-    Path("hardware/generic.yaml").write_text(
-        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
-        "cores: [0]\n"
-    )
+    write_generic_device(Path("hardware"))
     command = ["tune", "generic", "--network", "bert-tiny", "--workload", "GMM_1x128x128x128", "--trials"]
     where = ["--store", "store", "--out", "tuned", "--json", "--set", "devices.folder=hardware"]
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1"]
