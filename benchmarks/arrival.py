@@ -6,6 +6,7 @@ daemon measures more on it: the candidates of the known devices that it had not 
 device had measured when the head was made. They tell what the head is worth: its top-1 against that of a head
 from scratch of the same samples, workload by workload, on candidates that neither has seen. Those not asked
 for are harder than any draw, because the daemon asks for promising ones; those that nobody knew are a draw.
+Its expectation is meant for all candidates of the known devices, and is compared with the truth of those.
 Last, the device is timed in another way, which is another environment: how long and how many samples until
 its head was made anew.
 
@@ -106,6 +107,9 @@ def run(folder: Path, samples: int) -> dict[str, Any]:
         **truth,
         "expected_top1": expected.get("top1"),
         "expected_interval": expected.get("top1_interval"),
+        "expected_minus_true": round(expected["top1"] - truth["of_known_devices"]["top1"], 4)
+        if expected
+        else None,
         "refreshed_secs": round(refreshed_secs, 1),
         "refreshed_samples": again["samples"],
         "refreshed_served": again["served_by"] == again["version"],
@@ -188,7 +192,11 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
             "judged_candidates": len(rows),
         }
 
-    return {**compared(test[~was_known[test]]), "not_asked": compared(test[was_known[test]])}
+    return {
+        **compared(test[~was_known[test]]),
+        "not_asked": compared(test[was_known[test]]),
+        "of_known_devices": compared(np.flatnonzero(was_known & is_measured)),
+    }
 
 
 def _measured(folder: Path, device_ids: Sequence[str]) -> set[str]:

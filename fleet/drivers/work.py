@@ -98,6 +98,7 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
                 display,
                 fewer=arguments.fewer,
                 has_drifted=arguments.since is not None,
+                waits=work.folder is None,
             )
         case TuningArguments():
             from fleet.tuning.tuning import TuneOptions, tune_device

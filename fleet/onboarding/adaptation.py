@@ -90,7 +90,12 @@ def prepared(strategy: Strategy, one: Onboarding) -> LeaveOneOutScores | None:
 
 
 def strategy_for(
-    name: str, regime: Regime, cache: Path | None, distances: Mapping[str, float] | None = None
+    name: str,
+    regime: Regime,
+    cache: Path | None,
+    distances: Mapping[str, float] | None = None,
+    *,
+    waits: bool = True,
 ) -> Strategy:
     """The strategy of this name, `auto` included.
 
@@ -100,6 +105,7 @@ def strategy_for(
         cache: Where leave-one-device-out scores are kept: those that `auto` makes, and those made ahead of
             it.
         distances: Distance to source devices by fingerprint, for those who use it.
+        waits: Whether `auto` makes such scores where none are ready.
 
     Raises:
         FleetError: There is none.
@@ -114,20 +120,21 @@ def strategy_for(
     }
     if name == AUTO:
         few = tuple(known[one] for one in CHOICES)
-        return Auto(strategies=few, regime=regime, ready=tuple(known.values()), cache=cache)
+        ready = tuple(known.values())
+        return Auto(strategies=few, regime=regime, ready=ready, cache=cache, waits=waits)
     if name not in known:
         raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(known)}")
     return known[name]
 
 
-def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasured: Rows) -> Expectation:
+def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, ranked: Rows) -> Expectation:
     """What the head's first choices among some rows will reach.
 
     Args:
         one: What the head was made from.
         adapted: The head.
         strategy: What made it, the same with fewer samples.
-        unmeasured: Rows that the head will rank.
+        ranked: Rows that the head will rank.
 
     Raises:
         TransferError: There are too few samples.
@@ -148,8 +155,8 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, unmeasure
     known = np.isfinite(scores)
     rows = one.few_shot[known]
     return expect(
-        adapted.score(_hidden(one), unmeasured),
-        one.dataset.group[unmeasured],
+        adapted.score(_hidden(one), ranked),
+        one.dataset.group[ranked],
         scores[known],
         one.latency[rows],
         one.dataset.group[rows],
@@ -162,7 +169,7 @@ def told(
     one: Onboarding,
     adapted: Adapted,
     taken: str,
-    unmeasured: Rows,
+    ranked: Rows,
     device_scores: LeaveOneOutScores | None,
     limit: int,
 ) -> dict[str, Any]:
@@ -175,7 +182,7 @@ def told(
 
     strategy = strategy_for(taken, one.regime, None)
     try:
-        found = expectation(one, adapted, strategy, unmeasured)
+        found = expectation(one, adapted, strategy, ranked)
     except TransferError as error:
         by_devices = None if device_scores is None else device_scores.expected(taken, len(one.few_shot))
         if device_scores is None or by_devices is None:

@@ -40,9 +40,9 @@ from fleet.onboarding.choice import (
     looks_at_results,
     pools_of,
     rounds,
+    rows_of,
     source_devices_of,
     source_version,
-    unmeasured,
 )
 from fleet.onboarding.drift import against_champion, why_as_before
 from fleet.onboarding.earlier_environment import Earlier, earlier_environment, environment_since
@@ -66,6 +66,7 @@ def onboard_device(
     *,
     fewer: bool = False,
     has_drifted: bool = False,
+    waits: bool = True,
 ) -> dict[str, Any]:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
@@ -78,6 +79,8 @@ def onboard_device(
         fewer: Do with fewer samples where source devices have not measured so many candidates.
         has_drifted: The engine's store parts what the device measured before it drifted. Where its reference
             programs run as before, its head stays; and a new one serves only where it is better.
+        waits: Whether `auto` makes leave-one-device-out scores where none are ready. A daemon makes them in
+            its idle time, and a head must not take longer the more devices are known.
 
     Returns:
         What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
@@ -102,7 +105,8 @@ def onboard_device(
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
     cache = models.parent / DEVICE_SCORES
-    strategy = strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, cache, samples.distance)
+    regime, distance = Regime.DEVICE_NEW, samples.distance
+    strategy = strategy_for(settings.onboarding.strategy, regime, cache, distance, waits=waits)
     one = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
@@ -139,7 +143,7 @@ def onboard_device(
     }
     with clock.part("report"):
         limit = sum(map(len, samples.pools.values()))
-        result |= told(one, adapted, taken, unmeasured(one, samples.pools), device_scores, limit)
+        result |= told(one, adapted, taken, rows_of(one, samples.pools), device_scores, limit)
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(samples.few_shot), "taken": taken, **result["expected"]}

@@ -55,6 +55,7 @@ class Auto:
             ahead, as the daemon does in its idle time: they are too many to be tried while a device waits.
         cache: Folder where leave-one-device-out scores are kept between calls; made again each time where
             None.
+        waits: Make the scores where none are ready; else the first strategy is taken, and guarded.
         guard: Check the choice against scratch and nearest.
     """
 
@@ -62,6 +63,7 @@ class Auto:
     regime: Regime = Regime.DEVICE_NEW
     ready: tuple[Strategy, ...] = ()
     cache: Path | None = field(default=None, repr=False)
+    waits: bool = True
     guard: bool = True
     name: str = "auto"
     least_samples: int = 0
@@ -78,7 +80,8 @@ class Auto:
             config: How source models are trained.
 
         Returns:
-            None where fewer than two other devices have anything to rank, or there is nothing to choose.
+            None where fewer than two other devices have anything to rank, there is nothing to choose, or none
+            are ready and it does not wait.
         """
         if len(self.strategies) + len(self.ready) < 2:
             return None
@@ -91,6 +94,8 @@ class Auto:
             found = made_ahead(sources, *how, growth=_LATE)
             if found is not None:
                 return found
+        if not self.waits:
+            return None
         return leave_one_out(sources, without_fingerprints(self.strategies), self.regime, config, self.cache)
 
     def adapt(

@@ -200,6 +200,18 @@ def test_it_chooses_among_more_where_their_standings_were_made_ahead(
     assert run(auto, source, measured(60)).notes["strategy"] == "nearest"
 
 
+def test_where_it_may_not_wait_it_makes_no_standings_but_takes_ready_ones(
+    source: FleetTLP, tmp_path: Path
+) -> None:
+    several = (Nearest(), Backwards())
+    auto = Auto(strategies=several, ready=several, cache=tmp_path, guard=False, waits=False)
+    notes = run(auto, source, measured(60)).notes
+    assert (notes["strategy"], "standings" in notes) == ("nearest", False)
+    assert not list(tmp_path.iterdir())
+    leave_one_out(without_device(DATASET, TARGET), several, Regime.DEVICE_NEW, SHORT, tmp_path)
+    assert "standings" in run(auto, source, measured(60)).notes
+
+
 def test_of_many_devices_some_are_left_out_in_turn() -> None:
     sources = without_device(DATASET, TARGET)
     names = tuple(f"cpu.{number:02}" for number in range(20))

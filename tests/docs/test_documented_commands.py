@@ -1,0 +1,216 @@
+"""Every command of README and documents is run: here on replay devices, or by the test that is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fleet.cli.app import app
+from fleet.interchange.export_store import export
+from fleet.store.store import Store
+from tests.docs.test_docs import fleet_commands
+from tests.log_fixtures import ansor, autotvm, write_log
+from tests.onboarding_fixtures import NEW, SOURCES, fill
+
+ROOT = Path(__file__).parents[2]
+TODAY = datetime.now(UTC).date()
+#: A host is none of the devices that answer from a file, so they are named.
+SOME = "collect --device x86-64-v2 --device x86-64-v3 --workloads 8 --samples 16"
+
+#: Documented commands in the order in which they are run, with what is typed in their place where a page has
+#: a placeholder, or a size that would take hours. `{}` is a record's id.
+HERE: dict[str, str] = {
+    "config show": "",
+    "config schema device": "",
+    "config schema fleet": "",
+    "devices list": "",
+    "probe --device x86-64-v3": "",
+    "probe --device ID": "probe --device x86-64-v2",
+    "collect": SOME,
+    "collect --workloads 20": SOME,
+    "collect --device x86-64-v3": "collect --device x86-64-v3 --workloads 8 --samples 12",
+    "collect --device x86-64-v2 --device x86-64-v3 --workloads 20 --samples 32": SOME,
+    "collect --remeasure 50": "collect --device x86-64-v3 --workloads 8 --samples 12 --remeasure 5",
+    "status": "",
+    "train": "",
+    "onboard": "onboard x86-64-v4 --samples 32",
+    "onboard x86-64-v4": "onboard x86-64-v4 --samples 32",
+    "onboard x86-64-v4 --samples 64": "onboard x86-64-v4 --samples 32",
+    "onboard ID --samples 256": "onboard x86-64-v4 --samples 48",
+    "models": "models list",
+    "models list": "",
+    "models show v000007": "models show v000001",
+    "models show v000007 --card v000007.html": "models show v000001 --card v000001.html",
+    "models diff v000006 v000007": "models diff v000001 v000002",
+    "models rollback DEVICE --to": "models rollback x86-64-v4 --to v000003",
+    "models unpin": "models pin x86-64-v4; models unpin x86-64-v4",
+    "compare x86-64-v3 x86-64-v4": "",
+    "compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24": f"compare x86-64-v3@{TODAY} x86-64-v4@{TODAY}",
+    "compare v000011 v000012 --all --json": "compare v000001 v000002 --all --json",
+    "show GMM_1x128x128x128": "show gmm0",
+    "show ID": "show {}",
+    "export": "export out.parquet --format parquet",
+    "export DESTINATION --format FORMAT": "export tuned --format meta_schedule --device x86-64-v3",
+    "import": "import logs --device a100",
+    "import logs --device a100": "import logs --device a100",
+    "import logs/board-7 --device board-7": "",
+    "import logs/board-7 --device board-7 --json": "",
+    "import a.json b.json.gz --device a100 --network bert": "",
+    "devices add board-3.yaml": "",
+    "devices add rpi4.yaml": "",
+    "devices retire board-3": "",
+    "devices retire": "devices retire rpi4",
+    "store verify": "",
+    "store backup FOLDER": "store backup backup",
+    "store backup /mnt/backup": "store backup backup",
+    "store restore FOLDER NEW": "store restore backup again/store",
+    "up --once": "up --once --device x86-64-v3 --for 20",
+    "up --device x86-64-v3 --for 3600": "up --device x86-64-v3 --for 5",
+    "collect --device rpi4": "collect --device x86-64-v2 --workloads 8 --samples 12",
+    "collect --noise": "collect --device x86-64-v3 --noise 6",
+    "train --model": "train --model mtl_tlp",
+    "init": "init --folder written",
+    "--install-completion": "--show-completion bash",
+}
+
+#: The same beside a running daemon; `{}` is a request's id.
+BESIDE_A_DAEMON: dict[str, str] = {
+    "dashboard": "",
+    "dashboard --open": "",
+    "status --watch": "",
+    "requests list": "",
+    "requests show ID": "requests show {}",
+    "requests follow ID": "requests follow {}",
+    "requests cancel ID": "requests cancel {}",
+    "up": "status",
+}
+
+#: What needs real programs, a cluster, or files of other tools, and the test that runs it for real.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "tests/fleet/report/test_demo.py": ("demo",),
+    "tests/fleet/cli/test_cli.py": ("doctor",),
+    "tests/fleet/models/test_evaluation.py": (
+        "eval",
+        "eval --json",
+        "eval --model",
+        "eval --device ID",
+        "eval --baselines xgboost",
+    ),
+    "tests/fleet/tuning/test_tuned_networks.py": (
+        "tune",
+        "tune DEVICE NETWORK",
+        "tune x86-64-v4 bert-tiny --trials 256",
+        "tune x86-64-v4 mine.pt2 --trials 200",
+        "tune x86-64-v4 nets/mine.pt2 --trials 1000 --minutes 20",
+        "tune x86-64-v4 --network resnet-50 --workload C2D_1x56x56x64x64x3x1x1 --trials 64",
+        "collect --network NETWORK",
+    ),
+    "tests/fleet/cli/test_verbs_beside_a_daemon.py": ("tune x86-64-v4 --detach",),
+    "tests/fleet/transport/test_ray_cluster.py": (
+        "up --address",
+        "up --address 10.8.0.1:6379 --device head-cpu --device epyc-1",
+    ),
+}
+
+
+def test_every_documented_command_is_run_by_a_test() -> None:
+    documented = {" ".join(arguments) for _, arguments in fleet_commands()}
+    run = HERE.keys() | BESIDE_A_DAEMON.keys() | {one for several in ELSEWHERE.values() for one in several}
+    assert sorted(documented - run) == []
+    assert sorted(run - documented) == []
+    assert [one for one in ELSEWHERE if not (ROOT / one).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder as a user has it, whose devices answer from a file."""
+    folder = tmp_path_factory.mktemp("project")
+    with Store.open(fill(folder / "recorded", *SOURCES, NEW)) as store:
+        export(store, folder / "recorded.parquet", "parquet")
+    names = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "board-3", "rpi4")
+    recorded = (*SOURCES, NEW, NEW)
+    (folder / "configs/hardware").mkdir(parents=True)
+    for number, (name, device) in enumerate(zip(names, recorded, strict=True)):
+        place = folder if name in ("board-3", "rpi4") else folder / "configs/hardware"
+        value = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu", "seed": number}
+        value |= {"records": str(folder / "recorded.parquet"), "device": device, "noise": True}
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(value))
+    settings = {"schema": 1, "training": {"epochs": 2}, "onboarding": {"strategy": "siblings"}}
+    settings["daemon"] = {"api_port": 0}
+    (folder / "configs/fleet.yaml").write_text(yaml.safe_dump(settings))
+    for name in ("logs/board-7/conv.jsonl", "a.json", "b.json.gz"):
+        write_log(folder / name, [(autotvm if name[0] == "l" else ansor)(number) for number in range(4)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.timeout(300)
+def test_documented_commands_do_what_the_pages_say(project: Path) -> None:
+    wrong = []
+    # Several pages show one command with other sizes: it is run once.
+    for typed in dict.fromkeys(typed or documented for documented, typed in HERE.items()):
+        for command in typed.replace("{}", _a_record(project)).split("; "):
+            if command.startswith("up "):
+                one = _started(project, *shlex.split(command))
+                output, code = one.communicate(timeout=100)[0], one.returncode
+            else:
+                done = CliRunner().invoke(app, shlex.split(command))
+                output, code = f"{done.output} {done.exception!r}", done.exit_code
+            if code:
+                wrong.append((command, code, output[-500:]))
+    assert wrong == []
+
+
+@pytest.mark.timeout(200)
+def test_documented_commands_beside_a_daemon(project: Path) -> None:
+    up = _started(project, "up", "--device", "x86-64-v2")
+    try:
+        assert up.stdout is not None
+        assert any("fleet is up" in line for line in up.stdout)
+        asked = _started(
+            project, "collect", "--device", "x86-64-v2", "--workloads", "8", "--samples", "24", "--detach"
+        )
+        request = re.search(r"collection-\w+", asked.communicate(timeout=60)[0])
+        assert request is not None
+        for documented, typed in BESIDE_A_DAEMON.items():
+            one = _started(project, *shlex.split((typed or documented).replace("{}", request[0])))
+            if "--watch" in documented:
+                assert one.stdout is not None
+                assert "x86-64-v2" in "".join(one.stdout.readline() for _ in range(12))
+                one.send_signal(signal.SIGINT)
+            output = one.communicate(timeout=60)[0]
+            assert one.returncode in (0, 130), (documented, output)
+    finally:
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=60)
+    assert up.returncode in (0, 130)
+
+
+def _started(project: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleet.cli", *arguments],
+        cwd=project,
+        # What would open a browser opens none.
+        env={**os.environ, "BROWSER": "true"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _a_record(project: Path) -> str:
+    if not (project / "runs/store").exists():
+        return ""
+    return next((str(one.record_id) for one in Store.read(project / "runs/store").records()), "")
