@@ -21,6 +21,7 @@ from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
+from agents.networks.network_name import members
 from agents.programs.derivation import Derivation
 from agents.programs.networks import NETWORKS
 from agents.records import (
@@ -133,10 +134,11 @@ class ReplayWorker:
             AgentError: None of them was recorded.
         """
         recorded = self._records.workloads.values()
+        asked = set(members(networks))
         found = []
         for one in recorded:
             known_to_us = {name for name, _ in one.networks} & set(NETWORKS)
-            if not known_to_us or known_to_us & set(networks):
+            if not known_to_us or known_to_us & asked:
                 found.append(one)
         if not found:
             known = sorted({name for one in recorded for name, _ in one.networks})

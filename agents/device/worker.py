@@ -25,7 +25,7 @@ from agents.host.probe import core_groups, environment, environment_id, probe, r
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.networks.graph import merged
-from agents.networks.network_name import read_network_name
+from agents.networks.network_name import members, read_network_name
 from agents.networks.reader import network_workloads
 from agents.programs.canaries import Canary
 from agents.programs.derivation import Derivation
@@ -129,8 +129,8 @@ class DeviceWorker:
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """List the distinct workloads of networks, heaviest first.
 
-        Those of `agents.programs.networks` are lists of operators. Others are read, traced and lowered in a
-        confined process of their own, which takes some ten seconds.
+        Those of `agents.programs.networks` are lists of operators. Others are read, traced and lowered in
+        confined processes of their own, which takes some ten seconds each unless they were read before.
 
         Args:
             networks: As `agents.networks.network_name` reads them.
@@ -138,9 +138,11 @@ class DeviceWorker:
         Raises:
             AgentError: A network is unknown, or cannot be read.
         """
-        graphs = [name for name in networks if read_network_name(name).is_graph]
-        found = network_workloads(graphs, self.spec.family) if graphs else []
-        if ours := [name for name in networks if name not in graphs]:
+        names = members(networks)
+        graphs = [name for name in names if read_network_name(name).is_graph]
+        optional = set(names) - set(networks)
+        found = network_workloads(graphs, self.spec.family, optional=optional) if graphs else []
+        if ours := [name for name in names if name not in graphs]:
             answer = self.pool.ask({"op": "networks", "networks": ours})
             found += [workload_from_json(value) for value in answer["workloads"]]
         return merged(found)

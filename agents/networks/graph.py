@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from agents.errors import last_line
 from agents.networks.network_name import NetworkRefusedError
+from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
 from agents.programs.design_space import SPACE_TARGETS
-from agents.programs.workloads import RELAX_OPERATOR, workload_from_module
+from agents.programs.workloads import workload_from_module
 from agents.records import Family, Workload
 
 _DIGITS = re.compile(r"\d+(?=_|$)")
@@ -84,20 +86,17 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
     tasks = ms.relax_integration.extract_tasks(module, tvm.target.Target(SPACE_TARGETS[family]))
     found: dict[str, Workload] = {}
     for task in tasks:
+        name = str(task.task_name)
         made = workload_from_module(
-            task.dispatched[0],
-            name=str(task.task_name),
-            operator=RELAX_OPERATOR,
-            networks=[(network, int(task.weight))],
+            task.dispatched[0], name=name, operator="", networks=[(network, int(task.weight))]
         )
+        made = replace(made, operator=operator_kind(name, made.arg_shapes))
         found[made.workload_id] = named(made)
     return merged(found.values())
 
 
 def named(workload: Workload) -> Workload:
     """Give a workload a name that does not depend on the network: operators, output, and a part of its id."""
-    from dataclasses import replace
-
     words = _DIGITS.sub("", workload.name.removeprefix("fused_")).replace("tir_clip", "clip")
     shape = "x".join(map(str, workload.arg_shapes[-1])) if workload.arg_shapes else ""
     return replace(workload, name=f"{words[:_MOST_NAME]}_{shape}_{workload.workload_id[:6]}")
@@ -105,8 +104,6 @@ def named(workload: Workload) -> Workload:
 
 def merged(workloads: Iterable[Workload]) -> list[Workload]:
     """Each workload once with its uses in all networks, heaviest share of all FLOPs first."""
-    from dataclasses import replace
-
     found: dict[str, Workload] = {}
     for one in workloads:
         uses = dict(found[one.workload_id].networks) if one.workload_id in found else {}

@@ -5,6 +5,7 @@
     nets/mine.onnx                                 an ONNX model
     transformers:mobilenet_v2,image_size=128       an architecture with random weights; nothing is downloaded
     torchvision:resnet18,batch=4,dtype=float16
+    corpus                                         a set: all architectures of `agents.networks.corpus`
 
 Standard library only: settings and command lines are read with it. It opens no network file but to name it.
 """
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agents.errors import AgentError
+from agents.networks.corpus import CORPUS, CORPUS_NAME
 from agents.programs.networks import NETWORKS
 
-Source = Literal["ours", "pt2", "onnx", "transformers", "torchvision"]
+Source = Literal["ours", "pt2", "onnx", "transformers", "torchvision", "corpus"]
 
 #: Ends of the names of files, and prefixes of architectures.
 _SUFFIXES: Final[dict[str, Source]] = {".pt2": "pt2", ".onnx": "onnx"}
@@ -59,8 +61,8 @@ class NetworkName:
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is a whole network; ours are lists of operators."""
-        return self.source != "ours"
+        """Whether it is a whole network; ours are lists of operators, and the corpus is a set."""
+        return self.source not in ("ours", "corpus")
 
     @property
     def path(self) -> Path | None:
@@ -68,11 +70,14 @@ class NetworkName:
         return Path(self.name) if self.source in ("pt2", "onnx") else None
 
     def label(self) -> str:
-        """The name that records keep: files are told apart by their content.
+        """The name that records keep: files, and states of the corpus, are told apart by their content.
 
         Raises:
             NetworkRefusedError: The file cannot be read.
         """
+        if self.source == "corpus":
+            content = hashlib.sha256("\n".join(CORPUS).encode()).hexdigest()
+            return f"{CORPUS_NAME}-{content[:_LABEL_CHARS]}"
         if self.path is None:
             return self.text
         digest = hashlib.sha256()
@@ -107,6 +112,8 @@ def read_network_name(text: str) -> NetworkName:
     """
     if text in NETWORKS:
         return NetworkName(text=text, source="ours", name=text)
+    if text == CORPUS_NAME:
+        return NetworkName(text=text, source="corpus", name=text)
     library, colon, rest = text.partition(":")
     if colon and library in _LIBRARIES:
         return _architecture(text, _LIBRARIES[library], rest)
@@ -115,9 +122,15 @@ def read_network_name(text: str) -> NetworkName:
     close = difflib.get_close_matches(text.lower(), NETWORKS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NETWORKS)}"
     raise NetworkRefusedError(
-        f"unknown network {text!r}; {hint}; others are a .pt2 or .onnx file, transformers:NAME or "
-        "torchvision:NAME"
+        f"unknown network {text!r}; {hint}; others are a .pt2 or .onnx file, transformers:NAME, "
+        f"torchvision:NAME, or {CORPUS_NAME}"
     )
+
+
+def members(texts: Sequence[str]) -> list[str]:
+    """Each network once, with those of the corpus in its place."""
+    found = [one for text in texts for one in (CORPUS if text == CORPUS_NAME else (text,))]
+    return list(dict.fromkeys(found))
 
 
 def with_absolute_path(text: str) -> str:

@@ -7,42 +7,94 @@ happens in `reader_process.py`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agents.codec import workload_from_json
 from agents.host.own_program import command, environment
+from agents.networks.cache import keep, kept_workloads
+from agents.networks.graph import merged
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family, Workload
 from agents.sandbox.process import end_of
 
+_LOG = logging.getLogger(__name__)
+
+#: Networks that one process reads: its start takes some ten seconds, and what it read is kept when it ends.
+_READ_TOGETHER = 6
 #: To read networks and make their workloads: torch and TVM are imported, and a large network is traced.
 _READ_SECS = 900.0
 _MOST_ANSWER_BYTES = 256 << 20
 _LAST_WORDS = 400
 
 
-def network_workloads(texts: Sequence[str], family: Family) -> list[Workload]:
-    """List the workloads of networks that are graphs, heaviest first.
+def network_workloads(
+    texts: Sequence[str], family: Family, *, optional: Collection[str] = ()
+) -> list[Workload]:
+    """List the workloads of networks, heaviest first.
+
+    Architectures that were read before are taken from the cache (`agents.networks.cache`).
 
     Args:
-        texts: As `agents.networks.network_name` reads them; none of ours.
+        texts: As `agents.networks.network_name` reads them; sets are given as their members.
         family: Whose devices are to run them.
+        optional: Those that are left out with a warning where they cannot be read: the versions of torch and
+            transformers that are here may lack one of many.
 
     Raises:
-        NetworkRefusedError: One of them cannot be read, exported or lowered.
+        NetworkRefusedError: One of the others cannot be read, exported or lowered, or none could be.
     """
+    found: dict[str, list[Workload]] = {}
     for text in texts:
-        read_network_name(text).check_file()
+        network = read_network_name(text)
+        network.check_file()
+        if (kept := kept_workloads(network, family)) is not None:
+            found[text] = kept
+    refused: dict[str, str] = {}
+    unread = [text for text in texts if text not in found]
+    for start in range(0, len(unread), _READ_TOGETHER):
+        made, missing = _read(unread[start : start + _READ_TOGETHER], family)
+        for text, workloads in made.items():
+            keep(read_network_name(text), family, workloads)
+        found |= made
+        refused |= missing
+        if fatal := [text for text in missing if text not in optional]:
+            raise NetworkRefusedError(missing[fatal[0]])
+    for text, why in refused.items():
+        _LOG.warning("network %s is left out: %s", text, why)
+    if refused and not found:
+        raise NetworkRefusedError(next(iter(refused.values())))
+    return merged(one for text in texts for one in found.get(text, ()))
+
+
+def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload]], dict[str, str]]:
+    """Read some networks in one process; where one of them ends it, each gets a process of its own.
+
+    Returns:
+        Workloads by network, and why the others have none.
+    """
     question = {"op": "workloads", "networks": list(texts), "family": family}
-    found = ask(question, timeout_secs=_READ_SECS)
-    return [workload_from_json(one) for one in found["workloads"]]
+    try:
+        answer = ask(question, timeout_secs=_READ_SECS)
+    except NetworkRefusedError as error:
+        if len(texts) == 1:
+            return {}, {texts[0]: str(error)}
+        found: dict[str, list[Workload]] = {}
+        refused: dict[str, str] = {}
+        for text in texts:
+            made, missing = _read([text], family)
+            found |= made
+            refused |= missing
+        return found, refused
+    read = {text: list(map(workload_from_json, made)) for text, made in answer["workloads"].items()}
+    return read, dict(answer["refused"])
 
 
 def ask(
@@ -91,10 +143,10 @@ def ask(
                 process.wait()
             answers.seek(0)
             errors.seek(0)
-            return _read(question, answers.read(_MOST_ANSWER_BYTES), errors.read(), process.returncode)
+            return _answer_of(question, answers.read(_MOST_ANSWER_BYTES), errors.read(), process.returncode)
 
 
-def _read(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
+def _answer_of(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
     try:
         found = json.loads(answer)
     except ValueError:

@@ -37,17 +37,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """
     family = Family(question["family"])
     if question["op"] == "workloads":
-        from agents.networks.graph import fused, merged, relax_module, workloads_of
-        from agents.networks.sources import load
-        from agents.programs.tvm_import import load_tensor_intrinsics
-
-        load_tensor_intrinsics()
-        found = []
-        for text in question["networks"]:
-            network = read_network_name(text)
-            module = fused(relax_module(load(network)), family, text)
-            found += workloads_of(module, family, network.label())
-        return {"workloads": [as_json_dict(one) for one in merged(found)]}
+        return _workloads(question["networks"], family)
     if question["op"] == "build":
         from agents.networks.library import build
 
@@ -55,6 +45,31 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     from agents.networks.latency import time_sides
 
     return time_sides(question)
+
+
+def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
+    """The workloads of each network, and of those that have none why not."""
+    from agents.networks.graph import fused, merged, relax_module, workloads_of
+    from agents.networks.sources import load
+    from agents.programs.tvm_import import load_tensor_intrinsics
+    from agents.programs.workloads import network_workloads
+
+    load_tensor_intrinsics()
+    found: dict[str, list[dict[str, Any]]] = {}
+    refused: dict[str, str] = {}
+    for text in networks:
+        network = read_network_name(text)
+        try:
+            if network.is_graph:
+                module = fused(relax_module(load(network)), family, text)
+                made = merged(workloads_of(module, family, network.label()))
+            else:
+                made = network_workloads([text])
+        except AgentError as error:
+            refused[text] = str(error)
+        else:
+            found[text] = [as_json_dict(one) for one in made]
+    return {"workloads": found, "refused": refused}
 
 
 def main(arguments: list[str]) -> None:
@@ -67,7 +82,7 @@ def main(arguments: list[str]) -> None:
     os.chdir(scratch)
     confine(scratch, Needs(programs=question["op"] != "workloads"), most_file_bytes=_MOST_FILE_BYTES)
     texts = question.get("networks") or [question["network"]]
-    if all(read_network_name(text).source == "onnx" for text in texts):
+    if all(read_network_name(text).source in ("onnx", "ours") for text in texts):
         leave_out_torch()
     try:
         found = answer(question)

@@ -145,35 +145,40 @@ def _from_transformers(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapp
         import transformers
     except Exception as error:
         raise missing(network, "transformers", error) from None
-    config = _config(network, transformers)
+    config, side = _config(network, transformers)
     torch.manual_seed(_SEED)
-    is_image = hasattr(config, "image_size") and not hasattr(config, "vocab_size")
-    kind: Any = transformers.AutoModel
-    images: Any = transformers.AutoModelForImageClassification
-    if is_image and type(config) in images._model_mapping:
-        kind = images
     try:
-        model = kind.from_config(config).eval()
+        model = _kind_of(config, transformers).from_config(config).eval()
     except Exception as error:
         raise NetworkRefusedError(
             f"network {network.text}: transformers cannot build it: {first_line(error)}"
         ) from None
     name = model.main_input_name
     if name == "pixel_values":
-        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        shape = (network.batch, getattr(config, "num_channels", _CHANNELS), side, side)
-        value = torch.randn(shape)
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        value = torch.randn(network.batch, *frames, getattr(config, "num_channels", _CHANNELS), side, side)
     elif name == "input_ids" and not getattr(config, "is_encoder_decoder", False):
         value = torch.randint(0, config.vocab_size, (network.batch, network.tokens))
     else:
         raise NetworkRefusedError(
-            f"network {network.text}: takes {name}, and only images and texts are made here; export it with "
-            "torch.export.save, and name the .pt2 file"
+            f"network {network.text}: takes {name}, and only images, videos and texts are made here; export "
+            "it with torch.export.save, and name the .pt2 file"
         )
     return model, (), {name: value}
 
 
-def _config(network: NetworkName, transformers: Any) -> Any:
+def _kind_of(config: Any, transformers: Any) -> Any:
+    """The class that builds a model with the head of its usual task, where that task is one of images."""
+    if not hasattr(config, "vocab_size"):
+        for name in ("ImageClassification", "DepthEstimation"):
+            kind = getattr(transformers, f"AutoModelFor{name}")
+            if type(config) in kind._model_mapping:
+                return kind
+    return transformers.AutoModel
+
+
+def _config(network: NetworkName, transformers: Any) -> tuple[Any, int]:
+    """The configuration of an architecture, and the side of an image: some configurations have none."""
     known = transformers.CONFIG_MAPPING
     try:
         default = transformers.AutoConfig.for_model(network.name)
@@ -182,21 +187,32 @@ def _config(network: NetworkName, transformers: Any) -> Any:
             f"network {network.text}: transformers {transformers.__version__} has no architecture "
             f"{network.name!r}{_nearest(network.name, list(known.keys()))}"
         ) from None
-    for key, _ in network.options:
+    given = dict(network.options)
+    side = given.get("image_size") or getattr(default, "image_size", None) or _SIDE
+    if not hasattr(default, "image_size") and not hasattr(default, "vocab_size"):
+        given.pop("image_size", None)
+    for key in given:
         if not hasattr(default, key):
             raise NetworkRefusedError(
                 f"network {network.text}: the configuration of {network.name} has no {key!r}"
                 f"{_nearest(key, list(default.to_dict()))}"
             )
-    given = dict(network.options)
     if hasattr(default, "use_cache"):
         given.setdefault("use_cache", False)
     try:
-        return transformers.AutoConfig.for_model(network.name, **given)
+        config = transformers.AutoConfig.for_model(network.name, **given)
     except Exception as error:
         raise NetworkRefusedError(
             f"network {network.text}: its configuration is refused: {first_line(error)}"
         ) from None
+    # Where an architecture has several heads, `from_config` looks for its name in here.
+    config.architectures = config.architectures or []
+    return config, _number(side)
+
+
+def _number(side: Any) -> int:
+    """The side of a square image; some configurations have height and width."""
+    return int(side[0]) if isinstance(side, list | tuple) else int(side)
 
 
 def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:

@@ -14,9 +14,6 @@ from agents.programs.networks import NETWORKS, layers
 from agents.records import Workload, WorkloadId
 from agents.trust import is_imported
 
-#: Operator name of workloads that came from a network through Relax.
-RELAX_OPERATOR = "relax"
-
 
 def workload_id_of(module: Any) -> WorkloadId:
     """Name a `tvm.IRModule` by TVM's structural hash (64 bits, 16 hexadecimal digits)."""

@@ -19,12 +19,14 @@ from fleet.terminal_table import print_rows
 from fleet.terminal_text import say, say_text
 
 if TYPE_CHECKING:
-    from agents.records import Record
+    from agents.records import Record, Workload, WorkloadId
     from fleet.coverage.lookup import FoundId
     from fleet.store.reader import StoreReader
 
 #: Workloads that are listed unless more are asked for.
 _LISTED = 40
+#: No upper bound.
+_ANY = float("inf")
 
 
 def register(app: typer.Typer) -> None:
@@ -160,42 +162,48 @@ def _trace(trace: str) -> str:
 
 def workloads(
     contains: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Only those whose name, operator or network has it.")
+        str, typer.Argument(metavar="TEXT", help="Only those whose name, id, operator or network has it.")
     ] = "",
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network", help="List those of this network instead of the store's; may be given again."
+        ),
+    ] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option("--operator", help="Only this operator; may be given again.")
+    ] = None,
+    min_flops: Annotated[float, typer.Option(min=0, help="Only those with so many FLOPs or more.")] = 0.0,
+    max_flops: Annotated[float, typer.Option(min=0, help="Only those with so many FLOPs or fewer.")] = _ANY,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Choose so many among them, as a collection chooses.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List so many at most.")] = _LISTED,
     store: StoreOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tensor programs of the store, with how often each was measured.
+    """List tensor programs, with how often each was measured, and count them by operator.
 
-    Example: fleet workloads C2D --limit 10
+    They are those of the store, or with --network those of networks, which need no store: a name of ours, a
+    file, transformers:NAME, or `corpus` for the whole set of architectures.
+
+    Examples: fleet workloads C2D --limit 10
+
+    fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """
-    import pyarrow.compute as pc
+    from fleet.collection.selection import choose_workloads
+    from fleet.collection.workload_list import WorkloadFilter, counts_by_operator, described
 
-    from fleet.store.store import Store
-
-    flags = {"store.path": str(store) if store else None}
-    path = Path(load_settings(config, flags, changes).store.path)
-    reader = Store.read(path)
-    counts: dict[str, int] = {}
-    for _, batch in reader.columns(["workload_id"]):
-        for one in pc.value_counts(batch.column(0)).to_pylist():
-            counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
-    text = contains.lower()
-    found: list[dict[str, Any]] = [
-        {
-            "workload": one.name,
-            "workload_id": one.workload_id,
-            "operator": one.operator,
-            "flops": one.flops,
-            "networks": dict(one.networks),
-            "records": counts.get(one.workload_id, 0),
-        }
-        for one in reader.workloads().values()
-        if text in f"{one.name} {one.operator} {' '.join(name for name, _ in one.networks)}".lower()
-    ]
+    where, listed, counts = _listed(network, store, config, changes)
+    wanted = WorkloadFilter(
+        text=contains, operators=tuple(operator or ()), min_flops=min_flops, max_flops=max_flops
+    )
+    fit = [one for one in listed if wanted.fits(one)]
+    if count is not None:
+        fit = choose_workloads(fit, count=count)
+    found = [described(one, counts) for one in fit]
     found.sort(key=lambda one: (-one["records"], one["workload"]))
     if as_json:
         print_json(found)
@@ -203,16 +211,54 @@ def workloads(
     rows = [
         (
             one["workload"],
+            one["operator"],
             f"{one['records']:,}",
             f"{one['flops'] / 1e6:,.3g}",
-            ", ".join(one["networks"]),
+            str(len(one["networks"])) if network else ", ".join(one["networks"]),
             one["workload_id"],
         )
         for one in found[:limit]
     ]
-    print_rows(("workload", "records", "MFLOP", "networks", "id"), rows)
+    print_rows(("workload", "operator", "records", "MFLOP", "networks", "id"), rows)
+    by_operator = counts_by_operator(fit)
+    print_rows(
+        ("operator", "workloads", "networks", "MFLOP"),
+        [
+            (name, f"{one['workloads']:,}", f"{one['networks']:,}", _span(one["min_flops"], one["max_flops"]))
+            for name, one in by_operator.items()
+        ],
+    )
     more = f", the first {limit} of them shown; --limit shows more" if len(found) > limit else ""
-    say(f"{len(found)} workloads in {path}{more}")
+    say(f"{len(found):,} workloads in {where}, {len(by_operator)} operators{more}")
+
+
+def _span(least: float, most: float) -> str:
+    return f"{least / 1e6:,.3g} to {most / 1e6:,.3g}"
+
+
+def _listed(
+    networks: list[str] | None, store: Path | None, config: Path | None, changes: list[str] | None
+) -> tuple[str, list[Workload], dict[WorkloadId, int]]:
+    """Where the workloads are from, they themselves, and how many records of each there are."""
+    if networks:
+        from agents.networks.network_name import networks_here
+        from agents.records import Family
+        from fleet.collection.workload_list import workloads_of_networks
+
+        names = networks_here(networks) or []
+        return ", ".join(networks), workloads_of_networks(names, Family.CPU), {}
+    import pyarrow.compute as pc
+
+    from fleet.store.store import Store
+
+    flags = {"store.path": str(store) if store else None}
+    path = Path(load_settings(config, flags, changes).store.path)
+    reader = Store.read(path)
+    counts: dict[WorkloadId, int] = {}
+    for _, batch in reader.columns(["workload_id"]):
+        for one in pc.value_counts(batch.column(0)).to_pylist():
+            counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+    return str(path), list(reader.workloads().values()), counts
 
 
 def datasets(

@@ -39,8 +39,13 @@ def labels_of(networks: Sequence[str]) -> dict[str, str]:
     """The name that records keep of each network, by its spelling.
 
     Raises:
-        NetworkRefusedError: A file cannot be read.
+        NetworkRefusedError: A file cannot be read, or one is a set of networks.
     """
+    for text in networks:
+        if read_network_name(text).source == "corpus":
+            raise NetworkRefusedError(
+                f"network {text}: is a set of architectures to collect from; tune one of its members"
+            )
     return {text: read_network_name(text).label() for text in networks}
 
 
