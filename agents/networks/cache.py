@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from agents.codec import workload_from_json
+from agents.errors import AgentError
 from agents.files import write_durably
 from agents.networks.network_name import NetworkName
 from agents.records import Family, Workload, as_json_dict, canonical_json, content_hash
@@ -49,7 +50,7 @@ def kept_workloads(network: NetworkName, family: Family) -> list[Workload] | Non
         if len(content) > _MOST_BYTES:
             return None
         return [workload_from_json(one) for one in json.loads(content)]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+    except (AgentError, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
 
 
