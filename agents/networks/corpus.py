@@ -87,6 +87,19 @@ _TEXTUAL: Final = (
     "xlnet,d_model=256,n_head=4,d_inner=512,n_layer=2,vocab_size=8192,tokens=32",
     f"nystromformer,{_SMALL},vocab_size=8192,tokens=64",
     "bloom,hidden_size=256,n_head=4,n_layer=2,vocab_size=8192,tokens=32",
+    f"roberta,{_TINY},vocab_size=8192,tokens=64",
+    f"mpnet,{_TINY},vocab_size=8192,tokens=48",
+    "gpt2,n_embd=192,n_head=3,n_layer=2,vocab_size=8192,tokens=48",
+    f"gpt_neox,{_SMALL},vocab_size=8192,tokens=32",
+    f"phi,hidden_size=256,num_attention_heads=4,intermediate_size=1024,{_TEXT},tokens=48",
+    f"llama,hidden_size=256,num_attention_heads=4,num_key_value_heads=4,intermediate_size=688,{_TEXT},"
+    "tokens=64",
+    f"mistral,hidden_size=256,num_attention_heads=8,num_key_value_heads=2,head_dim=32,"
+    f"intermediate_size=896,{_TEXT},tokens=32",
+    f"qwen3,hidden_size=320,num_attention_heads=5,num_key_value_heads=1,head_dim=64,"
+    f"intermediate_size=864,{_TEXT},tokens=32",
+    f"gemma,hidden_size=256,num_attention_heads=4,num_key_value_heads=1,head_dim=64,"
+    f"intermediate_size=1024,{_TEXT},tokens=32",
     "mamba,hidden_size=128,num_hidden_layers=1,state_size=8,vocab_size=8192,tokens=16",
 )
 
