@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.records import Family, Record
+from agents.networks.corpus import CORPUS
+from agents.records import Family, Record, Workload
 from fleet.cli.app import run
 from fleet.cli.collected import collected, print_collected
 from fleet.cli.training_request import each_family
@@ -99,6 +101,47 @@ def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureF
     assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
     assert run(["datasets", "no-such-folder"]) == 0
     assert "no store below" in capsys.readouterr().out
+
+
+def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [
+        replace(
+            make_workload(number, (("net-a" if number % 2 else "net-b", 1),)), operator=operator, flops=flops
+        )
+        for number, (operator, flops) in enumerate(
+            [("dense", 1e6), ("dense", 2e6), ("dense", 3e6), ("conv2d", 1e6), ("conv2d", 1e9), ("norm", 1e4)]
+        )
+    ]
+    asked: list[tuple[list[str], set[str]]] = []
+
+    def read(texts: list[str], family: Family, *, optional: set[str]) -> list[Workload]:
+        asked.append((texts, optional))
+        return made
+
+    monkeypatch.setattr("agents.networks.reader.network_workloads", read)
+
+    def listed(*options: str) -> list[dict[str, Any]]:
+        assert run(["workloads", *options, "--network", "corpus", "--network", "bert-tiny", "--json"]) == 0
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert len(listed()) == 6
+    assert asked == [([*CORPUS, "bert-tiny"], set(CORPUS))], "no member of the set may end the listing"
+    assert {one["flops"] for one in listed("--operator", "conv2d", "--operator", "norm")} == {1e6, 1e9, 1e4}
+    assert {one["flops"] for one in listed("--min-flops", "1e6", "--max-flops", "2e6")} == {1e6, 2e6}
+    assert [one["operator"] for one in listed("NORM")] == ["norm"]
+    assert {tuple(one["networks"]) for one in listed("net-b")} == {("net-b",)}
+    chosen = listed("--max-flops", "1e7", "--count", "3")
+    assert sorted(one["operator"] for one in chosen) == ["conv2d", "dense", "norm"]
+    assert run(["workloads", "--network", "corpus"]) == 0
+    text = capsys.readouterr().out
+    assert "6 workloads in corpus, 3 operators" in text
+    assert re.search(r"conv2d +2 +2 +1 to 1e\+03", text)
+    assert run(["workloads", "--network", "no-such"]) == 1
+    assert "unknown network 'no-such'" in capsys.readouterr().err
 
 
 def test_each_family_has_a_model_of_its_own() -> None:
