@@ -28,8 +28,6 @@ from fleet.config.device_folder import RETIRED
 from fleet.store.store import Store
 
 _WORK_SECS, _MODEL_SECS = 900.0, 1800.0
-#: Records of a device that ask for the first training.
-_FIRST_RECORDS = 512
 #: Answers of the API that are timed.
 _ASKED = 40
 
@@ -58,8 +56,7 @@ def run(folder: Path, records: Path, devices: int, head_secs: float, found: dict
     settings = {
         "schema": 1,
         "devices": {"ids": names},
-        # The first training waits until all have measured some: else each is an arrival of its own.
-        "daemon": {"arrival_samples": 64, "lease_secs": 120.0, "reason_records": _FIRST_RECORDS},
+        "daemon": {"arrival_samples": 64, "lease_secs": 120.0},
         "training": {"epochs": 4},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))

@@ -49,7 +49,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
-RULES = 4
+RULES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,8 @@ class CoordinatorStarted:
     limits: Limits | None = None
     #: Version of the rules from here on, likewise. Version 1 (journals that do not say) took the silence of
     #: an agent for a crash of its job; in version 2 silence counts against nobody. In version 3 requests take
-    #: turns. In version 4 a device that drifted gets a new head.
+    #: turns. In version 4 a device that drifted gets a new head. In version 5 a training gives heads to those
+    #: that have measured enough for it, and none of them is onboarded.
     rules: int = RULES
 
 

@@ -295,6 +295,8 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
     """Ask for a head for every device that works, where others of its family have one.
 
     Once in an environment: where nothing comes of it, a training gives it a head as soon as it has records.
+    So it does where a device has these already: one training serves a hundred devices that waited for the
+    first model, and onboardings of them would take hours, one after the other.
     """
     limits, made = core.leasing.limits, list[Instruction]()
     if not limits.arrival_samples:
@@ -311,6 +313,9 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
             device.fingerprinted_in = device.environment_id  # an onboarding measures it
         if is_first or _is_asked(core, device):
             continue  # its head is from before devices were given heads by themselves
+        if not device.champion and core.leasing.rules >= 5 and device.records >= limits.reason_records:
+            _train_for(core, device)
+            continue
         core.triggers.drop(device.device_id, _DEALT_WITH)
         name = f"onboarding-{device.device_id}-{device.incarnation}"
         made += _ask_for_head(core, device, name, samples)
@@ -394,9 +399,13 @@ def _train_instead(core: Core, request: Request) -> None:
     for device_id in request.device_ids:
         device = core.leasing.devices.get(device_id)
         if device is not None and not device.champion:
-            text = f"{device_id} has no head yet"
-            reason = TrainingReason(kind=ReasonKind.NEW_DEVICE, device_id=device_id, text=text)
-            core.triggers.expect(device.family, reason, core.leasing.limits.reason_records - device.records)
+            _train_for(core, device)
+
+
+def _train_for(core: Core, device: Device) -> None:
+    text = f"{device.device_id} has no head yet"
+    reason = TrainingReason(kind=ReasonKind.NEW_DEVICE, device_id=device.device_id, text=text)
+    core.triggers.expect(device.family, reason, core.leasing.limits.reason_records - device.records)
 
 
 def _start_drivers(core: Core) -> list[Instruction]:

@@ -100,6 +100,25 @@ def test_a_device_that_waited_for_a_first_model_gets_its_head_when_there_is_one(
     assert StartDriver(request_id=ASKED) in made
 
 
+def test_one_training_gives_heads_to_all_that_have_measured_enough() -> None:
+    state = FleetState()
+    limits = replace(LIMITS, arrival_samples=64, reason_records=8, training_pause_secs=0.0)
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=limits))
+    waiting = [DeviceId(f"waits-{number}") for number in range(3)]
+    for one in (OLD, NEW, *waiting):
+        comes(state, one)
+    state.apply(ev.RecordsStored(at_secs=121.0, device_id=OLD, count=8))
+    state.apply(ev.Tick(at_secs=121.0))
+    state.apply(ev.TrainingStarted(at_secs=121.0, family="cpu"))
+    for one in waiting:
+        state.apply(ev.RecordsStored(at_secs=122.0, device_id=one, count=8))
+    ended_now = state.apply(ev.TrainingFinished(at_secs=129.0, family="cpu", text="1 first, 4 refused"))
+    made = state.apply(ev.ModelPublished(at_secs=130.0, version="v000001", device_ids=(OLD,)))
+    assert [one for one in made if isinstance(one, StartDriver)] == [StartDriver(request_id=ASKED)]
+    asked = [one for one in (*ended_now, *made) if isinstance(one, ev.StartTraining)]
+    assert {reason.device_id for one in asked for reason in one.reasons} == set(waiting)
+
+
 def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> None:
     state = fleet()
     comes(state, DeviceId("far"), host="there")
