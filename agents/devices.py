@@ -133,3 +133,8 @@ class Descriptor:
     ansor_params: tuple[int, ...]
     #: One mapping a CUDA device, as sorted (name, value) pairs; empty where there is none.
     cuda_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: The same of AMD's GPUs.
+    rocm_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: What the canaries measured, as sorted (name, value) pairs (`agents.programs.canaries.roofline`); empty
+    #: before the first reading.
+    roofline: tuple[tuple[str, float], ...] = ()

@@ -17,7 +17,7 @@ from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.kernel_tuner import CacheFile
 from fleet.interchange.logs.targets import device_from_log
-from transfer.features.hardware import hardware_vector
+from transfer.features.hardware import hardware_table, hardware_vector
 
 Floats = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ def _space(kernel: str, files: dict[str, Path], read: dict[str, tuple[dict[str, 
         numbers=_numbers([[one[name] for name in names] for one in knobs]),
         secs=np.array(means).T,
         repeats=repeats,
-        hardware=np.stack([read[name][1] for name in devices]),
+        hardware=hardware_table([read[name][1] for name in devices]),
         files=tuple(files[name] for name in devices),
     )
 

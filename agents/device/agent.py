@@ -25,6 +25,7 @@ from agents.device.messages import (
     BeginAgent,
     Conclude,
     Concluded,
+    Described,
     Failed,
     Heartbeat,
     ListWorkloads,
@@ -39,6 +40,7 @@ from agents.device.messages import (
 )
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
+from agents.programs.canaries import is_same_roofline
 from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, Descriptor, Protocol, Workload
 
@@ -49,8 +51,6 @@ _PENDING_PART = 256
 class Worker(Duck):
     """What an agent needs of a `DeviceWorker` or `ReplayWorker`."""
 
-    descriptor: Descriptor
-
     @property
     def finished(self) -> int:
         """Candidates that were timed for the first time, or failed, since it was made."""
@@ -60,6 +60,9 @@ class Worker(Duck):
         """What the device is doing."""
 
     def environment_id(self, protocol: Protocol) -> str:
+        """See `DeviceWorker`."""
+
+    def descriptor_in(self, environment_id: str) -> Descriptor:
         """See `DeviceWorker`."""
 
     def network_workloads(self, networks: list[str]) -> list[Workload]:
@@ -125,6 +128,8 @@ class Agent:
         self.is_over = False
         self._start, self._open_worker, self._host, self._post = start, open_worker, host, post
         self._worker: Worker | None = None
+        #: The descriptor that was told last.
+        self._told: Descriptor | None = None
         #: `finished` of the worker when the running lease began; None while there is none.
         self._base: int | None = None
         #: Whether it is doing what was asked; a lease that waits behind that must not run out.
@@ -146,11 +151,13 @@ class Agent:
             pending = worker.pending_tagged()
             some = tuple(islice(pending, _PENDING_PART))
             has_more = len(some) == _PENDING_PART
+            environment_id = worker.environment_id(self._start.protocol)
+            self._told = worker.descriptor_in(environment_id)
             up = AgentUp(
                 device_id=name[0],
                 incarnation=name[1],
-                descriptor=worker.descriptor,
-                environment_id=worker.environment_id(self._start.protocol),
+                descriptor=self._told,
+                environment_id=environment_id,
                 pid=os.getpid(),
                 host=self._host,
                 pending=some,
@@ -244,6 +251,7 @@ class Agent:
         self._base = worker.finished
         parts = worker.measure_parts(request.batch, request.lease.tag)
         for part in parts:
+            self._describe(worker.descriptor_in(worker.environment_id(request.batch.protocol)))
             results = Results(
                 device_id=self.device_id,
                 incarnation=self.incarnation,
@@ -257,6 +265,15 @@ class Agent:
                 parts.close()
                 self._unfinished.append(request.lease.tag)
                 return
+
+    def _describe(self, seen: Descriptor) -> None:
+        """Tell what the device is, once its canaries said more of it than was told."""
+        if self._told is None or not is_same_roofline(seen.roofline, self._told.roofline):
+            self._told = seen
+            self._post(
+                self,
+                Described(device_id=self.device_id, incarnation=self.incarnation, descriptor=seen),
+            )
 
     def _concluded(self) -> Concluded:
         left, self._unfinished = tuple(self._unfinished), []

@@ -23,7 +23,13 @@ def job_of(candidate: Candidate, workload: Workload, protocol: Protocol) -> Cand
 
 
 def record_of(
-    spec: DeviceSpec, batch: Batch, planned: Planned, result: JobResult, drift: Drift, environment_id: str
+    spec: DeviceSpec,
+    batch: Batch,
+    planned: Planned,
+    result: JobResult,
+    drift: Drift,
+    environment_id: str,
+    roofline: tuple[tuple[str, float], ...] = (),
 ) -> Record:
     """The record of a job that ended.
 
@@ -34,6 +40,7 @@ def record_of(
         result: How it ended.
         drift: Of its window.
         environment_id: See `agents.host.probe.environment_id`.
+        roofline: What the canaries measured so far (`Descriptor.roofline`); goes with the environment.
     """
     candidate = planned.job.candidate
     outcome, error = result.outcome, result.error
@@ -43,6 +50,7 @@ def record_of(
             f"its {len(result.run_secs)} repeats leave the latency uncertain by "
             f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
         )
+    environment = {**result.environment, "roofline": dict(roofline)} if roofline else result.environment
     quality = dict(result.quality)
     if drift.ratios:
         quality["canary"] = dict(drift.ratios)
@@ -64,7 +72,7 @@ def record_of(
         timing_secs=result.timing_secs,
         error=error,
         protocol=batch.protocol,
-        environment=canonical_json(result.environment),
+        environment=canonical_json(environment),
         environment_id=environment_id,
         attempt=planned.attempt,
         measured_at=result.ended_at,

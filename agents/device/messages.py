@@ -103,6 +103,13 @@ class MorePending(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Described(Message):
+    """More is known of the device than `AgentUp` told: its canaries were timed. Comes ahead of results."""
+
+    descriptor: Descriptor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRefused(Message):
     """The host cannot be the device that its spec describes; the agent has ended. The last message."""
 

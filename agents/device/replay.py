@@ -227,6 +227,11 @@ class ReplayWorker:
             canonical_json([replay.seed, replay.noise, replay.failures]),
         )
 
+    def descriptor_in(self, environment_id: str) -> Descriptor:
+        """What the recorded device was; it stays that."""
+        del environment_id
+        return self.descriptor
+
     def pending_tagged(self) -> Iterator[TaggedRecord]:
         """Records that nobody acknowledged, oldest first, each with the lease that it was made under."""
         return self._spool.pending_tagged()

@@ -12,6 +12,7 @@ the default; listen on another address only in a network that you trust.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import select
@@ -21,7 +22,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.host.own_program import leave_out_torch
+from agents.host.probe import environment, probe
 from agents.host.rpc_tracker import NotYetError, host_and_port, listing
+from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION
+from agents.records import as_json_dict, canonical_json
 from agents.sandbox.zygote import die_with_parent
 
 
@@ -79,7 +83,25 @@ def _run_session(server_pid: int, connection: socket.socket, library: Any, folde
     # The child inherits the server's sockets. Left behind, it would keep the port and its tracker entry.
     die_with_parent(server_pid)
     os.chdir(folder.path)
+    # A session may have bound this process to some cores.
+    _offer_host_facts(sorted(os.sched_getaffinity(server_pid)))
     server._serve_loop(connection, library, folder)
+
+
+def _offer_host_facts(usable: Sequence[int]) -> None:
+    """Let clients ask what this host is and how it does: no client can see that from elsewhere."""
+    from tvm_ffi import register_global_func
+
+    def descriptor() -> str:
+        return canonical_json(as_json_dict(probe(usable=usable)))
+
+    def moment(cores: str, gpu_index: int) -> str:
+        # Cores of a client that this host lacks are those that TVM ignores too.
+        known = tuple(core for core in json.loads(cores) if core in usable)
+        return canonical_json(environment(known, gpu_index=None if gpu_index < 0 else gpu_index))
+
+    register_global_func(DESCRIPTOR_FUNCTION, descriptor, override=True)
+    register_global_func(ENVIRONMENT_FUNCTION, moment, override=True)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -6,28 +6,30 @@ candidate may harm happens in the processes of `pool.py`.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.codec import workload_from_json
+from agents.codec import device_from_json, workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
 from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import Activity, TaggedRecord
 from agents.errors import AgentError
-from agents.host.differences import differences
+from agents.host.differences import board_differences, differences
 from agents.host.probe import core_groups, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.networks.graph import merged
 from agents.networks.network_name import members, read_network_name
 from agents.networks.reader import network_workloads
-from agents.programs.canaries import Canary
+from agents.programs.canaries import Canary, roofline
 from agents.programs.derivation import Derivation
 from agents.records import (
     CONFIRM,
@@ -40,13 +42,16 @@ from agents.records import (
     Protocol,
     Record,
     Workload,
+    as_json_dict,
 )
-from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, unmeasured
+from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, kept_monitor, unmeasured
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import Planned, in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
+
+_LOG = logging.getLogger(__name__)
 
 #: Stages in which a program runs on the device.
 _ON_DEVICE = frozenset(
@@ -103,6 +108,8 @@ class DeviceWorker:
         self.pool = WorkerPool(worker_settings(spec, self.descriptor, quiet))
         pin_process(quiet)
         self.pool.start()
+        if spec.kind is DeviceKind.RPC:
+            self._ask_board()
         self._canaries: tuple[Canary, ...] = ()
         self._watches: dict[str, CanaryWatch] = {}
         #: Best latency of each (environment, workload), for early stop.
@@ -112,6 +119,26 @@ class DeviceWorker:
         """End the worker processes; records that nobody acknowledged stay in the spool."""
         self.pool.close()
         self._spool.close()
+
+    def _ask_board(self) -> None:
+        """Describe a board by what its server sees; one that is silent or busy by its file.
+
+        Raises:
+            DeviceRefusedError: The board lacks instructions that its target asks for.
+        """
+        try:
+            answer = self.pool.ask({"op": "board"})
+            seen = device_from_json(as_json_dict(self.spec), answer["descriptor"])[1]
+        except AgentError as error:
+            _LOG.info("device %s is described by its file alone: %s", self.spec.device_id, error)
+            return
+        assert seen is not None
+        self.descriptor = remote_descriptor(self.spec, seen)
+        if faults := board_differences(self.spec, self.descriptor):
+            self.close()
+            raise DeviceRefusedError(
+                f"device {self.spec.device_id} is refused by its board: {'; '.join(faults)}"
+            )
 
     @property
     def finished(self) -> int:
@@ -231,8 +258,9 @@ class DeviceWorker:
             # Whoever stops reading, or a spool that takes no more, ends what is at work.
             with closing(windows):
                 for window in windows:
+                    roofs = self.descriptor_in(lasting).roofline
                     records = [
-                        record_of(self.spec, batch, planned, result, window.drift, lasting)
+                        record_of(self.spec, batch, planned, result, window.drift, lasting, roofs)
                         for planned, result in window.results
                     ]
                     for planned, result in window.results:
@@ -261,6 +289,11 @@ class DeviceWorker:
         if self.spec.kind is DeviceKind.RPC:
             snapshot |= remote_environment(self.spec, self.descriptor)
         return environment_id(snapshot, self.spec, protocol)
+
+    def descriptor_in(self, environment_id: str) -> Descriptor:
+        """What the device is, and what its canaries measured in an environment."""
+        watch = self._watches.get(environment_id) or kept_monitor(self._spool_folder, environment_id)
+        return replace(self.descriptor, roofline=roofline(self.spec.family, watch.usual_secs()))
 
     def pending_tagged(self) -> Iterator[TaggedRecord]:
         """Records that nobody acknowledged, oldest first, each with the lease that it was made under."""

@@ -29,6 +29,11 @@ def differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     return _address_differences(spec) if spec.kind is DeviceKind.RPC else []
 
 
+def board_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+    """Say which instructions of a CPU target the board of an RPC device lacks; nothing of other targets."""
+    return _isa_differences(spec, descriptor) if spec.target.get("kind") == "llvm" else []
+
+
 def _address_differences(spec: DeviceSpec) -> list[str]:
     found = []
     try:

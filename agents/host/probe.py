@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from agents.host import cpu_features as isa
 from agents.host import procfs as host
 from agents.host.cuda import cuda_devices, gpu_state
+from agents.host.rocm import rocm_devices
 from agents.records import (
     Descriptor,
     DeviceKind,
@@ -109,6 +111,7 @@ def probe(root: Path = _ROOT, usable: Sequence[int] | None = None, arch: str | N
         # five parameters after the cache line are those of GPUs.
         ansor_params=(cores, vector, caches.line, 0, 0, 0, 0, 0),
         cuda_devices=tuple(tuple(sorted(device.items())) for device in cuda_devices()),
+        rocm_devices=tuple(tuple(sorted(device.items())) for device in rocm_devices()),
     )
 
 
@@ -123,22 +126,26 @@ def _program_versions(root: Path) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def remote_descriptor(spec: DeviceSpec) -> Descriptor:
-    """Describe a device of kind `rpc` by what its YAML tells, without asking it.
+def remote_descriptor(spec: DeviceSpec, seen: Descriptor | None = None) -> Descriptor:
+    """Describe a device of kind `rpc` by what its server saw, else by what its YAML tells.
 
     Args:
         spec: The device; `mtriple`, `mcpu` and `mattr` of its target (for a GPU, of the target's `host`)
             tell architecture and vectors. A target without them is built for this host's architecture.
+        seen: What `probe` gave on the device, where its server offers that.
 
     Returns:
-        The host is `tracker/key` and the versions are those of the programs that build here; everything
-        that only a probe on the device could tell is 0 or empty.
+        The host is `tracker/key` and the versions are those of the programs that build here. Without `seen`
+        everything that only a probe on the device could tell is 0 or empty.
     """
+    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
+    here = tuple(sorted((name, version) for name, version in versions.items() if version))
+    if seen is not None:
+        return replace(seen, host=f"{spec.tracker}/{spec.key}", versions=here, roofline=())
     target = spec.target if spec.target.get("kind") == "llvm" else spec.target.get("host", {})
     needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
     # With a name that the tables do not hold, the flags are only those of the oldest CPU.
     vector = 0 if needs.unlisted else isa.vector_bytes(needs.arch, needs.flags)
-    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
     sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
     clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
     unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
@@ -153,7 +160,7 @@ def remote_descriptor(spec: DeviceSpec) -> Descriptor:
         governor="",
         smt=False,
         kernel="",
-        versions=tuple(sorted((name, version) for name, version in versions.items() if version)),
+        versions=here,
         ansor_params=(0, vector, 0, 0, 0, 0, 0, 0),
         **unknown,
     )

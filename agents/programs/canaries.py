@@ -8,7 +8,8 @@ programs everywhere, and `quality.py` judges their times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,15 @@ from agents.records import Candidate, Family, Workload, canonical_json
 _CPU_CHAIN = 1 << 17
 #: The chain's array on a GPU: 8 MB, more than its first-level caches.
 _GPU_CHAIN = 1 << 21
+#: Of each family's canaries: rows, columns, depth and repeats of the product; elements of each of the three
+#: arrays of the stream; steps of the chain.
+_MATMULS = {Family.CPU: (64, 64, 64, 192), Family.GPU: (2048, 2048, 32, 32)}
+_ELEMENTS = {Family.CPU: 22 << 18, Family.GPU: 22 << 20}
+_STEPS = {Family.CPU: 300_000, Family.GPU: 8192}
 #: The chain's next index is this one times 645 and more: too wide a jump for a prefetcher, and below 2**31.
 _CHAIN_FACTOR = 645
+#: Rooflines that differ by less in every number, as logarithms, are the same.
+_SAME_LOG = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +50,56 @@ def make_canaries(family: Family) -> tuple[Canary, ...]:
     core of 3 to 4 GHz; the chain takes several times longer where neighbours hold the shared cache, which is
     for it to show. On a GPU they are sized for some tenths of a millisecond, more on a small one.
     """
+    rows, columns, depth, repeats = _MATMULS[family]
+    product = _repeated_matmul(rows, columns, depth=depth, repeats=repeats)
+    stream, steps = _stream(_ELEMENTS[family]), _STEPS[family]
     if family is Family.CPU:
         return (
             # 48 KiB in all; one tile reads 5 KiB again and again and keeps its sums in registers.
-            _canary("compute", _repeated_matmul(64, 64, depth=64, repeats=192), _tile_for_cpu),
-            _canary("memory", _stream(22 << 18), _vectorise),  # 3 x 22 MiB
-            _canary("latency", _chain(_CPU_CHAIN, steps=300_000), _leave),
+            _canary("compute", product, _tile_for_cpu),
+            _canary("memory", stream, _vectorise),  # 3 x 22 MiB
+            _canary("latency", _chain(_CPU_CHAIN, steps=steps), _leave),
         )
     return (
-        _canary("compute", _repeated_matmul(2048, 2048, depth=32, repeats=32), _tile_for_gpu),
-        _canary("memory", _stream(22 << 20), _spread_over_gpu),  # 3 x 88 MiB, beyond second-level caches
-        _canary("latency", _chain(_GPU_CHAIN, steps=8192), _bind_one_thread),
+        _canary("compute", product, _tile_for_gpu),
+        _canary("memory", stream, _spread_over_gpu),  # 3 x 88 MiB, beyond second-level caches
+        _canary("latency", _chain(_GPU_CHAIN, steps=steps), _bind_one_thread),
+    )
+
+
+def roofline(family: Family, secs: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """What the canaries' times say of a device: the two roofs of its roofline, and its latency.
+
+    The roofline model (Williams et al., Communications of the ACM 52(4), 2009) bounds a program by peak
+    arithmetic and memory bandwidth. Here both are what fixed programs reached, on a CPU with one thread.
+
+    Args:
+        family: Of the device.
+        secs: Usual time of each canary by name; unknown names and times that are no positive number are left
+            out.
+
+    Returns:
+        (name, value) sorted by name: `bytes_per_sec` of a stream beyond the caches, `flops_per_sec` of 32-bit
+        floats, `loads_per_sec` of loads that wait for each other.
+    """
+    rows, columns, depth, repeats = _MATMULS[family]
+    work = {
+        "memory": ("bytes_per_sec", 3.0 * 4 * _ELEMENTS[family]),
+        "compute": ("flops_per_sec", 2.0 * rows * columns * depth * repeats),
+        "latency": ("loads_per_sec", float(_STEPS[family])),
+    }
+    return tuple(
+        (name, float(f"{amount / secs[canary]:.6g}"))
+        for canary, (name, amount) in work.items()
+        if secs.get(canary, 0.0) > 0 and math.isfinite(secs[canary])
+    )
+
+
+def is_same_roofline(one: tuple[tuple[str, float], ...], other: tuple[tuple[str, float], ...]) -> bool:
+    """Whether two readings of a roofline tell the same within what a steady device scatters."""
+    first, second = dict(one), dict(other)
+    return first.keys() == second.keys() and all(
+        abs(math.log(first[name] / second[name])) < _SAME_LOG for name in first
     )
 
 

@@ -268,6 +268,10 @@ class DriftMonitor:
                 adopted.append(name)
         return Drift(suspect=bool(off), ratios=ratios, which=tuple(off), adopted=tuple(adopted))
 
+    def usual_secs(self) -> dict[str, float]:
+        """Usual seconds of each canary by name: the median of the readings that taught its baseline."""
+        return {name: math.exp(median(one.learnt)) for name, one in self._canaries.items() if one.learnt}
+
     def to_json(self) -> dict[str, Any]:
         """Everything that it has learnt, JSON-ready; some kilobytes."""
         return {

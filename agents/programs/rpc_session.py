@@ -11,6 +11,7 @@ server can run any code on it. Use them on loopback or in a network that you tru
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import tempfile
@@ -35,6 +36,11 @@ from agents.programs.link import LinkLostError
 #: Time for a server to open a session: it starts a process for it.
 _OPEN_SECS = 10.0
 _POLL_SECS = 1.0
+#: Functions that `agents.device.rpc_server` offers beside TVM's own: the board's descriptor, and its
+#: environment at this moment for (cores as a JSON list, ordinal of the CUDA device or -1); both as JSON.
+DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION = "tensor_fleet.descriptor", "tensor_fleet.environment"
+#: Of their answers, at most.
+_MOST_CHARACTERS = 1 << 18
 #: TVM's `kSpecifyThreadShareAllCore`: the threads may run on any of the cores named, as on a local device.
 _SHARE_CORES = -3
 
@@ -83,6 +89,21 @@ class RpcSession:
         for left_over in (name, f"{name}.so"):
             self._remote.remove(left_over)
         return loaded
+
+    def host_facts(self, function: str, *arguments: str | int) -> dict[str, Any]:
+        """What our own server says of its host; empty where another one serves, or it says nothing sound.
+
+        Args:
+            function: `DESCRIPTOR_FUNCTION` or `ENVIRONMENT_FUNCTION`.
+            arguments: Of it.
+        """
+        try:
+            with _limited(ANSWER_SECS, self._cut):
+                text = str(self._remote.get_function(function)(*arguments))
+            found = json.loads(text) if len(text) <= _MOST_CHARACTERS else {}
+        except Exception:  # TVM raises its own kinds for a function that is not there
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def alive(self) -> bool:
         """See `Session.alive`; True also where the program broke this session but the server serves on."""

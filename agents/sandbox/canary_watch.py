@@ -126,6 +126,20 @@ def unmeasured(again: Sequence[Again], known: set[tuple[CandidateId, int]]) -> l
     return left
 
 
+def kept_monitor(folder: Path, environment_id: str) -> DriftMonitor:
+    """The drift monitor that was kept beside a spool; a fresh one where there is none of the environment."""
+    path = folder / _FILE
+    try:
+        value = json.loads(path.read_text())
+        if value["environment_id"] == environment_id:
+            return DriftMonitor.from_json(value["monitor"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AgentError) as error:
+        _LOG.warning("%s is not readable (%s); the canaries' usual speed is learned afresh", path, error)
+    return DriftMonitor()
+
+
 class CanaryWatch:
     """Tells steady windows from drifting ones.
 
@@ -139,7 +153,7 @@ class CanaryWatch:
         self._path = folder / _FILE
         self._canaries = tuple(canaries)
         self._environment_id = environment_id
-        self._monitor = self._load()
+        self._monitor = kept_monitor(folder, environment_id)
         self._last = Drift(suspect=False, ratios={}, which=())
         self._read_at = -float("inf")
         self._again: dict[str, Again] = {}
@@ -179,6 +193,10 @@ class CanaryWatch:
         self._last, self._read_at = now, time.monotonic()
         return replace(now, suspect=now.suspect or before.suspect)
 
+    def usual_secs(self) -> dict[str, float]:
+        """Usual seconds of each canary by name; empty before the first reading."""
+        return self._monitor.usual_secs()
+
     def remember(self, records: Sequence[Record], workloads: Mapping[WorkloadId, Workload]) -> None:
         """Note the front-runners of a drifting window, to be measured again.
 
@@ -194,19 +212,6 @@ class CanaryWatch:
         taken = list(self._again.values())
         self._again.clear()
         return taken
-
-    def _load(self) -> DriftMonitor:
-        try:
-            value = json.loads(self._path.read_text())
-            if value["environment_id"] == self._environment_id:
-                return DriftMonitor.from_json(value["monitor"])
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, AgentError) as error:
-            _LOG.warning(
-                "%s is not readable (%s); the canaries' usual speed is learned afresh", self._path, error
-            )
-        return DriftMonitor()
 
     def _save(self) -> None:
         value = {"environment_id": self._environment_id, "monitor": self._monitor.to_json()}

@@ -113,6 +113,8 @@ class ChildWorker:
                 self._channel.send(handlers.propose(message, self._workloads[message["workload_id"]]))
             elif operation == "networks":
                 self._channel.send(handlers.list_workloads(message["networks"]))
+            elif operation == "board":
+                self._channel.send(handlers.board(self._settings))
             elif operation == "canaries":
                 self._channel.send(handlers.canaries(Family(message["family"])))
             else:
@@ -279,7 +281,7 @@ class ChildWorker:
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
             wrong,
             timing_secs=timing_secs,
-            environment=self._seen(),
+            environment=self._seen(session),
             is_kept=is_kept,
             is_retiming=bool(due),
             **timing.facts(is_checked=job.check),
@@ -294,11 +296,17 @@ class ChildWorker:
     def _threads(self) -> int:
         return self._settings.threads if self._settings.tracker else int(self._thread_count())
 
-    def _seen(self) -> dict[str, Any]:
-        """The moment's environment; taken where the program was timed, still pinned there."""
-        seen = environment(self._settings.timing_cores, gpu_index=self._settings.gpu_index)
+    def _seen(self, session: Session | None = None) -> dict[str, Any]:
+        """The moment's environment; taken where the program was timed, still pinned there.
+
+        Of a board only what its server tells through a session that still serves.
+        """
+        cores, index = self._settings.timing_cores, self._settings.gpu_index
+        seen = environment(cores, gpu_index=index)
         if self._settings.tracker:  # load, clocks and the like are of the host that builds
             seen = {"versions": seen["versions"], "python": seen["python"]}
+            if session is not None:
+                seen |= handlers.board_moment(session, cores, index)
         seen["versions"] |= self._versions
         return {**seen, "threads": self._threads(), **self._settings.environment}
 

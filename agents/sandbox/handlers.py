@@ -5,11 +5,15 @@ Called by `child.py`; what is answered depends on no candidate. Imports TVM when
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agents.records import Family, as_json_dict
+from agents.sandbox.stages import ChildSettings
 
 if TYPE_CHECKING:
+    from agents.programs.link import Session
     from agents.records import Workload
 
 
@@ -56,6 +60,43 @@ def list_workloads(networks: list[str]) -> dict[str, Any]:
     except AgentError as error:
         return {"event": "refused", "error": str(error)}
     return {"event": "workloads", "workloads": [as_json_dict(workload) for workload in found]}
+
+
+#: What a board's environment may say of a record that was timed there; the rest belongs to who builds.
+_MOMENT_KEYS = (
+    *("kernel", "load", "memory_available_bytes", "governor", "clock_mhz", "turbo", "temperature_c"),
+    *("memory_pressure", "steal_ticks", "gpu"),
+)
+#: A board that is in use for longer is described another time.
+_ASK_SECS = 5.0
+
+
+def board(settings: ChildSettings) -> dict[str, Any]:
+    """Ask the server of a board what its host is, or say why it is not known."""
+    from agents.programs.link import LinkLostError
+    from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, RpcLink
+
+    place = {"threads": settings.threads, "cores": settings.timing_cores}
+    link = RpcLink(settings.tracker, settings.key, wait_secs=_ASK_SECS, **place)
+    try:
+        with link.connect() as session:
+            found = session.host_facts(DESCRIPTOR_FUNCTION)
+    except LinkLostError as error:
+        return {"event": "refused", "error": str(error)}
+    if not found:
+        return {"event": "refused", "error": "its server tells nothing of its host (TVM's own does not)"}
+    return {"event": "board", "descriptor": found}
+
+
+def board_moment(session: Session, cores: Sequence[int], gpu_index: int | None) -> dict[str, Any]:
+    """How the host behind a session does just now; empty where its server does not say."""
+    from agents.programs.rpc_session import ENVIRONMENT_FUNCTION, RpcSession
+
+    if not isinstance(session, RpcSession):
+        return {}
+    index = -1 if gpu_index is None else gpu_index
+    found = session.host_facts(ENVIRONMENT_FUNCTION, json.dumps(list(cores)), index)
+    return {key: value for key, value in found.items() if key in _MOMENT_KEYS}
 
 
 def canaries(family: Family) -> dict[str, Any]:

@@ -188,6 +188,7 @@ _ANSWERS: dict[str, dict[str, _Reader]] = {
     "derived": {"traces": _texts, "refused": _counts},
     "workloads": {"workloads": _objects},
     "canaries": {"canaries": _canary_programs},
+    "board": {"descriptor": _object},
 }
 
 

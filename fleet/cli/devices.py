@@ -208,11 +208,11 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
-    for pairs in descriptor.cuda_devices:
-        gpu = dict(pairs)
-        rows.append(
-            (f"cuda {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
-        )
+    for kind, cards in (("cuda", descriptor.cuda_devices), ("rocm", descriptor.rocm_devices)):
+        for gpu in map(dict, cards):
+            rows.append(
+                (f"{kind} {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
+            )
     return rows
 
 

@@ -14,6 +14,7 @@ from agents.device.messages import (
     AgentRefused,
     AgentUp,
     Asked,
+    Described,
     Failed,
     Message,
     MorePending,
@@ -192,6 +193,8 @@ class Ingest:
                 parts.planner.hosts[device_id] = message.host
                 if spec := parts.roster.specs.get(device_id):  # one that left may answer yet
                     parts.discovery.agent_up(spec, incarnation)
+            case Described():
+                parts.agents.descriptors[device_id] = message.descriptor
             case AgentRefused() | AgentGone():
                 parts.agent_gone(device_id, incarnation)
             case Failed(what=Asked.MEASURE):

@@ -131,7 +131,7 @@ def with_target(
     """The records of the source devices and the target; an empty column where it has none (k = 0)."""
     import numpy as np
 
-    from transfer.features.hardware import hardware_vector
+    from transfer.features.hardware import hardware_table, hardware_vector
 
     snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
     dataset = snapshot.dataset
@@ -145,7 +145,7 @@ def with_target(
         device_ids=(*dataset.device_ids, spec.device_id),
         latency_secs=np.concatenate([dataset.latency_secs, np.full((count, 1), np.nan)], axis=1),
         failed=np.concatenate([dataset.failed, np.zeros((count, 1), dtype=np.bool_)], axis=1),
-        hardware=np.concatenate([dataset.hardware, hardware_vector(spec, descriptor)[None, :]]),
+        hardware=hardware_table([*dataset.hardware, hardware_vector(spec, descriptor)]),
     )
     return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
 

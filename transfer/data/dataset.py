@@ -30,7 +30,7 @@ from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
-from transfer.features.hardware import hardware_vector
+from transfer.features.hardware import hardware_table, hardware_vector
 from transfer.features.published_features import PublishedLayout
 
 _LOG = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ def build_dataset(
         failed=joined.failed,
         flops=np.array([workload.flops for workload in described], dtype=np.float64),
         weight=np.array([workload.weight for workload in described], dtype=np.float64),
-        hardware=np.stack([hardware_vector(*devices[device_id]) for device_id in joined.device_ids]),
+        hardware=hardware_table([hardware_vector(*devices[device_id]) for device_id in joined.device_ids]),
     )
 
 

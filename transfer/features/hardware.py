@@ -8,6 +8,7 @@ onboarding; knows nothing of programs or models.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,11 @@ HARDWARE_NAMES: tuple[str, ...] = (
     "is_gpu",
     *(f"ansor_{name}" for name in ANSOR_HARDWARE_PARAMS),
 )
+#: What the canaries measured, behind those names (`Descriptor.roofline`). Models and datasets of before have
+#: vectors without them, and `hardware_table` leaves them out where not every device has them.
+MEASURED_NAMES: tuple[str, ...] = ("flops_per_sec", "bytes_per_sec", "loads_per_sec")
+#: Slots of a vector without measured numbers, and with them.
+WIDTHS = (len(HARDWARE_NAMES), len(HARDWARE_NAMES) + len(MEASURED_NAMES))
 
 
 #: What the slots hold of a GPU whose descriptor tells of the card itself (`compute_units`); CPUs and GPUs
@@ -191,11 +197,46 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
         descriptor: What the probe saw on its host, and of its GPU.
 
     Returns:
-        (H,) values in the order of `HARDWARE_NAMES`; of GPUs as in `GPU_SLOTS`.
+        (H,) values in the order of `HARDWARE_NAMES`, of GPUs as in `GPU_SLOTS`; then of `MEASURED_NAMES`.
     """
     card = card_of(spec, descriptor)
-    if "compute_units" in card:
-        return _gpu_vector(card)
+    claimed = _gpu_vector(card) if "compute_units" in card else _host_vector(spec, descriptor)
+    speeds = dict(descriptor.roofline)
+    measured = [_log(speeds.get(name, 0.0)) for name in MEASURED_NAMES]
+    return np.concatenate([claimed, np.array(measured, dtype=np.float32)])
+
+
+def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """(D, H) vectors of several devices, with measured numbers only where each device has all of them.
+
+    Half of a column unknown would tell who was measured, and not how fast it is. A store without any keeps
+    the table, hence the models, that it had before there were any.
+
+    Args:
+        vectors: Of each device, with the measured numbers or without.
+    """
+    named, whole = WIDTHS
+    if all(len(one) == whole and one[named:].all() for one in vectors):
+        return np.stack(vectors)
+    return np.stack([one[:named] if len(one) in WIDTHS else one for one in vectors])
+
+
+def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    """(..., width) vectors as a model of before or after the measured numbers reads them.
+
+    Numbers that it does not read are cut off, those that nobody measured are NaN, which trees take as
+    unknown. Another width stays as it is: the model says what is wrong.
+    """
+    known = vector.shape[-1]
+    if known == width or known not in WIDTHS or width not in WIDTHS:
+        return vector
+    if known > width:
+        return vector[..., :width]
+    unknown = np.full((*vector.shape[:-1], width - known), np.nan, dtype=np.float32)
+    return np.concatenate([vector, unknown], axis=-1)
+
+
+def _host_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.float32]:
     isa = target_isa(spec.target, descriptor)
     x86, arm = _is_x86(descriptor), _is_arm(descriptor)
     ansor = (*descriptor.ansor_params, *(0,) * len(ANSOR_HARDWARE_PARAMS))[: len(ANSOR_HARDWARE_PARAMS)]
@@ -226,7 +267,10 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
 
 def card_of(spec: DeviceSpec, descriptor: Descriptor) -> dict[str, str]:
     """What a descriptor says of the GPU of a spec; empty for CPUs and where it says nothing."""
-    cards = [dict(pairs) for pairs in descriptor.cuda_devices]
+    listed = descriptor.cuda_devices
+    if spec.target.get("kind") == "rocm" and descriptor.rocm_devices:
+        listed = descriptor.rocm_devices
+    cards = [dict(pairs) for pairs in listed]
     if spec.family is not Family.GPU or not cards:
         return {}
     return next((card for card in cards if card.get("index", "") == str(spec.index)), cards[0])

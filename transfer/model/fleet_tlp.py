@@ -132,7 +132,9 @@ class FleetTLP(nn.Module):
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
         vectors = [vector for name in names if (vector := self._hardware_of(name)) is not None]
         if vectors:
-            self.set_hardware(device_id, torch.stack(vectors).mean(dim=0))
+            # Heads of before the measured numbers have fewer.
+            width = min(len(one) for one in vectors)
+            self.set_hardware(device_id, torch.stack([one[:width] for one in vectors]).mean(dim=0))
 
     def drop_head(self, device_id: str) -> None:
         """Take a head away: one that is not trained any more while the backbone changes would only mislead.

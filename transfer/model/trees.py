@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from transfer.errors import TransferError
+from transfer.features.hardware import fitted_hardware
 
 Floats = NDArray[np.float64]
 
@@ -66,8 +67,8 @@ class Trees(nn.Module):
         Raises:
             TransferError: The trees are damaged, or read other inputs.
         """
-        x = tree_inputs(flat, hardware)
         booster = self._loaded()
+        x = tree_inputs(flat, fitted_hardware(hardware, booster.num_features() - flat.shape[1]))
         if booster.num_features() != x.shape[1]:
             raise TransferError(
                 f"the model's trees read {booster.num_features()} numbers a candidate, this program has "

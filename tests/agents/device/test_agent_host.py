@@ -23,6 +23,7 @@ from agents.device.messages import (
     BeginAgent,
     Conclude,
     Concluded,
+    Described,
     Failed,
     Heartbeat,
     Measure,
@@ -38,7 +39,7 @@ from agents.device.replay import ReplayWorker
 from agents.device.worker_factory import ReplayWorkerFactory
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
-from agents.records import Candidate, CandidateId, DeviceId, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Workload
 from agents.spool.disk_spool import Spool
 from tests.record_fixtures import make_batch
 from tests.transport_fixtures import (
@@ -320,3 +321,22 @@ def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> Non
             [heartbeat] = [one for one in host.take(1, 0)[1] if isinstance(one, Heartbeat)]
             assert heartbeat.is_host_idle is True
         host.close_workers()
+
+
+def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded: Path) -> None:
+    """Once, and again only where it is no longer the same."""
+    rooflines = iter([(), *(((("flops_per_sec", speed),)) for speed in (1e9, 1.01e9, 2e9))])
+
+    class Measuring(ReplayWorker):
+        def descriptor_in(self, environment_id: str) -> Descriptor:
+            return dataclasses.replace(self.descriptor, roofline=next(rooflines))
+
+    host = AgentHost(lambda start: Measuring(start.spec, Path("unused")), heartbeat_secs=100)
+    host.ask([start_of(recorded), *(measure_of(number, number, 1) for number in (1, 2, 3))])
+    while host.work():
+        pass
+    said = host.take(0, 0)[1]
+    assert [type(one) for one in said] == [AgentUp, Described, Results, Results, Described, Results]
+    told = [one.descriptor.roofline for one in said if isinstance(one, AgentUp | Described)]
+    assert told == [(), (("flops_per_sec", 1e9),), (("flops_per_sec", 2e9),)]
+    host.close_workers()

@@ -18,6 +18,7 @@ from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
 from agents.lease import LeaseTag
+from agents.programs.canaries import is_same_roofline
 from agents.records import (
     Candidate,
     Descriptor,
@@ -232,3 +233,22 @@ def test_workloads_of_an_unknown_network_are_refused(subject: Subject) -> None:
 def test_workloads_of_known_networks_come_with_their_modules(subject: Subject) -> None:
     found = subject.worker.network_workloads(["bert-tiny"])
     assert subject.workload in found
+
+
+def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life(
+    real: Subject, tmp_path: Path
+) -> None:
+    worker = real.worker
+    assert isinstance(worker, DeviceWorker)
+    lasting = worker.environment_id(QUICK)
+    [record] = measure(real, real.candidates[:1], attempt=300)
+    found = dict(worker.descriptor_in(lasting).roofline)
+    # What no core of these years is below or above: arithmetic, stream, and loads that wait for each other.
+    assert 1e9 < found["flops_per_sec"] < 1e12
+    assert 1e8 < found["bytes_per_sec"] < 1e12
+    assert 1e7 < found["loads_per_sec"] < 1e10
+    assert json.loads(record.environment)["roofline"] == found
+    next_life = dict(worker.descriptor_in("another environment").roofline)
+    assert next_life == {}
+    worker._watches.clear()
+    assert is_same_roofline(worker.descriptor_in(lasting).roofline, tuple(sorted(found.items())))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.programs.canaries import Canary, make_canaries
+from agents.programs.canaries import Canary, is_same_roofline, make_canaries, roofline
 from agents.records import Family
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
@@ -138,3 +138,33 @@ def test_gpu_canaries_exceed_the_caches_that_they_should() -> None:
     assert compute.workload.flops / compute.workload.bytes_moved > 400
     assert memory.workload.bytes_moved > 256 << 20
     assert latency.workload.bytes_moved > 8 << 20
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_roofline_counts_what_the_canaries_do(family: Family) -> None:
+    """By TVM's own count of operations, and by the sizes of the arguments."""
+    by_name = {canary.name: canary.workload for canary in make_canaries(family)}
+    found = dict(roofline(family, {"compute": 0.5, "memory": 0.25, "latency": 2.0}))
+    assert found["flops_per_sec"] == pytest.approx(by_name["compute"].flops / 0.5, rel=1e-3)
+    assert found["bytes_per_sec"] == pytest.approx(by_name["memory"].bytes_moved / 0.25, rel=1e-5)
+    assert f"range({found['loads_per_sec'] * 2:.0f})" in _script(by_name["latency"].module_json)
+    assert list(found) == sorted(found)
+
+
+def _script(module_json: str) -> str:
+    import tvm
+
+    return str(tvm.ir.load_json(module_json).script())
+
+
+@pytest.mark.parametrize("secs", [{}, {"compute": 0.0}, {"compute": float("inf")}, {"another": 1.0}])
+def test_without_times_there_is_no_roofline(secs: dict[str, float]) -> None:
+    assert roofline(Family.CPU, secs) == ()
+
+
+def test_rooflines_are_the_same_within_the_scatter_of_a_steady_device() -> None:
+    one = roofline(Family.CPU, {"compute": 1.0, "memory": 1.0})
+    assert is_same_roofline(one, roofline(Family.CPU, {"compute": 1.03, "memory": 0.97}))
+    assert not is_same_roofline(one, roofline(Family.CPU, {"compute": 1.1, "memory": 1.0}))
+    assert not is_same_roofline(one, roofline(Family.CPU, {"compute": 1.0}))
+    assert is_same_roofline((), ())

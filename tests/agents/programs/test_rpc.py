@@ -23,11 +23,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.device import rpc_server
+from agents.device.worker import DeviceWorker
 from agents.host import rpc_tracker
+from agents.host.differences import board_differences
+from agents.host.probe import probe, remote_descriptor
 from agents.host.rpc_tracker import Listed, NotYetError, listing
 from agents.programs.link import LinkLostError
-from agents.programs.rpc_session import RpcLink, RpcSession, served
-from agents.records import Candidate, Family, Outcome, Protocol, Workload
+from agents.programs.rpc_session import (
+    DESCRIPTOR_FUNCTION,
+    ENVIRONMENT_FUNCTION,
+    RpcLink,
+    RpcSession,
+    served,
+)
+from agents.records import (
+    Candidate,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Outcome,
+    Protocol,
+    Workload,
+    as_json_dict,
+)
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from benchmarks.bad_programs import EMPTY_TRACE, calling
@@ -240,6 +258,58 @@ def test_threads_and_cores_are_those_of_the_link(lab: Lab) -> None:
         threads = lab.session_process("box").threads()
         assert len(threads) == 2
         assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(usable[:2])}
+
+
+def test_a_server_of_ours_tells_what_its_host_is_and_that_of_tvm_does_not(lab: Lab) -> None:
+    with lab.link("box").connect() as session:
+        seen = session.host_facts(DESCRIPTOR_FUNCTION)
+        moment = session.host_facts(ENVIRONMENT_FUNCTION, "[0, 4095]", -1)
+        assert session.alive()
+    here = as_json_dict(probe())
+    moving = {"clock_now_mhz"}
+    assert {key: one for key, one in seen.items() if key not in moving} == {
+        key: one for key, one in here.items() if key not in moving
+    }
+    assert moment["arch"] == here["arch"]
+    assert moment["cores"] == [0]
+    with lab.link("stock").connect() as session:
+        assert session.host_facts(DESCRIPTOR_FUNCTION) == {}
+        assert session.alive()
+
+
+@pytest.mark.parametrize("key", ["box", "stock"])
+def test_a_worker_describes_a_board_by_what_its_server_sees(
+    lab: Lab, generic_spec: DeviceSpec, tmp_path: Path, key: str
+) -> None:
+    usable = min(os.sched_getaffinity(0))
+    spec = replace(generic_spec, kind=DeviceKind.RPC, tracker=lab.tracker, key=key, cores=(usable,))
+    affinity = psutil.Process().cpu_affinity()
+    worker = DeviceWorker(spec, tmp_path / "spool")
+    try:
+        found, here = worker.descriptor, probe()
+    finally:
+        worker.close()
+        psutil.Process().cpu_affinity(affinity)
+    assert found.host == f"{lab.tracker}/{key}"
+    claimed = remote_descriptor(spec)
+    assert found.versions == claimed.versions
+    if key == "stock":
+        assert found == claimed
+    else:
+        assert (found.cpu_model, found.l2_bytes, found.isa_flags) == (
+            here.cpu_model,
+            here.l2_bytes,
+            here.isa_flags,
+        )
+
+
+def test_instructions_that_a_board_lacks_are_named(generic_spec: DeviceSpec) -> None:
+    spec = replace(generic_spec, kind=DeviceKind.RPC, target_json='{"kind":"llvm","mcpu":"x86-64-v4"}')
+    seen = replace(probe(), arch="x86_64", isa_flags=("sse4_2",), cpu_model="Board CPU")
+    [sentence] = board_differences(spec, seen)
+    assert "avx512f" in sentence
+    assert "Board CPU" in sentence
+    assert board_differences(replace(spec, target_json='{"kind":"cuda"}'), seen) == []
 
 
 def test_two_links_take_turns(lab: Lab) -> None:
@@ -506,3 +576,5 @@ def test_a_confined_worker_process_measures_over_there(lab: Lab, matmul: tuple[W
     with WorkerPool([settings]) as own:
         [result] = own.run([CandidateJob(workload=workload, candidate=candidate, protocol=quick, check=True)])
     assert result.outcome is Outcome.OK, result.error
+    # What only the board can see of itself comes with the record.
+    assert {"kernel", "load", "memory_available_bytes"} <= result.environment.keys()

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Candidate, DeviceId, ModelRef, Workload
+from agents.device.replay import ReplayWorker
+from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from agents.row_file import read_rows
 from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
@@ -68,6 +69,25 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
     assert origins >= {"random", "paired"}
     assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
+
+
+def test_what_canaries_measured_of_a_device_is_stored_with_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[DeviceId, int] = {}
+
+    def measured(worker: ReplayWorker, environment_id: str) -> Descriptor:
+        device_id = worker.spec.device_id
+        told[device_id] = told.get(device_id, -1) + 1
+        found = (("flops_per_sec", 1e9),) if told[device_id] else ()
+        return replace(worker.descriptor, roofline=found)
+
+    monkeypatch.setattr(ReplayWorker, "descriptor_in", measured)
+    fleet.run(everything_measured(fleet))
+    entries = Store.read(fleet.folder / "store").devices()
+    assert set(entries) == set(fleet.specs)
+    seen = [entry.descriptor for entry in entries.values()]
+    assert [one.roofline for one in seen if one is not None] == [(("flops_per_sec", 1e9),)] * len(seen)
 
 
 class LastFirst:

@@ -13,10 +13,18 @@ from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
 from transfer.features.box_access import BlockAccess, BufferAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
-from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
+from transfer.features.hardware import (
+    HARDWARE_NAMES,
+    MEASURED_NAMES,
+    fitted_hardware,
+    hardware_table,
+    hardware_vector,
+)
 from transfer.features.slots import NUMBER_NAMES, StepTable, encode
 from transfer.features.tiles import Tiles, describe_memory
 from transfer.language.primitives import Kind, Primitive
+
+SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
 
 
 def extract(*traces: str, spec: FeatureSpec = DEFAULT_SPEC) -> FeatureBlock:
@@ -315,7 +323,7 @@ def test_workload_vectors_tell_operators_and_work_apart() -> None:
 def test_hardware_follows_the_target_and_not_the_host(
     mcpu: str, vector_bytes: int, fma: int, avx512: int
 ) -> None:
-    vector = dict(zip(HARDWARE_NAMES, hardware_vector(*cpu_device("dev", mcpu)).tolist(), strict=True))
+    vector = dict(zip(SLOTS, hardware_vector(*cpu_device("dev", mcpu)).tolist(), strict=True))
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + vector_bytes))
     assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
     assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
@@ -325,7 +333,7 @@ def test_hardware_follows_the_target_and_not_the_host(
 def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v4")
     less = replace(spec, target_json='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}')
-    vector = dict(zip(HARDWARE_NAMES, hardware_vector(less, descriptor).tolist(), strict=True))
+    vector = dict(zip(SLOTS, hardware_vector(less, descriptor).tolist(), strict=True))
     assert (vector["target_avx512"], vector["target_fma"]) == (0, 0)
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
 
@@ -347,10 +355,45 @@ def test_a_target_without_a_cpu_name_may_say_so() -> None:
 def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
     changes = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
     vector = dict(
-        zip(HARDWARE_NAMES, hardware_vector(*cpu_device("pi", "cortex-a72", **changes)).tolist(), strict=True)
+        zip(SLOTS, hardware_vector(*cpu_device("pi", "cortex-a72", **changes)).tolist(), strict=True)
     )
     assert (vector["arch_arm"], vector["arch_x86"], vector["target_fma"]) == (1, 0, 1)
     assert vector["clock_mhz"] == pytest.approx(np.log2(2501))
     assert hardware_vector(*cpu_device("pi", "a64fx", **changes))[
         HARDWARE_NAMES.index("target_vector_bytes")
     ] == pytest.approx(np.log2(65))
+
+
+ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_sec", 2.0**28))
+
+
+def test_measured_speeds_follow_what_is_claimed() -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v3")
+    plain = hardware_vector(spec, descriptor)
+    measured = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
+    assert np.array_equal(measured[: len(HARDWARE_NAMES)], plain[: len(HARDWARE_NAMES)])
+    assert measured[len(HARDWARE_NAMES) :].tolist() == pytest.approx([36, 33, 28])
+    assert not plain[len(HARDWARE_NAMES) :].any()
+
+
+def test_a_table_has_measured_speeds_only_where_each_device_has_all() -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v3")
+    plain = hardware_vector(spec, descriptor)
+    measured = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
+    partly = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE[:2]))
+    named = len(HARDWARE_NAMES)
+    assert np.array_equal(hardware_table([measured, measured]), np.stack([measured, measured]))
+    for mixed in ([plain, plain], [measured, plain], [measured, partly], [measured, plain[:named]]):
+        assert np.array_equal(hardware_table(mixed), np.stack([one[:named] for one in mixed]))
+
+
+def test_a_vector_is_fitted_to_models_of_before_and_after() -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v3")
+    whole = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
+    named = len(HARDWARE_NAMES)
+    assert np.array_equal(fitted_hardware(whole, named), whole[:named])
+    longer = fitted_hardware(whole[:named], len(whole))
+    assert np.array_equal(longer[:named], whole[:named])
+    assert np.isnan(longer[named:]).all()
+    # Whoever reads another number of slots reads other slots: it is not for us to make them fit.
+    assert fitted_hardware(whole, named + 1) is whole

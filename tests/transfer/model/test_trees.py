@@ -16,6 +16,7 @@ from transfer.adapt.heads import with_target_head
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
+from transfer.features.hardware import WIDTHS
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.model.trees import Trees, joint_scores
@@ -159,3 +160,26 @@ def test_damaged_trees_and_other_inputs_are_refused() -> None:
     assert model.trees is not None
     with pytest.raises(TransferError, match="trees read 21 numbers a candidate, this program has 5"):
         model.trees.log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
+
+
+@pytest.mark.parametrize(("then", "now"), [WIDTHS, WIDTHS[::-1]])
+def test_vectors_of_before_and_after_measured_speeds_meet(then: int, now: int, tmp_path: Path) -> None:
+    """A model of shorter vectors scores to the last bit as before, and takes longer ones; and the reverse."""
+    random = np.random.default_rng(0)
+    shared = random.normal(size=(len(DATASET.device_ids), min(WIDTHS))).astype(np.float32)
+    more = random.normal(size=(len(shared), WIDTHS[1] - WIDTHS[0])).astype(np.float32)
+    vectors = {WIDTHS[0]: shared, WIDTHS[1]: np.concatenate([shared, more], axis=1)}
+    made = train(replace(DATASET, hardware=vectors[then]), ROWS, config=RUN, seed=0).model
+    checkpoint.save(tmp_path / "v1", made, {})
+    again, _ = checkpoint.load_fleet_tlp(tmp_path / "v1")
+    block = make_block(30, seed=5)
+    told = made.score(block, "cpu.a")
+    assert np.array_equal(again.score(block, "cpu.a"), told)
+    again.set_hardware("cpu.a", torch.from_numpy(vectors[now][DATASET.column("cpu.a")]))
+    found = again.score(block, "cpu.a")
+    assert np.isfinite(found).all()
+    if now > then:
+        assert np.array_equal(found, told)
+    # Heads of both kinds have a mean.
+    again.add_head("twin", like=("cpu.a", "cpu-new"))
+    assert np.isfinite(again.score(block, "twin")).all()

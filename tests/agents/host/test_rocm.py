@@ -1,0 +1,186 @@
+"""AMD's GPUs from what ROCm's programs print: texts of the documented form with ids that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.host import rocm
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from fleet.interchange.logs.targets import Machine, device_from_log, gpu_target
+from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
+
+ROCMINFO = """\
+ROCk module is loaded
+=====================
+HSA System Attributes
+=====================
+Runtime Version:         1.14
+==========
+HSA Agents
+==========
+*******
+Agent 1
+*******
+  Name:                    AMD EPYC 7A53 64-Core Processor
+  Uuid:                    CPU-XX
+  Marketing Name:          AMD EPYC 7A53 64-Core Processor
+  Device Type:             CPU
+  Max Clock Freq. (MHz):   2000
+  BDFID:                   0
+  Compute Unit:            64
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: FINE GRAINED
+      Size:                    131797696(0x7db12c0) KB
+*******
+Agent 2
+*******
+  Name:                    gfx90a
+  Uuid:                    GPU-0000000000000001
+  Marketing Name:          AMD Instinct MI250X
+  Vendor Name:             AMD
+  Device Type:             GPU
+  Cache Info:
+    L1:                      16(0x10) KB
+    L2:                      8192(0x2000) KB
+  Chip ID:                 29704(0x7408)
+  Cacheline Size:          128(0x80)
+  Max Clock Freq. (MHz):   1700
+  BDFID:                   49408
+  Compute Unit:            110
+  SIMDs per CU:            4
+  Wavefront Size:          64(0x40)
+  Workgroup Max Size:      1024(0x400)
+  Workgroup Max Size per Dimension:
+    x                        1024(0x400)
+  Max Waves Per CU:        32(0x20)
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: COARSE GRAINED
+      Size:                    67092480(0x3ffc000) KB
+      Allocatable:             TRUE
+    Pool 2
+      Segment:                 GROUP
+      Size:                    64(0x40) KB
+      Allocatable:             FALSE
+  ISA Info:
+    ISA 1
+      Name:                    amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-
+      Workgroup Max Size:      1024(0x400)
+*******
+Agent 3
+*******
+  Name:                    gfx1032
+  Uuid:                    GPU-XX
+  Marketing Name:          AMD Radeon PRO W6600
+  Vendor Name:             AMD
+  Device Type:             GPU
+  Cache Info:
+    L1:                      16(0x10) KB
+    L2:                      2048(0x800) KB
+  Max Clock Freq. (MHz):   2903
+  BDFID:                   768
+  Compute Unit:            28
+  Wavefront Size:          32(0x20)
+  Workgroup Max Size:      1024(0x400)
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: COARSE GRAINED
+      Size:                    8372224(0x7fc000) KB
+    Pool 2
+      Segment:                 GROUP
+      Size:                    64(0x40) KB
+  ISA Info:
+*** Done ***
+"""
+ROCM_SMI = (
+    'WARNING: AMD GPU device(s) is/are in a low-power state.\n{"system": {"Driver version": "6.2.4"}}\n'
+)
+
+
+def printed(info: str, smi: str = "") -> list[dict[str, str]]:
+    def run(command: Sequence[str]) -> str:
+        return {"rocminfo": info, "rocm-smi": smi}[command[0]]
+
+    return list(rocm.rocm_devices(run))
+
+
+def test_each_gpu_is_described_and_processors_are_not() -> None:
+    first, second = printed(ROCMINFO, ROCM_SMI)
+    assert [first["index"], second["index"]] == ["0", "1"]
+    assert (first["arch"], first["compute_units"], first["thread_warp_size"]) == ("gfx90a", "110", "64")
+    assert (first["memory_bytes"], first["l2_bytes"]) == (str(67092480 << 10), str(8 << 20))
+    assert (first["shared_bytes_per_unit"], first["max_threads_per_block"]) == ("65536", "1024")
+    # As `lspci` and `rocm-smi` write bus, device and function.
+    assert (first["pci_bus_id"], second["pci_bus_id"]) == ("0000:C1:00.0", "0000:03:00.0")
+    assert first["driver"] == second["driver"] == "6.2.4"
+    # What the runtime does not tell comes from the data sheet.
+    assert (first["memory_bytes_per_sec"], second["memory_bytes_per_sec"]) == (
+        "1638000000000",
+        "224000000000",
+    )
+
+
+def test_peak_agrees_with_the_data_sheets() -> None:
+    """TFLOP/s that AMD publishes: 23.9 of one half of an MI250X, 10.4 of a W6600."""
+    peaks = [float(one["peak_flops"]) / 1e12 for one in printed(ROCMINFO)]
+    assert peaks == pytest.approx([23.9, 10.4], rel=0.01)
+
+
+def test_a_gpu_without_a_sheet_is_described_by_the_driver_alone() -> None:
+    [first, _] = printed(ROCMINFO.replace("AMD Instinct MI250X", "A card of tomorrow"))
+    assert first["compute_units"] == "110"
+    assert not {"memory_bytes_per_sec", "sheet"} & first.keys()
+
+
+@pytest.mark.parametrize(
+    ("info", "smi"),
+    [("", ""), ("ROCk module is NOT loaded, possibly no GPU devices", ""), ("Agent 1\nDevice Type: GP", "{")],
+)
+def test_a_host_without_them_has_none(info: str, smi: str) -> None:
+    assert printed(info, smi) == []
+
+
+@pytest.mark.parametrize("smi", ["", "{", "[1]", '{"system": 3}', '{"card0": {}}', "[" * 100_000])
+def test_an_odd_answer_about_the_driver_only_leaves_it_out(smi: str) -> None:
+    [first, _] = printed(ROCMINFO, smi)
+    assert "driver" not in first
+    assert first["arch"] == "gfx90a"
+
+
+def test_numbers_that_are_none_are_left_out() -> None:
+    text = ROCMINFO.replace("MI250X", "of tomorrow").replace("110", "many").replace("8192(0x2000) KB", "-1")
+    [first, _] = printed(text)
+    assert not {"compute_units", "peak_flops", "l2_bytes"} & first.keys()
+    assert first["clock_max_mhz"] == "1700"
+
+
+def test_a_host_without_the_programs_is_asked_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert rocm.rocm_devices() == ()
+
+
+def test_vectors_of_two_amd_cards_of_one_host_differ() -> None:
+    cards = tuple(tuple(sorted(one.items())) for one in printed(ROCMINFO))
+    _, descriptor = device_from_log(DeviceId("x"), Machine(gpu_target("")))
+    descriptor = replace(descriptor, cuda_devices=(), rocm_devices=cards, arch="x86_64")
+    vectors = [
+        hardware_vector(
+            DeviceSpec(
+                device_id=DeviceId(f"card-{index}"),
+                kind=DeviceKind.RPC,
+                family=Family.GPU,
+                target_json='{"kind": "rocm"}',
+                index=index,
+            ),
+            descriptor,
+        )
+        for index in (0, 1)
+    ]
+    units = HARDWARE_NAMES.index("physical_cores")
+    assert [one[units] for one in vectors] == pytest.approx([np.log2(111), np.log2(29)])
+    assert vectors[0][HARDWARE_NAMES.index("arch_arm")] == 1.0  # the slot of AMD's makers
