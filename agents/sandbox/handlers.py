@@ -76,8 +76,13 @@ def board(settings: ChildSettings) -> dict[str, Any]:
     from agents.programs.link import LinkLostError
     from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, RpcLink
 
-    place = {"threads": settings.threads, "cores": settings.timing_cores}
-    link = RpcLink(settings.tracker, settings.key, wait_secs=_ASK_SECS, **place)
+    link = RpcLink(
+        settings.tracker,
+        settings.key,
+        threads=settings.threads,
+        cores=settings.timing_cores,
+        wait_secs=_ASK_SECS,
+    )
     try:
         with link.connect() as session:
             found = session.host_facts(DESCRIPTOR_FUNCTION)
