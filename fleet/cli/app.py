@@ -20,6 +20,7 @@ import typer
 from agents.errors import AgentError
 from fleet.cli import daemon as cli_daemon
 from fleet.cli import dashboard as cli_dashboard
+from fleet.cli import datasets as cli_datasets
 from fleet.cli import device_files as cli_device_files
 from fleet.cli import devices as cli_devices
 from fleet.cli import interchange as cli_interchange
@@ -103,6 +104,7 @@ cli_models.register(app)
 cli_store.register(app)
 cli_requests.register(app)
 cli_lookup.register(app)
+cli_datasets.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

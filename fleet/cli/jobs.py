@@ -221,7 +221,7 @@ def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json
 
         print_json({**read_status(path, models), "daemon": view})
     elif view is not None:
-        from fleet.cli.daemon_table import print_daemon
+        from fleet.cli.daemon import print_daemon
 
         print_daemon(view)
     elif not is_named and not path.exists():

@@ -1,4 +1,4 @@
-"""Verbs that look something up: `fleet show`, `workloads` and `datasets`.
+"""Verbs that look something up: `fleet show` and `workloads`.
 
 Registered by `fleet.cli.app`. They read only, and take no lock. Nothing heavy is loaded before a verb runs.
 """
@@ -31,7 +31,7 @@ _ANY = float("inf")
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
-    for verb in (show, workloads, datasets):
+    for verb in (show, workloads):
         app.command(verb.__name__)(verb)
 
 
@@ -259,46 +259,3 @@ def _listed(
         for one in pc.value_counts(batch.column(0)).to_pylist():
             counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
     return str(path), list(reader.workloads().values()), counts
-
-
-def datasets(
-    folder: Annotated[Path, typer.Argument(help="Where to look, three folders deep.")] = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """List the stores below a folder, with how much each of them holds.
-
-    Example: fleet datasets /mnt/lab
-    """
-    from fleet.store.store import Store
-
-    found: list[dict[str, Any]] = []
-    for log in sorted(one for depth in range(4) for one in folder.glob("*/" * depth + "records/_delta_log")):
-        path = log.parent.parent
-        reader = Store.read(path)
-        counts = reader.counts()
-        found.append(
-            {
-                "store": str(path),
-                "records": sum(one.records for one in counts.values()),
-                "devices": sorted(counts),
-                "workloads": len(reader.workloads()),
-                "table_version": reader.version,
-                "last_at": max((one.last_at for one in counts.values()), default=None),
-            }
-        )
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
-            one["store"],
-            f"{one['records']:,}",
-            str(len(one["devices"])),
-            str(one["workloads"]),
-            short_moment(one["last_at"]),
-        )
-        for one in found
-    ]
-    print_rows(("store", "records", "devices", "workloads", "last"), rows)
-    if not found:
-        say(f"no store below {folder.absolute()}")

@@ -12,9 +12,11 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
+from agents.trust import IMPORTED
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
 
@@ -29,15 +31,22 @@ class Source:
         reader: The store.
         device_id: A device that has records.
         watch: Told (device, records written so far) now and then.
+        keeps_imported: Whether records are given that came with a log.
 
     Attributes:
         skipped: Records that a writer left out, by reason; writers add to it.
     """
 
     def __init__(
-        self, reader: StoreReader, device_id: DeviceId, watch: Callable[[DeviceId, int], None] | None = None
+        self,
+        reader: StoreReader,
+        device_id: DeviceId,
+        watch: Callable[[DeviceId, int], None] | None = None,
+        *,
+        keeps_imported: bool = True,
     ) -> None:
         self.reader = reader
+        self._keeps_imported = keeps_imported
         self.device_id = device_id
         self.skipped: Counter[str] = Counter()
         self._watch = watch
@@ -62,8 +71,14 @@ class Source:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the device with some columns, always in the same order."""
-        for _, batch in self.reader.columns(columns, device_ids=[self.device_id]):
-            yield batch
+        wanted = columns if self._keeps_imported else list(dict.fromkeys((*columns, "origin")))
+        for _, batch in self.reader.columns(wanted, device_ids=[self.device_id]):
+            if self._keeps_imported:
+                yield batch
+                continue
+            ours = batch.filter(pc.not_equal(batch.column("origin"), IMPORTED))
+            if ours.num_rows:
+                yield ours.select(list(columns))
 
     def records(self) -> Iterator[Record]:
         """Yield the records of the device, in the same order."""

@@ -24,7 +24,18 @@ FOLDERS = {
     "fleet": (
         *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
         *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
-        *("refresh", "dashboard", "api", "onboarding", "tuning", "drivers", "daemon", "report", "doctor"),
+        *(
+            "refresh",
+            "dashboard",
+            "api",
+            "onboarding",
+            "tuning",
+            "drivers",
+            "daemon",
+            "report",
+            "datasets",
+            "doctor",
+        ),
         *("public", "public_model", "public_work", "cli"),
     ),
 }

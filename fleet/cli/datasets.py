@@ -1,0 +1,213 @@
+"""Verbs about datasets: `fleet datasets` lists stores; `publish`, `verify` and `open` exchange them.
+
+Registered by `fleet.cli.app`. Nothing heavy is loaded before a verb runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.cli.options import StoreOption, load_settings, say_places
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.terminal_table import print_rows
+from fleet.terminal_text import say, visible
+
+if TYPE_CHECKING:
+    import click
+
+    from fleet.datasets.dataset_files import PublishedDataset
+
+Sha256Option = Annotated[
+    str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
+]
+
+
+class _ListGroup(typer.core.TyperGroup):
+    """`fleet datasets [FOLDER]` lists, as it did before there were other verbs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module to a command-line app."""
+    datasets = typer.Typer(help="List stores; publish, verify and open datasets.", cls=_ListGroup)
+    datasets.command("list")(list_)
+    datasets.command("publish")(publish)
+    datasets.command("verify")(verify)
+    datasets.command("open")(open_)
+    app.add_typer(datasets, name="datasets")
+
+
+def list_(
+    folder: Annotated[Path, typer.Argument(help="Where to look, three folders deep.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the stores below a folder, with how much each of them holds.
+
+    Example: fleet datasets list /mnt/lab
+    """
+    from fleet.store.store import Store
+
+    found: list[dict[str, Any]] = []
+    for log in sorted(one for depth in range(4) for one in folder.glob("*/" * depth + "records/_delta_log")):
+        path = log.parent.parent
+        reader = Store.read(path)
+        counts = reader.counts()
+        found.append(
+            {
+                "store": str(path),
+                "records": sum(one.records for one in counts.values()),
+                "devices": sorted(counts),
+                "workloads": len(reader.workloads()),
+                "table_version": reader.version,
+                "last_at": max((one.last_at for one in counts.values()), default=None),
+            }
+        )
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["store"],
+            f"{one['records']:,}",
+            str(len(one["devices"])),
+            str(one["workloads"]),
+            short_moment(one["last_at"]),
+        )
+        for one in found
+    ]
+    print_rows(("store", "records", "devices", "workloads", "last"), rows)
+    if not found:
+        say(f"no store below {folder.absolute()}")
+
+
+def publish(
+    store: Annotated[Path, typer.Argument(help="Store whose measured records are published.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write: missing or empty.")],
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the dataset (default: of the folder); part of device ids.")
+    ] = "",
+    about: Annotated[str, typer.Option("--about", help="What it is, in some sentences.")] = "",
+    made_by: Annotated[str, typer.Option("--made-by", help="The command that measured it.")] = "",
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", help="What a user must know; may be given again.")
+    ] = None,
+    license_: Annotated[str, typer.Option("--license", help="SPDX identifier.")] = "Apache-2.0",
+    device: Annotated[
+        list[str] | None, typer.Option("--device", help="Device id; may be given again (all that measured).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a store: records, workloads and devices as compressed Parquet, a data card, and SHA-256 sums.
+
+    Records that came with logs, with other datasets or from replay devices are left out.
+
+    Example: fleet datasets publish runs/store out/open-cpu --made-by "fleet collect --network corpus"
+    """
+    from fleet.datasets.data_card import DatasetAbout
+    from fleet.datasets.publication import publish as publish_dataset
+    from fleet.store.store import Store
+
+    told = DatasetAbout(
+        name=name or folder.absolute().name,
+        about=about,
+        made_by=made_by,
+        license=license_,
+        faults=tuple(fault or ()),
+    )
+    found = publish_dataset(Store.read(store), folder, told, tuple(device or ()))
+    if as_json:
+        print_json(found)
+        return
+    _print_card(found["card"])
+    say(f"{folder}: {found['bytes'] / 2**20:.1f} MiB of records, SHA-256 {found['sha256']}")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of a published dataset.")],
+    sha256: Sha256Option = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the sums of a published dataset and check every record; exit code 1 if anything is wrong.
+
+    Example: fleet datasets verify data/open-cpu
+    """
+    from fleet.datasets.admission import verify as verify_rows
+
+    found = _read(folder, sha256)
+    records = verify_rows(found)
+    if as_json:
+        print_json({"folder": str(folder), "sha256": found.sha256, "records": records, "card": found.card})
+        return
+    _print_card(found.card)
+    say(f"{folder}: whole, {records:,} records, SHA-256 {found.sha256}")
+
+
+def open_(
+    folder: Annotated[Path, typer.Argument(help="Folder of a published dataset.")],
+    store: StoreOption = None,
+    sha256: Sha256Option = "",
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a published dataset into a store, which every verb reads; a second time adds nothing.
+
+    Its devices are named after it (open-cpu.x86-64-v3) and never measure. Its programs are not run.
+
+    Example: fleet datasets open data/open-cpu --store runs/store
+    """
+    from dataclasses import asdict
+
+    from fleet.datasets.admission import open_dataset
+    from fleet.store.new_store import records_or_nothing
+    from fleet.store.store import Store
+
+    dataset = _read(folder, sha256)
+    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    say_places(settings, config, store)
+    path = Path(settings.store.path)
+    with records_or_nothing(path), Store.open(path) as opened:
+        found = open_dataset(dataset, opened)
+    if as_json:
+        print_json(asdict(found))
+        return
+    say(
+        f"{found.name}: {found.appended:,} new records, {found.known:,} known, {found.workloads_new:,} new "
+        f"workloads; devices {', '.join(found.devices)}"
+    )
+    say(f"store {path}, table version {found.table_version}")
+
+
+def _read(folder: Path, sha256: str) -> PublishedDataset:
+    from fleet.datasets.dataset_files import read_published
+
+    return read_published(folder, sha256)
+
+
+def _print_card(card: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            f"{one['records']:,}",
+            f"{one['outcomes'].get('ok', 0):,}",
+            "-" if one["suspect_share"] is None else f"{one['suspect_share']:.1%}",
+            "-" if one["noise"] is None else f"{one['noise']['median_change']:.1%}",
+            str(one["processor"]),
+        )
+        for name, one in card["devices"].items()
+    ]
+    print_rows(("device", "records", "ok", "suspect", "noise", "processor"), rows)
+    say(
+        f"{card['name']}: {card['records']:,} records, {card['candidates']:,} candidates, "
+        f"{card['workloads']:,} workloads, {len(card['operators'])} operators; {visible(card['license'])}"
+    )
+    for fault in card["faults"]:
+        say(visible(fault))

@@ -1,0 +1,1 @@
+"""Published datasets: records, workloads and devices as files that anybody can read, check and open."""

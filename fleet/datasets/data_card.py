@@ -1,0 +1,215 @@
+"""The data card of a published dataset: what it holds, how it was measured, how far to trust it.
+
+`fleet.datasets.publication` writes it as JSON for programs and, by a template, as Markdown for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata, resources
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import NOISE, Workload, canonical_json
+from fleet.datasets.dataset_files import FORMAT, FORMAT_KEY
+from fleet.interchange.export_source import Source
+from fleet.report.status import TRUST_COLUMNS, trust
+
+#: From this share on, records of drifting windows are named among the faults.
+_MUCH_SUSPECT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetAbout:
+    """What the publisher says of a dataset."""
+
+    name: str
+    #: Some sentences for people.
+    about: str = ""
+    #: The command that measured it.
+    made_by: str = ""
+    license: str = "Apache-2.0"
+    #: What a user must know of it, one sentence each.
+    faults: tuple[str, ...] = ()
+
+
+def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -> dict[str, Any]:
+    """Count what a dataset holds.
+
+    Args:
+        about: What the publisher says.
+        sources: Its devices.
+        now_secs: The present, in Unix seconds.
+
+    Returns:
+        JSON-ready: `name`, `about`, `license`, `made_by`, `created_at`, `records`, `candidates`, `workloads`,
+        `table_version`, `devices` (by id: records by outcome and origin, suspect share, noise floor of the
+        last A/A run, environments, target, processor), `operators`, `networks`, `protocols`, `faults`.
+    """
+    operators: Counter[str] = Counter()
+    protocols: Counter[str] = Counter()
+    candidates: list[pa.Array] = []
+    used: set[str] = set()
+    devices: dict[str, Any] = {}
+    for source in sources:
+        reading = _Reading(source, operators, protocols, candidates, used)
+        devices[str(source.device_id)] = reading.facts()
+    known = sources[0].workloads
+    workloads = [known[one] for one in sorted(used) if one in known]
+    distinct = pc.unique(pa.chunked_array(candidates, pa.string()))
+    return {
+        FORMAT_KEY: FORMAT,
+        "name": about.name,
+        "about": about.about,
+        "license": about.license,
+        "made_by": about.made_by,
+        "published_with": f"tensor-fleet {metadata.version('tensor-fleet')}",
+        "created_at": datetime.fromtimestamp(now_secs, UTC).isoformat(timespec="seconds"),
+        "table_version": sources[0].reader.version,
+        "records": sum(one["records"] for one in devices.values()),
+        "candidates": len(distinct),
+        "workloads": len(workloads),
+        "devices": devices,
+        "operators": _operators(workloads, operators),
+        "networks": dict(sorted(Counter(n for one in workloads for n, _ in one.networks).items())),
+        "protocols": [
+            {"records": count, "protocol": json.loads(text)} for text, count in protocols.most_common()
+        ],
+        "faults": [*about.faults, *_faults(devices)],
+    }
+
+
+def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
+    """The card as Markdown.
+
+    Args:
+        card: As `data_card` makes it.
+        size_bytes: Of the file of records.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    source = resources.files("fleet").joinpath("templates", "data_card.md").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=None
+    )
+    environment.filters |= {"json": canonical_json, "cell": _cell, "share": _share, "counts": _counts, "day": _day}
+    return environment.from_string(source).render(card=card, mib=f"{size_bytes / 2**20:.1f}")
+
+
+class _Reading:
+    """One pass over the rows of a device."""
+
+    def __init__(
+        self,
+        source: Source,
+        operators: Counter[str],
+        protocols: Counter[str],
+        candidates: list[pa.Array],
+        used: set[str],
+    ) -> None:
+        self._source = source
+        self._operators, self._protocols = operators, protocols
+        self._candidates, self._used = candidates, used
+        self._outcomes: Counter[str] = Counter()
+        self._origins: Counter[str] = Counter()
+        self._environments: Counter[str] = Counter()
+        self._first, self._last = float("inf"), float("-inf")
+
+    def facts(self) -> dict[str, Any]:
+        """What the card says of the device."""
+        source = self._source
+        found = trust(source.device_id, self._batches())
+        spec, seen = source.spec, source.descriptor
+        return {
+            "records": sum(self._outcomes.values()),
+            "outcomes": dict(sorted(self._outcomes.items())),
+            "origins": dict(sorted(self._origins.items())),
+            "candidates": found["candidates"],
+            "quarantined": found["quarantined"],
+            "suspect": found["suspect"],
+            "suspect_share": found["suspect_share"],
+            "noise": found["noise"],
+            "environments": len(self._environments),
+            "first_at": self._first,
+            "last_at": self._last,
+            "family": None if spec is None else str(spec.family),
+            "target": None if spec is None else spec.target,
+            "threads": None if spec is None else spec.threads,
+            "host": None if seen is None else seen.host,
+            "processor": None if seen is None else seen.cpu_model,
+            "kernel": None if seen is None else seen.kernel,
+            "software": {} if seen is None else dict(seen.versions),
+        }
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        known = self._source.workloads
+        columns = tuple(dict.fromkeys((*TRUST_COLUMNS, "workload_id", "protocol", "environment_id")))
+        for batch in self._source.batches(columns):
+            for name, counter in (
+                ("outcome", self._outcomes),
+                ("origin", self._origins),
+                ("protocol", self._protocols),
+                ("environment_id", self._environments),
+            ):
+                counter.update(_value_counts(batch, name))
+            for one, count in _value_counts(batch, "workload_id").items():
+                self._used.add(one)
+                self._operators[known[one].operator if one in known else "not known"] += count
+            self._candidates.append(pc.unique(batch.column("candidate_id")))
+            times = pc.min_max(batch.column("measured_at")).as_py()
+            self._first, self._last = min(self._first, times["min"]), max(self._last, times["max"])
+            yield batch
+
+
+def _value_counts(batch: pa.RecordBatch, name: str) -> dict[str, int]:
+    return {one["values"]: one["counts"] for one in pc.value_counts(batch.column(name)).to_pylist()}
+
+
+def _operators(workloads: Sequence[Workload], records: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    counts = Counter(one.operator for one in workloads)
+    return {
+        one: {"workloads": counts.get(one, 0), "records": records[one]}
+        for one in sorted(records, key=lambda one: (-records[one], one))
+    }
+
+
+def _faults(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the numbers themselves warn of."""
+    found = []
+    for name, one in devices.items():
+        if one["noise"] is None:
+            why = "drifted in its last A/A run" if one["origins"].get(NOISE) else "has no A/A run"
+            found.append(f"{name} {why}: how far its numbers repeat is not known.")
+        if (one["suspect_share"] or 0.0) >= _MUCH_SUSPECT:
+            found.append(
+                f"{one['suspect_share']:.1%} of the records of {name} are suspect: it drifted meanwhile."
+            )
+        if one["environments"] > 1:
+            found.append(
+                f"{name} was measured in {one['environments']} environments; compare records of one only."
+            )
+    return found
+
+
+def _cell(text: object) -> str:
+    """Text of a cell of Markdown: no line end, no bar, no markup of HTML."""
+    clean = "".join(one if one.isprintable() else " " for one in str(text))
+    return clean.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")
+
+
+def _share(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.1%}"
+
+
+def _counts(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in values.items()) or "none"
+
+
+def _day(at_secs: float) -> str:
+    return datetime.fromtimestamp(at_secs, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,242 @@
+"""The files of a published dataset, and whether they are what was published.
+
+    records.parquet   all records; its footer holds workloads and devices (`agents.device.replay_file`)
+    dataset.json      the data card for programs
+    README.md         the same for people
+    SHA256SUMS        sums of these three, as `sha256sum --check` reads them
+
+A dataset may come from anybody: every file is bounded, and every row is checked before one is taken. Nothing
+in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
+from agents.errors import AgentError
+from agents.records import DeviceId, Workload
+from fleet.archive.record_checks import Seen, row_faults
+from fleet.errors import FleetError, StoreError
+from fleet.store.catalog import check_name
+from fleet.store.delta.columns import check_columns
+from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.delta.sums import file_sum
+from fleet.terminal_text import visible
+
+RECORDS: Final = "records.parquet"
+CARD: Final = "dataset.json"
+README: Final = "README.md"
+SUMS: Final = "SHA256SUMS"
+#: Layout of the folder and of its card.
+FORMAT: Final = 1
+#: Key of the card that says so.
+FORMAT_KEY: Final = "tensor_fleet_dataset"
+
+#: A name is part of the ids of its devices wherever it is opened.
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+_SUMMED: Final = (RECORDS, CARD, README)
+_SUM_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *](\S+)")
+#: Bytes of each file at most, and of the records when they are unpacked, as the file itself says.
+_MOST_BYTES: Final = {RECORDS: 8 << 30, CARD: 16 << 20, README: 16 << 20, SUMS: 1 << 16}
+_MOST_UNPACKED: Final = 256 << 30
+_MOST_ROWS: Final = 50_000_000
+#: Rows that are decoded and checked at once.
+_BATCH_ROWS: Final = 4096
+
+
+class DatasetError(FleetError):
+    """A folder that holds no dataset, or one that is not as it was published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedDataset:
+    """A published dataset whose files have the sums that stand beside them."""
+
+    folder: Path
+    name: str
+    #: The data card (`fleet.datasets.data_card`).
+    card: Mapping[str, Any]
+    #: SHA-256 of the file of sums: it stands for the whole dataset.
+    sha256: str
+    devices: Mapping[DeviceId, Recorded]
+    workloads: tuple[Workload, ...]
+
+
+def write_sums(folder: Path) -> str:
+    """Write the file of sums, and give its own sum."""
+    text = "".join(f"{file_sum(folder / name)}  {name}\n" for name in sorted(_SUMMED))
+    (folder / SUMS).write_text(text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
+    """Compare the sums of a dataset, and read what it says of itself.
+
+    Args:
+        folder: Of the dataset.
+        sha256: Sum of its file of sums, from a source that is trusted; not compared when empty.
+
+    Raises:
+        DatasetError: A file is missing, damaged, too large, of a newer version, or another one.
+    """
+    text = _text(folder, SUMS)
+    found = hashlib.sha256(text.encode()).hexdigest()
+    if sha256 and sha256.lower() != found:
+        raise DatasetError(
+            f"{folder}: this dataset has SHA-256 {found}, expected {sha256}: it is another one; get it again"
+        )
+    sums = _sums(folder, text)
+    wrong = [fault for name in _SUMMED if (fault := _sum_fault(folder / name, sums[name]))]
+    if wrong:
+        raise DatasetError(f"{folder}: {'; '.join(wrong)}: damaged or changed; get the dataset again")
+    card = _card(folder)
+    path = folder / RECORDS
+    try:
+        with open_file(path) as file:
+            _check_size(path, file)
+            devices, workloads = read_head(file, path).devices, read_workloads(file, path)
+        for kind, names in (("device", devices), ("workload", [one.workload_id for one in workloads])):
+            for name in names:
+                check_name(kind, name)
+    except (AgentError, StoreError, pa.ArrowException, ValueError) as error:
+        raise DatasetError(f"{folder}: {visible(str(error))}") from error
+    return PublishedDataset(
+        folder=folder,
+        name=card["name"],
+        card=card,
+        sha256=found,
+        devices=devices,
+        workloads=tuple(workloads),
+    )
+
+
+def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table]]:
+    """Yield all rows, some of one device at a time, as the store keeps them.
+
+    Raises:
+        DatasetError: A row is no record, has another id than it must have, or names what is not there.
+    """
+    path, seen = dataset.folder / RECORDS, Seen()
+    known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_columns_of(file)
+            columns = ["device_id", *FILE_SCHEMA.names]
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
+                yield from _by_device(dataset, pa.Table.from_batches([batch]), known, seen)
+    except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        raise DatasetError(f"{path}: cannot be decoded: {visible(' '.join(str(error).split()))}") from error
+    if seen.rows != dataset.card["records"]:
+        raise DatasetError(f"{path}: has {seen.rows:,} records, its card says {dataset.card['records']:,}")
+
+
+def _by_device(
+    dataset: PublishedDataset, rows: pa.Table, known: pa.Array, seen: Seen
+) -> Iterator[tuple[DeviceId, pa.Table]]:
+    path = dataset.folder / RECORDS
+    for name in rows.column("device_id").unique().to_pylist():
+        if name not in dataset.devices:
+            raise DatasetError(
+                f"{path}: has records of device {visible(str(name))}, which it does not describe"
+            )
+        mine = rows.filter(pa.compute.equal(rows.column("device_id"), name)).select(FILE_SCHEMA.names)
+        mine = mine.cast(FILE_SCHEMA)
+        check_columns(mine)
+        for fault in row_faults(name, mine, seen):
+            raise DatasetError(f"{path}: device {name}: {visible(fault)}")
+        strangers = pa.compute.filter(
+            mine.column("workload_id"),
+            pa.compute.invert(pa.compute.is_in(mine.column("workload_id"), value_set=known)),
+        )
+        if len(strangers):
+            raise DatasetError(f"{path}: lacks workload {visible(str(strangers[0].as_py()))} of its records")
+        yield DeviceId(name), mine
+
+
+def _check_columns_of(file: pq.ParquetFile) -> None:
+    schema = file.schema_arrow
+    for field in (pa.field("device_id", pa.string()), *FILE_SCHEMA):
+        place = schema.get_field_index(field.name)
+        if place < 0 or not schema.field(place).type.equals(field.type):
+            raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
+
+
+def _check_size(path: Path, file: pq.ParquetFile) -> None:
+    metadata = file.metadata
+    unpacked = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if metadata.num_rows > _MOST_ROWS or not 0 <= unpacked <= _MOST_UNPACKED:
+        raise DatasetError(
+            f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes are more than one opens"
+        )
+
+
+def _text(folder: Path, name: str) -> str:
+    path = folder / name
+    try:
+        _check_file(path)
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DatasetError(
+            f"{folder} holds no published dataset ({name}: {why}); `fleet datasets publish` makes one"
+        ) from None
+
+
+def _check_file(path: Path) -> None:
+    if (size := path.stat().st_size) > _MOST_BYTES[path.name]:
+        raise DatasetError(f"{path}: {size:,} bytes are more than it may have ({_MOST_BYTES[path.name]:,})")
+    if not path.is_file():
+        raise DatasetError(f"{path}: is no regular file")
+
+
+def _sums(folder: Path, text: str) -> dict[str, str]:
+    lines = [_SUM_LINE.fullmatch(line) for line in text.splitlines()]
+    found = {line[2]: line[1] for line in lines if line is not None}
+    if None in lines or sorted(found) != sorted(_SUMMED) or len(lines) != len(_SUMMED):
+        raise DatasetError(
+            f"{folder / SUMS}: expected one line `SHA-256  NAME` for each of {', '.join(_SUMMED)}; get the "
+            "dataset again"
+        )
+    return found
+
+
+def _sum_fault(path: Path, expected: str) -> str:
+    """What is wrong with a file; empty where it is as it was published."""
+    try:
+        _check_file(path)
+        found = file_sum(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    return "" if found == expected else f"{path.name} has SHA-256 {found}, {SUMS} says {expected}"
+
+
+def _card(folder: Path) -> dict[str, Any]:
+    try:
+        card = json.loads(_text(folder, CARD))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{folder / CARD}: is no JSON: {visible(str(error))}") from None
+    version = card.get(FORMAT_KEY) if isinstance(card, dict) else None
+    if type(version) is not int:
+        raise DatasetError(f"{folder / CARD}: does not say its version ({FORMAT_KEY}); publish it again")
+    if version > FORMAT:
+        raise DatasetError(
+            f"{folder} has version {version}, this version reads {FORMAT}; upgrade tensor-fleet"
+        )
+    name = card.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name) or type(card.get("records")) is not int:
+        raise DatasetError(f"{folder / CARD}: its name or its number of records is none; publish it again")
+    assert isinstance(card, dict)
+    return card

@@ -1,0 +1,121 @@
+"""Publish the records of a store: one Parquet file, a data card, and their sums."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agents.records import Descriptor, DeviceId, DeviceSpec
+from agents.trust import is_live
+from fleet.config.yaml_files import nearest
+from fleet.datasets.admission import verify
+from fleet.datasets.data_card import DatasetAbout, card_text, data_card
+from fleet.datasets.dataset_files import CARD, NAME, README, RECORDS, read_published, write_sums
+from fleet.errors import FleetError
+from fleet.interchange.export_files import whole_folder
+from fleet.interchange.export_parquet import write_parquet
+from fleet.interchange.export_source import Source
+from fleet.store.reader import StoreReader
+
+
+class _PublishedSource(Source):
+    """The records of a device that we measured, without the names of hosts and addresses."""
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        device_id: DeviceId,
+        host: str,
+        watch: Callable[[DeviceId, int], None] | None,
+    ) -> None:
+        super().__init__(reader, device_id, watch, keeps_imported=False)
+        self._host = host
+
+    @cached_property
+    def spec(self) -> DeviceSpec | None:
+        """The device's spec, without where it is reached."""
+        entry = self.reader.devices().get(self.device_id)
+        return replace(entry.spec, tracker="", key="") if entry else None
+
+    @cached_property
+    def descriptor(self) -> Descriptor | None:
+        """What the probe saw, of a host without its name."""
+        entry = self.reader.devices().get(self.device_id)
+        return replace(entry.descriptor, host=self._host) if entry and entry.descriptor else None
+
+
+def publish(
+    reader: StoreReader,
+    folder: Path,
+    about: DatasetAbout,
+    devices: Sequence[str] = (),
+    watch: Callable[[DeviceId, int], None] | None = None,
+) -> dict[str, Any]:
+    """Publish what the devices of a store have measured.
+
+    The folder is there as a whole or not at all, and was read back and checked before it has its name.
+
+    Args:
+        reader: The store.
+        folder: Where it goes: missing or empty.
+        about: What the publisher says of it.
+        devices: Device ids; all that measured if empty.
+        watch: Told (device, records of it written so far) now and then.
+
+    Returns:
+        `folder`, `sha256` (of the file of sums, which stands for all), `bytes` of the records, and `card`.
+
+    Raises:
+        FleetError: A wrong name, a device that did not measure, nothing to publish, or the folder is taken.
+        StoreError: The store is damaged, or the disk failed.
+    """
+    if not NAME.fullmatch(about.name):
+        raise FleetError(
+            f"dataset name {about.name!r} is not allowed: use up to 32 small letters, digits and '-', "
+            "starting with a letter or digit; it stands before the ids of its devices"
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FleetError(f"{folder} is not empty, and no dataset is overwritten: name a new folder")
+    sources = _sources(reader, devices, watch)
+    with whole_folder(folder, replace=False) as partial:
+        if not write_parquet(partial / RECORDS, sources, is_small=True):
+            raise FleetError(f"nothing to publish in {reader.path}: all of its records came with logs")
+        size = (partial / RECORDS).stat().st_size
+        card = data_card(about, sources, time.time())
+        (partial / CARD).write_text(json.dumps(card, indent=1) + "\n")
+        (partial / README).write_text(card_text(card, size))
+        sha256 = write_sums(partial)
+        verify(read_published(partial, sha256))
+    return {"folder": str(folder), "sha256": sha256, "bytes": size, "card": card}
+
+
+def _sources(
+    reader: StoreReader, devices: Sequence[str], watch: Callable[[DeviceId, int], None] | None
+) -> list[Source]:
+    entries, present = reader.devices(), reader.counts()
+    ours = [one for one in present if one in entries and is_live(entries[one].spec)]
+    for name in devices:
+        if name not in present:
+            raise FleetError(f"device {name!r} has no records in {reader.path}{nearest(name, list(present))}")
+        if name not in ours:
+            raise FleetError(
+                f"device {name} has not measured its records: they are replayed or others'; publish devices "
+                "that measured"
+            )
+    chosen = sorted({DeviceId(name) for name in devices} or ours)
+    if not chosen:
+        raise FleetError(
+            f"nothing to publish in {reader.path}: no device of it measured; `fleet collect` does"
+        )
+    hosts = dict.fromkeys(found.host for one in chosen if (found := entries[one].descriptor) is not None)
+    names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
+    return [_PublishedSource(reader, one, _host_of(entries[one], names), watch) for one in chosen]
+
+
+def _host_of(entry: Any, names: dict[str, str]) -> str:
+    return names[entry.descriptor.host] if entry.descriptor is not None else ""

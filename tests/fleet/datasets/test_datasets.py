@@ -1,0 +1,309 @@
+"""Published datasets: what is in them, that they open as records of others, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
+from agents.records import NOISE, DeviceId, DeviceKind, Family, Outcome, Record, Replay, content_hash
+from fleet.archive.verify import verify as verify_store
+from fleet.cli.app import run
+from fleet.collection.device_history import known_candidates
+from fleet.collection.trust import devices_of_family
+from fleet.datasets.admission import open_dataset, verify
+from fleet.datasets.data_card import DatasetAbout
+from fleet.datasets.dataset_files import (
+    CARD,
+    README,
+    RECORDS,
+    SUMS,
+    DatasetError,
+    read_published,
+    write_sums,
+)
+from fleet.datasets.publication import publish
+from fleet.errors import FleetError
+from fleet.store.store import Store
+from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+
+OURS, UNUSED = make_workload(1, networks=(("net-a", 2),)), make_workload(2)
+WORDS = {"workload": OURS.workload_id}
+HOST = "secret-host-name"
+
+
+def noise_pairs(device: str) -> list[Record]:
+    """An A/A run of one candidate whose second look is 1 % slower."""
+    return [
+        make_record(1, device=device, origin=NOISE, attempt=attempt, run_secs=(secs,), **WORDS)
+        for attempt, secs in ((1, 1e-3), (2, 1.01e-3))
+    ]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two devices that measured, one of others, and a record that came with a log."""
+    path = tmp_path_factory.mktemp("measured") / "store"
+    with Store.open(path) as made:
+        made.put_workloads([OURS, UNUSED], own=True)
+        seen = replace(make_descriptor(), host=HOST)
+        for device in ("dev-a", "dev-b"):
+            made.put_device(make_spec(device, tracker="", note="a board"), seen)
+            made.append([*make_batch(1, 9, device=device, **WORDS), *noise_pairs(device)])
+        made.append([make_record(40, device="dev-a", quality='{"suspect":true}', **WORDS)])
+        made.append([make_record(50, device="dev-a", origin="imported", **WORDS)])
+        replay = Replay(records="x.parquet", device=DeviceId("dev-a"))
+        made.put_device(make_spec("sim", kind=DeviceKind.REPLAY, replay=replay), seen)
+        made.append(make_batch(60, 3, device="sim", **WORDS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(store: Path) -> Path:
+    """What the store publishes; to be copied before it is changed."""
+    path = store.with_name("lab-one")
+    about = DatasetAbout(name="lab-one", made_by="fleet collect", faults=("A fan | was loud.",))
+    publish(Store.read(store), path, about)
+    return path
+
+
+def test_a_dataset_says_what_it_holds_and_how_far_to_trust_it(folder: Path) -> None:
+    card = json.loads((folder / CARD).read_text())
+    assert (card["records"], card["candidates"], card["workloads"]) == (23, 10, 1)
+    assert (card["license"], card["made_by"]) == ("Apache-2.0", "fleet collect")
+    assert list(card["devices"]) == ["dev-a", "dev-b"], "replay devices did not measure"
+    one = card["devices"]["dev-a"]
+    assert one["outcomes"] == {"ok": 9, "run_timeout": 3}
+    assert one["origins"] == {"noise": 2, "random": 10}, "imported records are not ours to publish"
+    assert (one["suspect"], one["suspect_share"]) == (1, 1 / 12)
+    assert one["noise"]["pairs"] == 1
+    assert one["noise"]["median_change"] == pytest.approx(0.01)
+    assert one["host"] == "host-1"
+    assert card["operators"] == {"GMM": {"workloads": 1, "records": 23}}
+    assert [one["records"] for one in card["protocols"]] == [23]
+    assert card["protocols"][0]["protocol"]["repeat"] == 3
+    text = (folder / README).read_text()
+    for part in ("# Dataset lab-one", "A fan \\| was loud.", "| GMM | 1 | 23 |", "| dev-b | 1 | 1.0% |"):
+        assert part in text
+    assert all(HOST.encode() not in path.read_bytes() for path in folder.iterdir())
+    for line in (folder / SUMS).read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_a_dataset_opens_as_records_of_others_and_a_second_time_adds_nothing(
+    folder: Path, store: Path, tmp_path: Path
+) -> None:
+    dataset = read_published(folder)
+    assert verify(dataset) == 23
+    path = tmp_path / "theirs"
+    with Store.open(path) as theirs:
+        found = open_dataset(dataset, theirs)
+        assert (found.appended, found.known, found.workloads_new) == (23, 0, 1)
+        again = open_dataset(dataset, theirs)
+        assert (again.appended, again.known, again.workloads_new) == (0, 23, 0)
+        assert again.table_version == found.table_version
+    reader = Store.read(path)
+    assert sorted(reader.devices()) == ["lab-one.dev-a", "lab-one.dev-b"]
+    measured = Store.read(store).records(device_id="dev-b")
+    before = {one.candidate_id: one for one in measured if one.origin != NOISE}
+    after = list(reader.records(device_id="lab-one.dev-b"))
+    assert len(after) == 11
+    for one in after:
+        if one.origin != NOISE:
+            assert one == replace(before[one.candidate_id], device_id=one.device_id)
+    assert {one.outcome for one in after} == {Outcome.OK, Outcome.RUN_TIMEOUT}
+    assert verify_store(path).damages == 0
+
+
+def test_nothing_of_a_dataset_comes_to_a_device_that_runs_programs(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    with Store.open(path) as theirs:
+        theirs.put_device(make_spec("dev-a"), make_descriptor())
+        open_dataset(read_published(folder), theirs)
+        assert theirs.own_workloads() == {}, "no agent of ours has made the module"
+        # An agent lists the same workload: from now on there is a module that may run.
+        theirs.put_workloads([OURS], own=True)
+        assert list(theirs.own_workloads()) == [OURS.workload_id]
+    reader = Store.read(path)
+    entries = reader.devices()
+    assert devices_of_family(entries, Family.CPU, live=True) == ["dev-a"], "its device stays another one"
+    assert all(one.spec.kind is DeviceKind.REPLAY for name, one in entries.items() if "." in name)
+    assert known_candidates(reader, entries, 99, live=True) == {}
+    assert len(known_candidates(reader, entries, 99, live=False)[OURS.workload_id]) == 10
+    assert reader.doubtful_workloads() == {OURS.workload_id}
+
+
+def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    with Store.open(path) as theirs:
+        open_dataset(read_published(folder), theirs)
+    with pytest.raises(FleetError, match="no device of it measured"):
+        publish(Store.read(path), tmp_path / "again", DatasetAbout(name="again"))
+    with pytest.raises(FleetError, match=r"device lab-one.dev-a has not measured its records"):
+        publish(Store.read(path), tmp_path / "again", DatasetAbout(name="again"), ["lab-one.dev-a"])
+    assert not (tmp_path / "again").exists()
+
+
+def test_what_cannot_be_published_is_refused_before_anything_is_written(folder: Path, store: Path) -> None:
+    reader = Store.read(store)
+    with pytest.raises(FleetError, match="is not empty, and no dataset is overwritten"):
+        publish(reader, folder, DatasetAbout(name="lab-one"))
+    with pytest.raises(FleetError, match=r"dataset name 'lab\.one' is not allowed"):
+        publish(reader, folder.with_name("new"), DatasetAbout(name="lab.one"))
+    with pytest.raises(FleetError, match=r"device 'dev-c' has no records.*dev-"):
+        publish(reader, folder.with_name("new"), DatasetAbout(name="new"), ["dev-c"])
+    assert not folder.with_name("new").exists()
+
+
+Change = Callable[[Path], None]
+
+
+def flipped(name: str) -> Change:
+    def change(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def written(name: str, text: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+def told(**changes: Any) -> Change:
+    """A publisher who says something else, with right sums."""
+
+    def change(folder: Path) -> None:
+        (folder / CARD).write_text(json.dumps(json.loads((folder / CARD).read_text()) | changes))
+        write_sums(folder)
+
+    return change
+
+
+def rows(edit: Callable[[pa.Table], pa.Table], **head: Any) -> Change:
+    """A publisher whose rows or footer are others, with right sums."""
+
+    def change(folder: Path) -> None:
+        with pq.ParquetFile(folder / RECORDS) as file:
+            table = edit(file.read())
+            kept = file.metadata.metadata
+        entries = {key: kept[key] for key in (HEAD_KEY, WORKLOADS_KEY)}
+        if head:
+            entries[HEAD_KEY] = json.dumps(json.loads(entries[HEAD_KEY]) | head).encode()
+        with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata(entries)
+        write_sums(folder)
+
+    return change
+
+
+def replaced(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+    def edit(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(place)
+        return table.set_column(place, field, pa.array([value] * len(table), field.type))
+
+    return edit
+
+
+def forged_ids(table: pa.Table) -> pa.Table:
+    """Rows of a workload that the dataset lacks, with the ids that follow."""
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    for row in range(len(table)):
+        candidate = content_hash("0" * 16, columns["dialect"][row], columns["trace"][row])
+        parts = (columns[name][row] for name in ("device_id", "environment_id"))
+        columns["workload_id"][row], columns["candidate_id"][row] = "0" * 16, candidate
+        columns["record_id"][row] = content_hash(candidate, *parts, str(columns["attempt"][row]))
+    return pa.table(columns, table.schema)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            flipped(RECORDS),
+            r"records.parquet has SHA-256 [0-9a-f]{64}, SHA256SUMS says [0-9a-f]{64}: damaged",
+        ),
+        (flipped(CARD), "dataset.json has SHA-256"),
+        (flipped(README), "README.md has SHA-256"),
+        (lambda folder: (folder / SUMS).unlink(), "holds no published dataset"),
+        (lambda folder: (folder / RECORDS).unlink(), "records.parquet: No such file"),
+        (written(SUMS, "x"), "expected one line `SHA-256  NAME` for each"),
+        (written(SUMS, f"{'0' * 64}  ../../etc/passwd\n" * 3), "expected one line"),
+        (written(SUMS, "x" * 100_000), "100,000 bytes are more than it may have"),
+        (told(tensor_fleet_dataset=2), "has version 2, this version reads 1; upgrade tensor-fleet"),
+        (told(tensor_fleet_dataset="1"), "does not say its version"),
+        (told(name="../x"), "its name or its number of records is none"),
+        (told(records=24), "has 23 records, its card says 24"),
+        (rows(lambda table: table.slice(1)), "has 22 records, its card says 23"),
+        (rows(lambda table: table.drop_columns(["trace"])), "column trace is not there"),
+        (rows(replaced("origin", "paired"), devices={}), "device dev-a, which it does not describe"),
+        (rows(replaced("trace", "[[],[1]]")), "another id than what they say makes"),
+        (rows(replaced("device_id", "dev-b")), "another id than what they say makes"),
+        (rows(replaced("latency_secs", 1.0)), "a latency where the outcome is not ok"),
+        (rows(replaced("outcome", "won")), "unknown outcomes won"),
+        (rows(replaced("error", None)), "column error holds nulls"),
+        (rows(forged_ids), "lacks workload 0000000000000000 of its records"),
+        (rows(lambda table: table, devices={"../x": {}}), "describes a device without spec"),
+    ],
+)
+def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
+    change: Change, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    change(damaged)
+    with pytest.raises(DatasetError, match=message) as refused:
+        verify(read_published(damaged))
+    assert "\n" not in str(refused.value)
+    path = tmp_path / "theirs"
+    assert run(["datasets", "open", str(damaged), "--store", str(path)]) == 1
+    assert capsys.readouterr().err.rstrip().endswith(f"fleet: {refused.value}")
+    assert not path.exists()
+
+
+def test_a_dataset_is_known_by_one_sum(folder: Path) -> None:
+    digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
+    assert read_published(folder, digest.upper()).sha256 == digest
+    with pytest.raises(DatasetError, match=f"has SHA-256 {digest}, expected {'0' * 64}: it is another one"):
+        read_published(folder, "0" * 64)
+
+
+def test_the_command_line_publishes_verifies_opens_and_lists(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def json_of(*words: str) -> Any:
+        assert run(["datasets", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    made = json_of("publish", str(store), "lab-two", "--fault", "Loud.", "--device", "dev-b")
+    assert (made["card"]["name"], list(made["card"]["devices"])) == ("lab-two", ["dev-b"])
+    assert made["card"]["faults"] == ["Loud."]
+    checked = json_of("verify", "lab-two", "--sha256", made["sha256"])
+    assert (checked["records"], checked["sha256"]) == (11, made["sha256"])
+    opened = json_of("open", "lab-two", "--store", "runs/store")
+    assert (opened["appended"], opened["devices"]) == (11, ["lab-two.dev-b"])
+    for words in ((), ("list",), ("runs",), ("list", "runs")):
+        [listed] = json_of(*words)
+        assert (listed["store"], listed["records"]) == ("runs/store", 11)
+    assert run(["datasets", "verify", "lab-two"]) == 0
+    assert "lab-two: whole, 11 records" in capsys.readouterr().out
+    assert pc.count_distinct(pq.read_table("lab-two/records.parquet").column("record_id")).as_py() == 11
