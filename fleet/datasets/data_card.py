@@ -98,7 +98,8 @@ def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
     environment = Environment(
         autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=None
     )
-    environment.filters |= {"json": canonical_json, "cell": _cell, "share": _share, "counts": _counts, "day": _day}
+    environment.filters |= {"json": canonical_json, "cell": _cell, "counts": _counts}
+    environment.filters |= {"share": _share, "day": _day}
     return environment.from_string(source).render(card=card, mib=f"{size_bytes / 2**20:.1f}")
 
 
