@@ -17,8 +17,6 @@ from fleet.terminal_table import print_rows
 from fleet.terminal_text import say, visible
 
 if TYPE_CHECKING:
-    import click
-
     from fleet.datasets.dataset_files import PublishedDataset
 
 Sha256Option = Annotated[
@@ -29,7 +27,7 @@ Sha256Option = Annotated[
 class _ListGroup(typer.core.TyperGroup):
     """`fleet datasets [FOLDER]` lists, as it did before there were other verbs."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)

@@ -47,7 +47,7 @@ def verify(dataset: PublishedDataset, watch: Watch | None = None) -> int:
         How many records it has.
 
     Raises:
-        DatasetError: A row is no record.
+        DatasetRefusedError: A row is no record.
     """
     count = 0
     for _, rows in checked_rows(dataset):
@@ -68,7 +68,7 @@ def open_dataset(dataset: PublishedDataset, store: Store, watch: Watch | None = 
     Durable in commits of some ten thousand records; after a kill the same call goes on.
 
     Raises:
-        DatasetError: A row is no record: nothing was kept.
+        DatasetRefusedError: A row is no record: nothing was kept.
         StoreError: The store cannot be written; what was kept before stays.
     """
     verify(dataset)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.records import NOISE, Workload, canonical_json
+from agents.records import NOISE, Workload, WorkloadId, canonical_json
 from fleet.datasets.dataset_files import FORMAT, FORMAT_KEY
 from fleet.interchange.export_source import Source
 from fleet.report.status import TRUST_COLUMNS, trust
@@ -55,7 +55,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
     operators: Counter[str] = Counter()
     protocols: Counter[str] = Counter()
     candidates: list[pa.Array] = []
-    used: set[str] = set()
+    used: set[WorkloadId] = set()
     devices: dict[str, Any] = {}
     for source in sources:
         reading = _Reading(source, operators, protocols, candidates, used)
@@ -112,7 +112,7 @@ class _Reading:
         operators: Counter[str],
         protocols: Counter[str],
         candidates: list[pa.Array],
-        used: set[str],
+        used: set[WorkloadId],
     ) -> None:
         self._source = source
         self._operators, self._protocols = operators, protocols
@@ -159,7 +159,8 @@ class _Reading:
                 ("environment_id", self._environments),
             ):
                 counter.update(_value_counts(batch, name))
-            for one, count in _value_counts(batch, "workload_id").items():
+            for name, count in _value_counts(batch, "workload_id").items():
+                one = WorkloadId(name)
                 self._used.add(one)
                 self._operators[known[one].operator if one in known else "not known"] += count
             self._candidates.append(pc.unique(batch.column("candidate_id")))

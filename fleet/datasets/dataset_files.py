@@ -55,7 +55,7 @@ _MOST_ROWS: Final = 50_000_000
 _BATCH_ROWS: Final = 4096
 
 
-class DatasetError(FleetError):
+class DatasetRefusedError(FleetError):
     """A folder that holds no dataset, or one that is not as it was published."""
 
 
@@ -88,18 +88,18 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
         sha256: Sum of its file of sums, from a source that is trusted; not compared when empty.
 
     Raises:
-        DatasetError: A file is missing, damaged, too large, of a newer version, or another one.
+        DatasetRefusedError: A file is missing, damaged, too large, of a newer version, or another one.
     """
     text = _text(folder, SUMS)
     found = hashlib.sha256(text.encode()).hexdigest()
     if sha256 and sha256.lower() != found:
-        raise DatasetError(
+        raise DatasetRefusedError(
             f"{folder}: this dataset has SHA-256 {found}, expected {sha256}: it is another one; get it again"
         )
     sums = _sums(folder, text)
     wrong = [fault for name in _SUMMED if (fault := _sum_fault(folder / name, sums[name]))]
     if wrong:
-        raise DatasetError(f"{folder}: {'; '.join(wrong)}: damaged or changed; get the dataset again")
+        raise DatasetRefusedError(f"{folder}: {'; '.join(wrong)}: damaged or changed; get the dataset again")
     card = _card(folder)
     path = folder / RECORDS
     try:
@@ -110,7 +110,7 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
             for name in names:
                 check_name(kind, name)
     except (AgentError, StoreError, pa.ArrowException, ValueError) as error:
-        raise DatasetError(f"{folder}: {visible(str(error))}") from error
+        raise DatasetRefusedError(f"{folder}: {visible(str(error))}") from error
     return PublishedDataset(
         folder=folder,
         name=card["name"],
@@ -125,7 +125,7 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
     """Yield all rows, some of one device at a time, as the store keeps them.
 
     Raises:
-        DatasetError: A row is no record, has another id than it must have, or names what is not there.
+        DatasetRefusedError: A row is no record, has another id than it must have, or names what is not there.
     """
     path, seen = dataset.folder / RECORDS, Seen()
     known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
@@ -136,11 +136,15 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
                 yield from _by_device(dataset, pa.Table.from_batches([batch]), known, seen)
     except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, DatasetError):
+        if isinstance(error, DatasetRefusedError):
             raise
-        raise DatasetError(f"{path}: cannot be decoded: {visible(' '.join(str(error).split()))}") from error
+        raise DatasetRefusedError(
+            f"{path}: cannot be decoded: {visible(' '.join(str(error).split()))}"
+        ) from error
     if seen.rows != dataset.card["records"]:
-        raise DatasetError(f"{path}: has {seen.rows:,} records, its card says {dataset.card['records']:,}")
+        raise DatasetRefusedError(
+            f"{path}: has {seen.rows:,} records, its card says {dataset.card['records']:,}"
+        )
 
 
 def _by_device(
@@ -149,20 +153,22 @@ def _by_device(
     path = dataset.folder / RECORDS
     for name in rows.column("device_id").unique().to_pylist():
         if name not in dataset.devices:
-            raise DatasetError(
+            raise DatasetRefusedError(
                 f"{path}: has records of device {visible(str(name))}, which it does not describe"
             )
         mine = rows.filter(pa.compute.equal(rows.column("device_id"), name)).select(FILE_SCHEMA.names)
         mine = mine.cast(FILE_SCHEMA)
         check_columns(mine)
         for fault in row_faults(name, mine, seen):
-            raise DatasetError(f"{path}: device {name}: {visible(fault)}")
+            raise DatasetRefusedError(f"{path}: device {name}: {visible(fault)}")
         strangers = pa.compute.filter(
             mine.column("workload_id"),
             pa.compute.invert(pa.compute.is_in(mine.column("workload_id"), value_set=known)),
         )
         if len(strangers):
-            raise DatasetError(f"{path}: lacks workload {visible(str(strangers[0].as_py()))} of its records")
+            raise DatasetRefusedError(
+                f"{path}: lacks workload {visible(str(strangers[0].as_py()))} of its records"
+            )
         yield DeviceId(name), mine
 
 
@@ -178,7 +184,7 @@ def _check_size(path: Path, file: pq.ParquetFile) -> None:
     metadata = file.metadata
     unpacked = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     if metadata.num_rows > _MOST_ROWS or not 0 <= unpacked <= _MOST_UNPACKED:
-        raise DatasetError(
+        raise DatasetRefusedError(
             f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes are more than one opens"
         )
 
@@ -190,23 +196,25 @@ def _text(folder: Path, name: str) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise DatasetError(
+        raise DatasetRefusedError(
             f"{folder} holds no published dataset ({name}: {why}); `fleet datasets publish` makes one"
         ) from None
 
 
 def _check_file(path: Path) -> None:
     if (size := path.stat().st_size) > _MOST_BYTES[path.name]:
-        raise DatasetError(f"{path}: {size:,} bytes are more than it may have ({_MOST_BYTES[path.name]:,})")
+        raise DatasetRefusedError(
+            f"{path}: {size:,} bytes are more than it may have ({_MOST_BYTES[path.name]:,})"
+        )
     if not path.is_file():
-        raise DatasetError(f"{path}: is no regular file")
+        raise DatasetRefusedError(f"{path}: is no regular file")
 
 
 def _sums(folder: Path, text: str) -> dict[str, str]:
     lines = [_SUM_LINE.fullmatch(line) for line in text.splitlines()]
     found = {line[2]: line[1] for line in lines if line is not None}
     if None in lines or sorted(found) != sorted(_SUMMED) or len(lines) != len(_SUMMED):
-        raise DatasetError(
+        raise DatasetRefusedError(
             f"{folder / SUMS}: expected one line `SHA-256  NAME` for each of {', '.join(_SUMMED)}; get the "
             "dataset again"
         )
@@ -227,16 +235,20 @@ def _card(folder: Path) -> dict[str, Any]:
     try:
         card = json.loads(_text(folder, CARD))
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{folder / CARD}: is no JSON: {visible(str(error))}") from None
+        raise DatasetRefusedError(f"{folder / CARD}: is no JSON: {visible(str(error))}") from None
     version = card.get(FORMAT_KEY) if isinstance(card, dict) else None
     if type(version) is not int:
-        raise DatasetError(f"{folder / CARD}: does not say its version ({FORMAT_KEY}); publish it again")
+        raise DatasetRefusedError(
+            f"{folder / CARD}: does not say its version ({FORMAT_KEY}); publish it again"
+        )
     if version > FORMAT:
-        raise DatasetError(
+        raise DatasetRefusedError(
             f"{folder} has version {version}, this version reads {FORMAT}; upgrade tensor-fleet"
         )
     name = card.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name) or type(card.get("records")) is not int:
-        raise DatasetError(f"{folder / CARD}: its name or its number of records is none; publish it again")
+        raise DatasetRefusedError(
+            f"{folder / CARD}: its name or its number of records is none; publish it again"
+        )
     assert isinstance(card, dict)
     return card

@@ -28,7 +28,7 @@ from fleet.datasets.dataset_files import (
     README,
     RECORDS,
     SUMS,
-    DatasetError,
+    DatasetRefusedError,
     read_published,
     write_sums,
 )
@@ -269,7 +269,7 @@ def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
     change(damaged)
-    with pytest.raises(DatasetError, match=message) as refused:
+    with pytest.raises(DatasetRefusedError, match=message) as refused:
         verify(read_published(damaged))
     assert "\n" not in str(refused.value)
     path = tmp_path / "theirs"
@@ -281,7 +281,9 @@ def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
 def test_a_dataset_is_known_by_one_sum(folder: Path) -> None:
     digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
     assert read_published(folder, digest.upper()).sha256 == digest
-    with pytest.raises(DatasetError, match=f"has SHA-256 {digest}, expected {'0' * 64}: it is another one"):
+    with pytest.raises(
+        DatasetRefusedError, match=f"has SHA-256 {digest}, expected {'0' * 64}: it is another one"
+    ):
         read_published(folder, "0" * 64)
 
 
