@@ -117,7 +117,10 @@ class LeaveOneOutScores:
         known = self.at(k)
         scored = [one for one in able if one.name in known] or able[:1]
         first = scored[0]
-        better = [one for one in scored[1:] if is_beyond_luck(self.gains(one.name, first.name, k))]
+        rivals = scored[1:]
+        better = [
+            one for one in rivals if is_beyond_luck(self.gains(one.name, first.name, k), among=len(rivals))
+        ]
         return max([first, *better], key=lambda one: known.get(one.name, 0.0))
 
     def gains(self, one: str, other: str, k: int) -> Floats:

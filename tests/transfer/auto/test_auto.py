@@ -312,6 +312,16 @@ def test_the_first_stays_where_another_leads_by_luck(lucky: tuple[float | None, 
     assert told.best((Named("a"), Named("b")), 256).name == best
 
 
+def test_the_luckiest_of_many_is_asked_for_more_than_one_rival_alone() -> None:
+    several = dict.fromkeys("acdefghijk", DEVICE_SCORES.by_judged["a"])
+    ahead = (0.92, 0.96, 0.91, 0.95) * 2
+    told = replace(DEVICE_SCORES, by_judged={**several, "b": ((None,) * 8, (0.6,) * 8, ahead)})
+    known = dict.fromkeys(several, DEVICE_SCORES.top1["a"]) | {"b": DEVICE_SCORES.top1["b"]}
+    told = replace(told, top1=known)
+    assert told.best((Named("a"), Named("b")), 256).name == "b"
+    assert told.best(tuple(map(Named, "abcdefghijk")), 256).name == "a"
+
+
 def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
     rows = {"a": ((0.5,) * 8,) * 3, "b": ((0.6, 0.6, 0.6, None, 0.8, 0.6, 0.6, None),) * 3}
     told = replace(DEVICE_SCORES, by_judged=rows)
