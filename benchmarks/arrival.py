@@ -4,8 +4,9 @@ Three ISA profiles of this host are collected and learnt, and a real `fleet up` 
 file of a fourth appears: when it is known, when its head serves, and with how many samples. Afterwards the
 daemon measures more on it: the candidates of the known devices that it had not asked for, and as many that no
 device had measured when the head was made. They tell what the head is worth: its top-1 against that of a head
-from scratch of the same samples, workload by workload, on candidates that neither has seen. Those not asked
-for are harder than any draw, because the daemon asks for promising ones; those that nobody knew are a draw.
+from scratch of the same samples, workload by workload, on candidates that neither has seen: those that it was
+not asked for, which are harder than any draw because the daemon asks for promising ones, and (`nobody_knew`)
+those that nobody had measured. Some workloads are held out from all that heads learn; both heads meet these.
 Its expectation is meant for all candidates of the known devices, and is compared with the truth of those.
 Last, the device is timed in another way, which is another environment: how long and how many samples until
 its head was made anew.
@@ -193,8 +194,8 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         }
 
     return {
-        **compared(test[~was_known[test]]),
-        "not_asked": compared(test[was_known[test]]),
+        **compared(test[was_known[test]]),
+        "nobody_knew": compared(test[~was_known[test]]),
         "of_known_devices": compared(np.flatnonzero(was_known & is_measured)),
     }
 
