@@ -69,7 +69,8 @@ class CoordinatorStarted:
     #: Version of the rules from here on, likewise. Version 1 (journals that do not say) took the silence of
     #: an agent for a crash of its job; in version 2 silence counts against nobody. In version 3 requests take
     #: turns. In version 4 a device that drifted gets a new head. In version 5 a training gives heads to those
-    #: that have measured enough for it, and none of them is onboarded.
+    #: that have measured enough for it, and none of them is onboarded; and a device that drifts gets its new
+    #: head when it is steady again.
     rules: int = RULES
 
 

@@ -30,19 +30,24 @@ def records_stored(core: Core, event: ev.RecordsStored) -> list[Instruction]:
 
 
 def drift_alarm(core: Core, event: ev.DriftAlarm) -> list[Instruction]:
-    """Ask for a head from new samples, and for a training as soon as there are records from after it."""
+    """Ask for a training as soon as there are records from after it.
+
+    A head from new samples is asked for when the device is steady again: what it measures until then is
+    disturbed, often by a training beside it, and tells of no other device.
+    """
     device = core.device(event)
     device.drift = event.text or "drift"
     missing = core.leasing.limits.reason_records
     expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}", missing)
-    return _moved(core, device)
+    return _moved(core, device) if core.leasing.rules < 5 else []
 
 
 def drift_ended(core: Core, event: ev.DriftEnded) -> list[Instruction]:
     """The device is steady, as it was or at a new level: a head that was made meanwhile may be of neither."""
     device = core.device(event)
-    device.drift = ""
-    return _moved(core, device) if device.drift_asked_at is not None else []
+    has_drifted, device.drift = bool(device.drift), ""
+    is_asked = has_drifted if core.leasing.rules >= 5 else device.drift_asked_at is not None
+    return _moved(core, device) if is_asked else []
 
 
 def _moved(core: Core, device: Device) -> list[Instruction]:

@@ -17,11 +17,11 @@ OLD, NEW = DeviceId("old"), DeviceId("new")
 ASKED = RequestId("onboarding-new-1")
 
 
-def fleet(**limits: Any) -> FleetState:
+def fleet(*, rules: int = ev.RULES, **limits: Any) -> FleetState:
     """A device with a head, on the host where a new one comes up."""
     state = FleetState()
     chosen = replace(LIMITS, arrival_samples=64, return_samples=32, **limits)
-    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen))
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen, rules=rules))
     comes(state, OLD)
     state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
     return state
@@ -173,7 +173,9 @@ def test_where_no_head_came_of_it_a_training_gives_one() -> None:
 
 
 def drifts(state: FleetState, at_secs: float) -> list[Any]:
-    return state.apply(ev.DriftAlarm(at_secs=at_secs, device_id=OLD, text="drifts"))
+    """It drifts for a while, and is steady from that moment on."""
+    assert state.apply(ev.DriftAlarm(at_secs=at_secs - 20, device_id=OLD, text="drifts")) == []
+    return steady(state, at_secs)
 
 
 def steady(state: FleetState, at_secs: float) -> list[Any]:
@@ -199,11 +201,11 @@ def test_a_device_that_drifts_gets_a_head_from_few_new_samples() -> None:
     assert [one["kind"] for one in state.training()["reasons"]] == ["drift"]
 
 
-def test_a_drift_asks_once_in_an_hour_and_a_device_that_is_steady_again_is_looked_at_again() -> None:
+def test_a_drift_asks_once_in_an_hour_and_a_device_that_drifted_again_is_looked_at_again() -> None:
     state = fleet()
     drifts(state, 200.0)
     ended(state, request_id=RequestId("drift-old-200"))
-    assert steady(state, 300.0) == []
+    assert drifts(state, 300.0) == []
     assert state.describe(OLD)["drift"] == ""
     assert stored(state, 3_799.0) == []
     made = stored(state, 3_801.0)
@@ -224,8 +226,9 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     # A device without a head has nothing that could be stale; nor is anything asked where that is off.
     state = fleet()
     comes(state, NEW)
-    alarm = ev.DriftAlarm(at_secs=130.0, device_id=NEW, text="drifts")
-    assert not [one for one in state.apply(alarm) if isinstance(one, StartDriver)]
+    state.apply(ev.DriftAlarm(at_secs=130.0, device_id=NEW, text="drifts"))
+    over = ev.DriftEnded(at_secs=140.0, device_id=NEW)
+    assert not [one for one in state.apply(over) if isinstance(one, StartDriver)]
     state = fleet()
     state.apply(ev.CoordinatorStarted(at_secs=150.0, limits=LIMITS))
     assert not [one for one in drifts(state, 200.0) if isinstance(one, StartDriver)]
@@ -240,6 +243,10 @@ def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
     state.apply(ev.CoordinatorStarted(at_secs=150.0, rules=3))
     assert drifts(state, 200.0) == []
     assert state.open_requests() == []
+    # Rules 4 asked at the alarm, while the device still drifted.
+    state = fleet(rules=4)
+    alarm = ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts")
+    assert StartDriver(request_id=RequestId("drift-old-200")) in state.apply(alarm)
 
 
 def test_a_kill_between_alarm_and_head_loses_neither() -> None:
@@ -251,7 +258,7 @@ def test_a_kill_between_alarm_and_head_loses_neither() -> None:
     assert StartDriver(request_id=RequestId("drift-old-200")) in again
     # One that waits for its hour still waits after it.
     ended(copy, request_id=RequestId("drift-old-200"))
-    steady(copy, 300.0)
+    drifts(copy, 300.0)
     copy = FleetState.from_json(json.loads(json.dumps(copy.to_json())))
     assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
 

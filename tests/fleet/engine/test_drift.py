@@ -34,6 +34,8 @@ ONE = DeviceId("one")
 SAMPLES = 4
 #: Answers before the drift.
 STEADY = 32
+#: Slower answers before the canaries take the new level for the usual one.
+LEARNT = 24
 SLOWER = 1.3
 
 
@@ -76,15 +78,16 @@ class Reonboarding(Drivers):
 
 @contextmanager
 def drifting(after: int = 0) -> Iterator[None]:
-    """Have the devices answer more slowly after some answers, and their canaries say so."""
+    """Have the devices answer more slowly after some answers; canaries learn the new level after some more."""
     answers = itertools.count(1)
 
     def slower(*arguments: Any) -> Record:
         made = answer(*arguments)
-        if next(answers) <= after:
+        if (number := next(answers)) <= after:
             return made
         run_secs = tuple(SLOWER * secs for secs in made.run_secs)
-        return replace(made, run_secs=run_secs, quality=canonical_json({"suspect": True}))
+        quality = canonical_json({"suspect": number <= after + LEARNT})
+        return replace(made, run_secs=run_secs, quality=quality)
 
     with mock.patch.object(replay, "answer", slower):
         yield
@@ -123,7 +126,7 @@ def test_a_device_that_drifts_measures_again_and_a_kill_costs_nothing(fleet: Fle
     [request] = asked(fleet)
     assert request.arguments["samples"] == SAMPLES
     before = measured(fleet)
-    with fleet.coordinator() as (coordinator, _), drifting():
+    with fleet.coordinator() as (coordinator, _), drifting(after=-LEARNT):
         ended = run_to_end(fleet, coordinator, request.request_id)
         assert len(asked(fleet)) == 2, "its driver is started again"
         coordinator.close()
