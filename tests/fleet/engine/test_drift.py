@@ -78,7 +78,7 @@ class Reonboarding(Drivers):
 
 @contextmanager
 def drifting(after: int = 0) -> Iterator[None]:
-    """Have the devices answer more slowly after some answers; canaries learn the new level after some more."""
+    """Have the devices answer more slowly after some answers; canaries learn the new level after more."""
     answers = itertools.count(1)
 
     def slower(*arguments: Any) -> Record:
