@@ -11,16 +11,25 @@ Legend: N candidates of a dataset, D devices, P columns of the flat features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_graphs import (
+    Labelled,
+    MetaTune,
+    TGraph,
+    adapted,
+    fit_metatune,
+    fit_tgraph,
+    scores_of,
+)
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from transfer.baselines.base import Rows, Scores, need
 from transfer.baselines.mlp import MlpConfig, SummaryMlp
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
+from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
@@ -72,6 +81,8 @@ def baselines() -> list[FewShot]:
         FewShot("xgboost-siblings", _trees_with_sources),
         FewShot("xgboost-change", _trees_of_changes),
         FewShot("mlp-fine-tuned", _mlp_fine_tuned),
+        FewShot("tgraph", lambda situation, few_shot: _graphs(situation, few_shot, fit_tgraph)),
+        FewShot("metatune", lambda situation, few_shot: _graphs(situation, few_shot, fit_metatune)),
     ]
 
 
@@ -219,16 +230,21 @@ def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None
     return own.score(seen, situation.test, situation.target)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _List:
-    """Labelled rows of one device."""
+def _graphs(
+    situation: Situation,
+    few_shot: FewShotSet,
+    fit: Callable[[Dataset, Sequence[Labelled], int], TGraph | MetaTune],
+) -> Scores | None:
+    dataset, seed = situation.dataset, situation.seed
+    lists = _source_lists(situation)
+    if not lists:
+        return None
+    source = situation.once(fit.__name__, lambda: fit(dataset, lists, seed))
+    model = adapted(source, dataset, _target_list(situation, few_shot), seed)
+    return scores_of(model, dataset, situation.test, situation.target, seed)
 
-    device_id: str
-    rows: Rows
-    labels: Floats
 
-
-def _target_list(situation: Situation, few_shot: FewShotSet) -> _List | None:
+def _target_list(situation: Situation, few_shot: FewShotSet) -> Labelled | None:
     """The few-shot set as a list to learn; None where it has no pair of one workload to compare."""
     known = np.isfinite(few_shot.latency_secs)
     rows, secs = few_shot.rows[known], few_shot.latency_secs[known]
@@ -236,10 +252,10 @@ def _target_list(situation: Situation, few_shot: FewShotSet) -> _List | None:
     if np.bincount(group, minlength=1).max(initial=0) < 2:
         return None
     labels = relative_speed(secs[:, None], group, len(situation.dataset.workload_ids))[:, 0]
-    return _List(situation.target, rows, labels)
+    return Labelled(situation.target, rows, labels)
 
 
-def _source_lists(situation: Situation) -> list[_List]:
+def _source_lists(situation: Situation) -> list[Labelled]:
     dataset, rows = situation.dataset, situation.source_rows
     labels = dataset.labels(rows)
     lists = []
@@ -247,7 +263,7 @@ def _source_lists(situation: Situation) -> list[_List]:
         mine = labels[:, dataset.column(source)]
         known = np.isfinite(mine)
         if known.any():
-            lists.append(_List(source, rows[known], mine[known]))
+            lists.append(Labelled(source, rows[known], mine[known]))
     return lists
 
 
@@ -256,7 +272,7 @@ _Predict = Callable[[Rows, str], Scores]
 
 
 def _boost(
-    situation: Situation, lists: Sequence[_List], inputs: _Inputs, start: _Predict | None = None
+    situation: Situation, lists: Sequence[Labelled], inputs: _Inputs, start: _Predict | None = None
 ) -> _Predict:
     """Trees over the lists of some devices, on top of `start` where there is one."""
     xgboost = need("xgboost")

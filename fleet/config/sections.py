@@ -43,6 +43,8 @@ Strategy = Literal[
     "finetune-last",
     "masked",
     "maml",
+    "maml-first",
+    "maml-anil",
     "momentum",
     "zero_shot",
     "nearest",
@@ -52,7 +54,15 @@ Strategy = Literal[
 ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
 Selector = Literal[
-    "paired", "few-of-each", "random", "stratified", "uncertainty", "kmeans", "diverse-fast", "search"
+    "paired",
+    "few-of-each",
+    "random",
+    "stratified",
+    "uncertainty",
+    "hardware",
+    "kmeans",
+    "diverse-fast",
+    "search",
 ]
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")

@@ -1,16 +1,28 @@
-"""Every benchmark answers `--help`, and what it reads by default is there where the data is."""
+"""Every benchmark answers `--help`, takes the commands of the documents, and finds the logs by default.
+
+The default commands run at small size on a cut of the real logs, in which every device that is named by its
+folder is there under that name.
+"""
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import importlib
+import json
+import re
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import gpus, imports, learning, onboarding, onboarding_parts, training
 from benchmarks.onboarding_parts import LOGGED
 from benchmarks.training import LOGS
-from tests.log_fixtures import DATA
+from tests.log_fixtures import AUTOTVM_LOGS, DATA
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = sorted(
@@ -18,6 +30,140 @@ COMMANDS = sorted(
     for path in FOLDER.glob("*.py")
     if "ArgumentParser(" in (text := path.read_text(encoding="utf-8")) and '"__main__"' in text
 )
+
+
+ROOT = FOLDER.parent
+_DOCUMENTED = re.compile(r"python -m benchmarks\.([a-z_]+)([^`|\n#]*)")
+#: Of every device the same: workloads of a network, and lines of each.
+NETWORKS, MOST_WORKLOADS, MOST_LINES = ("mobilenet", "resnet-18"), 4, 24
+
+
+def documented() -> list[tuple[str, str]]:
+    """(benchmark, arguments) of every command in README, documents and results."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [pair for page in pages for pair in _DOCUMENTED.findall(page.read_text(encoding="utf-8"))]
+    return sorted({(name, arguments.strip()) for name, arguments in found})
+
+
+class ParsedError(Exception):
+    """The command line was understood."""
+
+
+@pytest.mark.parametrize(("name", "arguments"), documented())
+def test_documented_commands_are_understood(
+    name: str, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(parser: argparse.ArgumentParser, *given: Any) -> None:
+        parse(parser, *given)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *shlex.split(arguments)])
+    with pytest.raises(ParsedError):
+        importlib.import_module(f"benchmarks.{name}").main()
+
+
+def cut(source: Path, target: Path) -> None:
+    """The first lines of the first workloads of a log."""
+    target.parent.mkdir(parents=True)
+    counts: dict[bytes, int] = {}
+    with gzip.open(source) as read, gzip.open(target, "wb") as write:
+        for line in read:
+            workload = line.partition(b'"config"')[0]
+            if workload not in counts and len(counts) == MOST_WORKLOADS:
+                continue
+            counts[workload] = counts.get(workload, 0) + 1
+            if counts[workload] <= MOST_LINES:
+                write.write(line)
+
+
+@pytest.fixture(scope="module")
+def few_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cut of the logs, where the benchmarks look for them when nothing else is said."""
+    if not DATA.is_dir():
+        pytest.skip("../shared/data is not beside the checkout")
+    folder = tmp_path_factory.mktemp("data")
+    for device in sorted(path.name for path in AUTOTVM_LOGS.iterdir() if path.is_dir()):
+        for network in NETWORKS:
+            place = Path(device, network, "gridsearch.jsonl.gz")
+            if (AUTOTVM_LOGS / place).is_file():
+                cut(AUTOTVM_LOGS / place, folder / "autotvm_dropletsearch" / place)
+    (folder / "kernel_tuner_hub").symlink_to(DATA / "kernel_tuner_hub")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (learning, training, onboarding_parts):
+            patch.setattr(module, "LOGS", folder / "autotvm_dropletsearch")
+        patch.setattr(onboarding_parts, "DEMO_STORE", folder / "none")
+        patch.setattr(imports, "DATA", folder)
+        yield folder
+
+
+def told(module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> Any:
+    """What a benchmark prints."""
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--json", *words.split()])
+    module.main()
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_onboarding_finds_the_logs(
+    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest"
+    found = told(onboarding, monkeypatch, capsys, f"{few} --target x86-amd3700x --no-baselines")
+    assert found["used"] == ["Devices of imported logs"]
+    [table] = found["tables"]
+    assert table["devices"] == ["x86-amd3700x"]
+    assert set(table["regimes"]["both-new"]) >= {"0", "8"}
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_learning_finds_the_logs(
+    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(
+        learning, monkeypatch, capsys, "--epochs 1 --seeds 1 --held mobilenet --rankers model xgboost"
+    )
+    assert "skipped" not in found
+    assert len(found["devices"]) == len(LOGGED)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_training_finds_the_logs(
+    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(training, monkeypatch, capsys, "--rounds 1 --rows 64 --no-memory")
+    assert found["rows"] > 0
+    logged = {path.name.lower().replace("_", "-") for path in few_logs.glob("autotvm_dropletsearch/*")}
+    assert set(found["devices"]) & logged == set(found["devices"]) != set()
+    assert found["ratio_samples_per_s"] > 0
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_imports_finds_the_logs(
+    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(imports, monkeypatch, capsys, "")
+    assert set(found["dialects"]) == {"autotvm", "knobs"}
+    assert found["unaccounted_lines"] == 0
+    assert all(one["imported"] > 0 for one in found["dialects"].values())
+    assert all(one["again_imported"] == 0 for one in found["dialects"].values())
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_gpus_finds_the_caches(
+    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(gpus, monkeypatch, capsys, "--quick --most 8")
+    assert "skipped" not in found
+    assert found["best_at_32"] is None or 0 < found["best_at_32"] <= 1
 
 
 def test_there_are_commands() -> None:

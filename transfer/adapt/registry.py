@@ -28,6 +28,8 @@ def strategies() -> dict[str, Strategy]:
         Masked(),
         Momentum(),
         Maml(),
+        Maml("first"),
+        Maml("anil"),
         ZeroShot(),
         Nearest(),
         Scratch(),

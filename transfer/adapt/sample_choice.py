@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import block_tensors
 from transfer.train.training import torch_threads
@@ -115,3 +116,71 @@ def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
             parts.append(model.backbone(*block_tensors(block, some)).double().numpy())
     model.train(was_training)
     return np.concatenate(parts)
+
+
+def in_turns(choice: Choice, key: Floats, per_workload: int, turn_of: Rows | None = None) -> Rows:
+    """All rows of the pool: of each workload in its turn the `per_workload` lowest keys, then more.
+
+    Args:
+        choice: The pool.
+        key: (P,) lowest first inside of a workload.
+        per_workload: Rows of a workload before the next one has its turn.
+        turn_of: Turn of each workload of the pool, by number; random where None.
+    """
+    group = choice.dataset.group[choice.pool]
+    groups = np.unique(group)
+    if turn_of is None:
+        turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
+    order = np.lexsort((key, group))
+    place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    turn = turn_of[np.searchsorted(groups, group[order])]
+    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // per_workload))]]
+    return ordered
+
+
+def enough(choice: Choice, count: int) -> Rows:
+    """Rows that were not measured yet.
+
+    Raises:
+        TransferError: They are fewer than `count`.
+    """
+    left = choice.left()
+    if not 0 <= count <= len(left):
+        raise TransferError(
+            f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
+            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its "
+            "source devices"
+        )
+    return left
+
+
+def first_of(choice: Choice, ordered: Rows, count: int) -> Rows:
+    """The first `count` rows of an order that were not measured yet."""
+    enough(choice, count)
+    return ordered[~np.isin(ordered, choice.taken)][:count]
+
+
+def ends_first(count: int) -> Floats:
+    """(count,) rank of each place when ends come first, then middles of what is left: 0, last, middle, ..."""
+    rank = np.full(count, -1.0)
+    waiting = [(0, 0), (count - 1, count - 1)] if count > 1 else [(0, 0)]
+    spans = [(0, count - 1)]
+    number = 0
+    for place, _ in waiting:
+        rank[place] = number
+        number += 1
+    while spans:
+        low, high = spans.pop(0)
+        middle = (low + high) // 2
+        if rank[middle] < 0:
+            rank[middle] = number
+            number += 1
+        if high - low > 1:
+            spans += [(low, middle), (middle, high)]
+    return rank
+
+
+def square_distances(x: Floats, centres: Floats) -> Floats:
+    """(n, m) squared distances, never below 0."""
+    found: Floats = (x**2).sum(axis=1)[:, None] - 2 * x @ centres.T + (centres**2).sum(axis=1)[None, :]
+    return np.maximum(found, 0.0)

@@ -14,8 +14,20 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-from transfer.adapt.sample_choice import Choice, Floats, Rows, embed
+from transfer.adapt.heads import hardware_distances, likeness
+from transfer.adapt.sample_choice import (
+    Choice,
+    Floats,
+    Rows,
+    embed,
+    ends_first,
+    enough,
+    first_of,
+    in_turns,
+    square_distances,
+)
 from transfer.adapt.space_search import SpaceSearch
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -24,6 +36,9 @@ from transfer.features.flat import flat_inputs
 #: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
 #: samples on one split, 8 of each of 8 workloads did a little better than 4 of each of 16 (tau .52 and .51).
 _SAMPLES_PER_WORKLOAD = 8
+#: Distance of hardware vectors, in spreads of a slot, at which a source counts exp(-1/2) of one that is the
+#: same; and what a workload counts beside its spread, so that each has a chance.
+_BANDWIDTH, _LEAST_SPREAD = 1.0, 1e-3
 #: Passes of k-means; the centres hardly move after these.
 _PASSES = 10
 
@@ -54,7 +69,7 @@ class Uniform:
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         drawn = np.random.default_rng(choice.seed).permutation(choice.pool)
-        return _first(choice, drawn, count)
+        return first_of(choice, drawn, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,7 @@ class FewOfEach:
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         key = np.random.default_rng(choice.seed).random(len(choice.pool))
-        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+        return first_of(choice, in_turns(choice, key, self.per_workload), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +98,8 @@ class Stratified:
         key = np.zeros(len(choice.pool))
         for one in np.unique(group):
             mine = np.flatnonzero(group == one)
-            key[mine[np.argsort(-expected[mine], kind="stable")]] = _ends_first(len(mine))
-        return _first(choice, _in_turns(choice, key, self.per_workload), count)
+            key[mine[np.argsort(-expected[mine], kind="stable")]] = ends_first(len(mine))
+        return first_of(choice, in_turns(choice, key, self.per_workload), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +112,7 @@ class Paired:
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         key = choice.expected() + np.isfinite(choice.places()).sum(axis=1)
-        return _first(choice, _in_turns(choice, -key, self.per_workload), count)
+        return first_of(choice, in_turns(choice, -key, self.per_workload), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +132,48 @@ class Uncertain:
         mean = np.where(known, places, 0).sum(axis=1) / counts
         spread = np.sqrt((np.where(known, places - mean[:, None], 0) ** 2).sum(axis=1) / counts)
         # What may be the best matters: a disagreement among slow ones does not.
-        return _first(choice, _in_turns(choice, -spread * (0.5 + mean), self.per_workload), count)
+        return first_of(choice, in_turns(choice, -spread * (0.5 + mean), self.per_workload), count)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareAware:
+    """Heavy workloads on which sources like the new device disagree come first, by probability.
+
+    Verma et al. (ExHET 2023), "hardware-aware kernel sampling": kernels with many FLOPs whose times differ
+    most between classes of hardware are kept, the others thinned. They give no formula. Here a workload is
+    drawn with a chance that grows with the rank of its FLOPs times the spread of its candidates' places over
+    the sources, each source weighed by the likeness of its hardware vector to that of the new device.
+    """
+
+    name: str = "hardware"
+    per_workload: int = _SAMPLES_PER_WORKLOAD
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `Selector.choose`."""
+        dataset, group = choice.dataset, choice.dataset.group[choice.pool]
+        groups, inverse = np.unique(group, return_inverse=True)
+        spread = np.bincount(inverse, self._spread(choice)) / np.bincount(inverse)
+        heavy = rankdata(dataset.flops[groups]) / max(1, len(groups))
+        chance = heavy * (spread + _LEAST_SPREAD)
+        # Exponential times over their rates: a draw without replacement (Efraimidis and Spirakis, 2006).
+        wait = np.random.default_rng(choice.seed).exponential(size=len(groups)) / chance
+        turn_of = np.argsort(np.argsort(wait))
+        known = np.isfinite(choice.places()).sum(axis=1)
+        key = -(choice.expected() + known)
+        return first_of(choice, in_turns(choice, key, self.per_workload, turn_of), count)
+
+    def _spread(self, choice: Choice) -> Floats:
+        """(P,) deviation of a candidate's place over the sources, by their likeness to the target."""
+        places, names = choice.places(), [choice.dataset.device_ids[one] for one in choice.sources]
+        if not (np.isfinite(places).sum(axis=1) > 1).any():
+            places, names = choice.head_places(), list(choice.source_model().device_ids)
+        distances = hardware_distances(choice.dataset, choice.target, names)
+        share = likeness({one: distances.get(one, 0.0) for one in names}, _BANDWIDTH)
+        weight = np.where(np.isfinite(places), np.array([share[one] for one in names]), 0.0)
+        weight /= np.maximum(weight.sum(axis=1, keepdims=True), _LEAST_SPREAD)
+        mean = (weight * np.nan_to_num(places)).sum(axis=1)
+        found: Floats = np.sqrt((weight * (np.nan_to_num(places) - mean[:, None]) ** 2).sum(axis=1))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +184,20 @@ class Clustered:
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
-        left = _enough(choice, count)
+        left = enough(choice, count)
         if count in {0, len(left)}:
             return left[:count]
         x = embed(choice.source_model(), choice.dataset, left)
         random = np.random.default_rng(choice.seed)
         centres = x[random.choice(len(x), count, replace=False)]
         for _ in range(_PASSES):
-            nearest = _square_distances(x, centres).argmin(axis=1)
+            nearest = square_distances(x, centres).argmin(axis=1)
             counts = np.bincount(nearest, minlength=count)
             sums = np.zeros_like(centres)
             np.add.at(sums, nearest, x)
             filled = counts > 0
             centres[filled] = sums[filled] / counts[filled, None]
-        apart = _square_distances(x, centres)
+        apart = square_distances(x, centres)
         chosen: dict[int, None] = {}
         for centre in range(count):
             order = np.argsort(apart[:, centre], kind="stable")
@@ -159,20 +215,20 @@ class DiverseFast:
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
-        left = _enough(choice, count)
+        left = enough(choice, count)
         x = embed(choice.source_model(), choice.dataset, left)
         wanted = choice.expected()[np.searchsorted(choice.pool, left)] ** self.bias
         apart = np.full(len(left), np.inf)
         if len(choice.taken):
             taken = embed(choice.source_model(), choice.dataset, choice.taken)
-            apart = _square_distances(x, taken).min(axis=1)
+            apart = square_distances(x, taken).min(axis=1)
         chosen: list[int] = []
         for _ in range(count):
             gain = wanted if not np.isfinite(apart).any() else np.sqrt(apart) * wanted
             gain = gain.copy()
             gain[chosen] = -1.0
             chosen.append(int(gain.argmax()))
-            apart = np.minimum(apart, _square_distances(x, x[chosen[-1:]])[:, 0])
+            apart = np.minimum(apart, square_distances(x, x[chosen[-1:]])[:, 0])
         return left[np.array(chosen, dtype=np.int64)]
 
 
@@ -188,7 +244,7 @@ class Fastest:
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
-        _enough(choice, count)
+        enough(choice, count)
         group = choice.dataset.group[choice.pool]
         groups = np.random.default_rng(choice.seed).permutation(np.unique(group))
         # (turns that its workload had before, the workload's place, place within it, row); where some
@@ -228,6 +284,7 @@ SELECTORS: dict[str, Selector] = {
         Uniform(),
         Stratified(),
         Uncertain(),
+        HardwareAware(),
         Clustered(),
         DiverseFast(),
         Fastest(),
@@ -289,57 +346,3 @@ def draw_few_shot(
         (i // wanted, place, i, pool[place]) for i, pool in enumerate(pools) for place in range(len(pool))
     ]
     return np.sort(np.array([row for *_, row in sorted(turns)[:samples]], dtype=np.int64))
-
-
-def _in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
-    """All rows of the pool: of each workload in random order the `per_workload` lowest keys, then more."""
-    group = choice.dataset.group[choice.pool]
-    groups = np.unique(group)
-    turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
-    order = np.lexsort((key, group))
-    place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
-    turn = turn_of[np.searchsorted(groups, group[order])]
-    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // per_workload))]]
-    return ordered
-
-
-def _ends_first(count: int) -> Floats:
-    """(count,) rank of each place when ends come first, then middles of what is left: 0, last, middle, ..."""
-    rank = np.full(count, -1.0)
-    waiting = [(0, 0), (count - 1, count - 1)] if count > 1 else [(0, 0)]
-    spans = [(0, count - 1)]
-    number = 0
-    for place, _ in waiting:
-        rank[place] = number
-        number += 1
-    while spans:
-        low, high = spans.pop(0)
-        middle = (low + high) // 2
-        if rank[middle] < 0:
-            rank[middle] = number
-            number += 1
-        if high - low > 1:
-            spans += [(low, middle), (middle, high)]
-    return rank
-
-
-def _enough(choice: Choice, count: int) -> Rows:
-    left = choice.left()
-    if not 0 <= count <= len(left):
-        raise TransferError(
-            f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
-            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its "
-            "source devices"
-        )
-    return left
-
-
-def _first(choice: Choice, ordered: Rows, count: int) -> Rows:
-    _enough(choice, count)
-    return ordered[~np.isin(ordered, choice.taken)][:count]
-
-
-def _square_distances(x: Floats, centres: Floats) -> Floats:
-    """(n, m) squared distances, never below 0."""
-    found: Floats = (x**2).sum(axis=1)[:, None] - 2 * x @ centres.T + (centres**2).sum(axis=1)[None, :]
-    return np.maximum(found, 0.0)

@@ -7,10 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import without_device
 from transfer.adapt.sample_choice import Choice, embed, places_in
-from transfer.adapt.sample_selection import SELECTORS, Paired, Stratified, Uncertain, selector_named
+from transfer.adapt.sample_selection import (
+    SELECTORS,
+    HardwareAware,
+    Paired,
+    Stratified,
+    Uncertain,
+    selector_named,
+)
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
@@ -63,7 +72,7 @@ def test_search_gives_every_workload_its_turn(source: FleetTLP) -> None:
     assert np.unique(DATASET.group[taken], return_counts=True)[1].tolist() == [8] * 4
 
 
-@pytest.mark.parametrize("name", ["few-of-each", "random", "stratified", "paired", "uncertainty"])
+@pytest.mark.parametrize("name", ["few-of-each", "random", "stratified", "paired", "uncertainty", "hardware"])
 def test_more_samples_begin_with_the_fewer(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)
     few, many = (selector.choose(choice_of(source), count) for count in (16, 48))
@@ -150,6 +159,62 @@ def test_uncertainty_takes_what_source_devices_disagree_on(source: FleetTLP) -> 
     assert set(rows.tolist()) == {
         int(f(np.flatnonzero(group == one))) for one in range(10) for f in (min, max)
     }
+
+
+def begun_first(dataset: Dataset, *, draws: int = 200) -> np.ndarray:
+    """(workloads,) share of draws in which a workload is the first that the new device measures."""
+    counts = np.zeros(len(dataset.workload_ids))
+    for seed in range(draws):
+        choice = Choice(
+            dataset=dataset, target=TARGET, pool=np.arange(len(dataset)), source_model=no_model, seed=seed
+        )
+        counts[dataset.group[HardwareAware().choose(choice, 1)[0]]] += 1
+    return counts / draws
+
+
+def no_model() -> FleetTLP:
+    raise AssertionError("source devices measured everything")
+
+
+def disagreeing(on: dict[int, int], hardware: list[list[float]], flops: list[float]) -> Dataset:
+    """Three sources that agree, but for workloads that one of them orders the other way round."""
+    whole = make_dataset(workloads=3, candidates=12)
+    ladder = 1e-3 * (1 + np.arange(len(whole)) % 12)[:, None]
+    secs = np.concatenate([np.repeat(ladder, 3, axis=1), np.full((len(whole), 1), np.nan)], axis=1)
+    for workload, source in on.items():
+        rows = np.flatnonzero(whole.group == workload)
+        secs[rows, source] = secs[rows[::-1], source]
+    return replace(
+        whole,
+        device_ids=(*map(DeviceId, ("one", "two", "far")), DeviceId(TARGET)),
+        latency_secs=secs,
+        failed=np.zeros(secs.shape, dtype=np.bool_),
+        hardware=np.array(hardware, dtype=np.float32),
+        flops=np.array(flops),
+    )
+
+
+ALIKE = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+
+
+def test_hardware_begins_with_workloads_that_sources_disagree_on() -> None:
+    share = begun_first(disagreeing({1: 1}, ALIKE, [1.0, 1.0, 1.0]))
+    assert share[1] > 0.9
+
+
+def test_hardware_prefers_the_heavier_of_two_that_they_disagree_on() -> None:
+    share = begun_first(disagreeing({0: 1, 1: 1}, ALIKE, [1e6, 1e9, 1.0]))
+    # By the rank of the FLOPs: twice to thrice as often.
+    assert share[1] > 1.3 * share[0] > 0
+
+
+def test_hardware_does_not_listen_to_a_source_unlike_the_new_device() -> None:
+    far = [[1.0, 0.0], [1.0, 0.1], [9.0, 9.0], [1.0, 0.0]]
+    alike, unlike = (
+        begun_first(disagreeing({0: 2, 1: 1}, hardware, [1.0, 1.0, 1.0])) for hardware in (ALIKE, far)
+    )
+    assert alike[0] == pytest.approx(alike[1], abs=0.15)
+    assert unlike[1] > 2 * unlike[0]
 
 
 def test_clusters_are_spread_over_unlike_candidates(source: FleetTLP) -> None:
