@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from transfer.baselines.base import Rows, Scores
 from transfer.data.dataset import Dataset
-from transfer.features.slots import CATEGORY_PLACE
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import block_tensors
@@ -107,10 +106,9 @@ class _Nodes(nn.Module):
         return F.gelu(joined) * mask[:, :, None]
 
 
-def _neighbours(categories: Tensor, mask: Tensor) -> Tensor:
-    """(n, L, L) shares of a step's neighbours: the steps next to it, and those of the same block."""
+def _neighbours(block: Tensor, mask: Tensor) -> Tensor:
+    """(n, L, L) shares of a step's neighbours: those next to it, and of its block (0 and 1 are none)."""
     place = torch.arange(mask.shape[1])
-    block = categories[:, :, CATEGORY_PLACE["block"]]
     near = (place[:, None] - place[None, :]).abs() == 1
     same = (block[:, :, None] == block[:, None, :]) & (block > 1)[:, :, None] & (place[:, None] != place)
     joined = (near | same) & mask[:, :, None] & mask[:, None, :]
@@ -151,6 +149,8 @@ class TGraph(nn.Module):
 
     def __init__(self, dataset: Dataset, rows: Rows) -> None:
         super().__init__()
+        names = [name for name, _ in dataset.spec.categories]
+        self.block_slot = names.index("block") if "block" in names else -1
         self.nodes = _Nodes(dataset, rows)
         self.hardware = nn.Linear(dataset.hardware.shape[1], _WIDTH)
         self.blocks = nn.ModuleList([_CrossBlock(), _CrossBlock()])
@@ -159,7 +159,7 @@ class TGraph(nn.Module):
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor], hardware: Tensor) -> Tensor:
         """(n,) scores of candidates that are each other's company."""
         categories, numbers, mask = inputs
-        neighbours = _neighbours(categories, mask)
+        neighbours = _neighbours(categories[:, :, self.block_slot], mask)
         x = (self.nodes(categories, numbers, mask) + self.hardware(hardware)) * mask[:, :, None]
         for block in self.blocks:
             x = block(x, neighbours, mask)

@@ -118,9 +118,7 @@ def test_a_large_workload_is_scored_in_companies_of_several_orders(
 
 def test_neighbours_are_next_to_each_other_or_of_one_block() -> None:
     block = torch.tensor([[5, 6, 5, 1, 1, 0]])
-    categories = torch.zeros(1, 6, 5, dtype=torch.int64)
-    categories[:, :, 3] = block
-    shares = _neighbours(categories, block > 0)[0]
+    shares = _neighbours(block, block > 0)[0]
     assert shares[0].tolist() == [0, 0.5, 0.5, 0, 0, 0]
     assert shares[1].tolist() == [0.5, 0, 0.5, 0, 0, 0]
     # Unknown blocks are not the same, and padding has no neighbour.
