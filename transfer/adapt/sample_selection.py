@@ -164,7 +164,8 @@ class HardwareAware:
 
     def _spread(self, choice: Choice) -> Floats:
         """(P,) deviation of a candidate's place over the sources, by their likeness to the target."""
-        places, names = choice.places(), [choice.dataset.device_ids[one] for one in choice.sources]
+        places = choice.places()
+        names: list[str] = [choice.dataset.device_ids[one] for one in choice.sources]
         if not (np.isfinite(places).sum(axis=1) > 1).any():
             places, names = choice.head_places(), list(choice.source_model().device_ids)
         distances = hardware_distances(choice.dataset, choice.target, names)
