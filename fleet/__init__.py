@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
+    from fleet.public_engine import EngineOptions, connect
     from fleet.public_model import DeviceModel, load_model, tvm_measure
-    from fleet.public_work import EngineOptions, collect, connect, onboard, tune
+    from fleet.public_work import collect, onboard, tune
 
 _PLACES = {
     "DaemonClient": "fleet.api.client",
     "DeviceModel": "fleet.public_model",
-    "EngineOptions": "fleet.public_work",
+    "EngineOptions": "fleet.public_engine",
     "FleetError": "fleet.errors",
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
     "collect": "fleet.public_work",
-    "connect": "fleet.public_work",
+    "connect": "fleet.public_engine",
     "load_model": "fleet.public_model",
     "onboard": "fleet.public_work",
     "open_store": "fleet.public",

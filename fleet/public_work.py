@@ -1,89 +1,18 @@
-"""What `import fleet` offers of measuring: collections, onboardings, searches, and a client of a daemon.
+"""What `import fleet` offers of measuring: collections, onboardings, searches.
 
-`fleet/__init__.py` loads it at the first use, and the verbs of the command line call it. The engine is the
-daemon of the store where one runs, else one inside of this process.
+`fleet/__init__.py` loads it at the first use, and the verbs of the command line call it. Which engine does
+the work is for `fleet.public_engine`.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.networks.network_name import networks_here
-from fleet.api.client import DaemonClient, find_daemon
 from fleet.core.request_words import RequestKind
-from fleet.errors import FleetError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fleet.config.settings import FleetConfig
-
-#: Sends a request to a daemon and returns it as it is at its end, or as it was accepted.
-Follow = Callable[[DaemonClient, str, Mapping[str, Any], "EngineOptions"], Mapping[str, Any]]
-
-NOBODY_TO_DETACH_TO = "--detach leaves it to a daemon, but none runs on this store; `fleet up` starts one"
-
-
-def follow_quietly(
-    daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], options: EngineOptions
-) -> Mapping[str, Any]:
-    """Wait for a request without a word.
-
-    Raises:
-        FleetError: The daemon refuses it, is gone, or the request failed.
-    """
-    request_id = f"{kind}-{uuid.uuid4().hex[:8]}"
-    asked = {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": options.minutes}
-    ended: Mapping[str, Any] = daemon.submit(asked)
-    if options.is_detached:
-        return ended
-    *_, ended = daemon.follow(request_id)
-    if ended["state"] in ("failed", "cancelled"):
-        raise FleetError(f"request {request_id} {ended['state']}: {ended['reason']}")
-    return ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Which store, models and settings the work is for, and which engine does it."""
-
-    #: Folder of the store; None for that of the settings (`store.path`).
-    store: Path | str | None = None
-    #: Folder of the model versions.
-    models: Path = Path("runs/models")
-    #: Settings file; None for `configs/fleet.yaml`, or the built-in settings where that is absent.
-    config: Path | None = None
-    #: Settings on top of the file, by dotted key, such as `{"protocol.repeat": 3}`.
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    #: Head of a Ray cluster to join, as `host:port`.
-    address: str | None = None
-    #: Nothing new begins after so many minutes.
-    minutes: float | None = None
-    #: Leave the work to the daemon of the store and return at once.
-    is_detached: bool = False
-    #: Where progress is printed; nowhere if None.
-    console: Console | None = None
-    follow: Follow = follow_quietly
-
-    def read(self, flags: Mapping[str, Any] | None = None) -> FleetConfig:
-        """Read the settings.
-
-        Args:
-            flags: More settings by dotted key, which win; None where one was not given.
-
-        Raises:
-            FleetError: A file, a key or a value is wrong; every fault is named.
-        """
-        from fleet.config.settings import load_fleet
-
-        given = {"store.path": None if self.store is None else str(self.store), **(flags or {})}
-        known = {key: value for key, value in given.items() if value is not None}
-        return load_fleet(self.config, {**self.settings, **known}).config
-
+from fleet.public_engine import EngineOptions, do_request
 
 _DEFAULT = EngineOptions()
 
@@ -229,132 +158,3 @@ def tune(
         "seed": seed,
     }
     return do_request(settings.with_devices(device), RequestKind.TUNING, asked, options)
-
-
-def connect(url: str, token: str) -> DaemonClient:
-    """Give a client of a running daemon, on this host or through a tunnel.
-
-    Args:
-        url: Such as `http://127.0.0.1:8765`.
-        token: What the daemon's file `api.token` holds.
-
-    Raises:
-        FleetError: Nobody answers there, or refuses the token.
-    """
-    client = DaemonClient(url.rstrip("/"), token, 0)
-    if client.get("/v1/status") is None:
-        raise FleetError(
-            f"no daemon answers at {url}; `fleet up` starts one, and its api.json names the address"
-        )
-    return client
-
-
-def daemon_of(settings: FleetConfig, models: Path | None = None) -> DaemonClient | None:
-    """The daemon of this host that writes a store, if there is one.
-
-    Args:
-        settings: With the store.
-        models: The folder of models that it must use; None where that does not matter.
-
-    Raises:
-        FleetError: One is there but does not answer, or it uses other models.
-    """
-    daemon = find_daemon(Path(settings.daemon.root))
-    if daemon is None or _writer(Path(settings.store.path)) != daemon.pid:
-        return None
-    if models is not None:
-        view = daemon.get("/v1/status") or {}
-        theirs = view.get("training", {}).get("models")
-        if theirs is not None and theirs != str(models.absolute()):
-            raise FleetError(f"the daemon of {settings.store.path} uses the models {theirs}: give --models")
-    return daemon
-
-
-def do_request(
-    settings: FleetConfig, kind: RequestKind, arguments: Mapping[str, Any], options: EngineOptions
-) -> dict[str, Any] | None:
-    """Have the engine do what a request asks for.
-
-    Args:
-        settings: Devices, protocol, store; of the daemon its own hold, where one runs.
-        kind: Of the request.
-        arguments: Of the request; those that are None are left out.
-        options: Of the engine.
-
-    Returns:
-        What came of it; None where it is left to the daemon.
-
-    Raises:
-        FleetError: It cannot be done.
-    """
-    given = {name: value for name, value in arguments.items() if value is not None}
-    daemon = daemon_of(settings, options.models)
-    if daemon is not None:
-        if options.address is not None or options.settings:
-            given_too = "--address" if options.address is not None else "--set"
-            raise FleetError(
-                f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out "
-                f"{given_too}"
-            )
-        ended = options.follow(daemon, kind.value, given, options)
-        return None if options.is_detached else dict(ended["result"])
-    if options.is_detached:
-        raise FleetError(NOBODY_TO_DETACH_TO)
-    return _embedded(settings, kind, given, options)
-
-
-def _embedded(
-    settings: FleetConfig, kind: RequestKind, arguments: dict[str, Any], options: EngineOptions
-) -> dict[str, Any]:
-    from fleet.collection.replay_files import REPLAY
-    from fleet.daemon.daemon import SPOOL
-    from fleet.store.new_store import records_or_nothing
-
-    store = Path(settings.store.path)
-    beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
-    with records_or_nothing(store, *beside):
-        return _run_here(settings, kind, arguments, options)
-
-
-def _run_here(
-    settings: FleetConfig, kind: RequestKind, arguments: dict[str, Any], options: EngineOptions
-) -> dict[str, Any]:
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.daemon.daemon import UpOptions
-    from fleet.daemon.embedded import run_embedded
-    from fleet.drivers.work import Work, perform
-    from fleet.terminal_console import TerminalConsole
-
-    if "devices" not in arguments and "device" not in arguments:
-        from fleet.collection.device_choice import DeviceChoice
-
-        choice = DeviceChoice(settings, is_cluster=options.address is not None)
-        choice.warn()
-        arguments = {**arguments, "devices": sorted(choice.files.specs)}
-    console = options.console or TerminalConsole(quiet=True)
-    display = TerminalDisplay(console)
-    work = Work(
-        kind=kind,
-        arguments=arguments,
-        minutes=options.minutes,
-        settings=settings,
-        models=options.models,
-    )
-    return run_embedded(
-        settings,
-        kind,
-        arguments,
-        UpOptions(models=options.models, address=options.address),
-        console,
-        lambda session: perform(work, session, display),
-    )
-
-
-def _writer(store: Path) -> int | None:
-    """Process that writes a store, as it says itself."""
-    from fleet.store.lock import HOLDER
-
-    try:
-        return int((store / HOLDER).read_text())
-    except (OSError, ValueError):
-        return None

@@ -121,7 +121,7 @@ def doctor(
     from fleet.transport.ray_token import token_path
 
     settings = load_settings(config, {"devices.folder": str(folder) if folder else None}, changes)
-    devices = list(select_devices(settings).values())
+    devices = list(select_devices(settings, without_retired=True).values())
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
     findings = diagnose(look_at_host(), devices, state)

@@ -59,7 +59,7 @@ def import_(
     from fleet.core.request_words import RequestKind
     from fleet.interchange.import_logs import ImportRequest, check_request
     from fleet.interchange.line_reader import DIALECTS
-    from fleet.public_work import NOBODY_TO_DETACH_TO, daemon_of
+    from fleet.public_engine import NOBODY_TO_DETACH_TO, daemon_of
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")

@@ -139,7 +139,7 @@ def collect(
     from fleet.cli.collected import collected, print_collected
     from fleet.cli.requests import follow_aloud
     from fleet.collection.time_spent import print_spending, spent_from
-    from fleet.public_work import EngineOptions
+    from fleet.public_engine import EngineOptions
     from fleet.terminal_console import TerminalConsole
 
     if noise is not None and remeasure:

@@ -21,7 +21,7 @@ from fleet.terminal_text import say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
-    from fleet.public_work import EngineOptions
+    from fleet.public_engine import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
@@ -152,7 +152,7 @@ def run_request(
 def follow_aloud(
     daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], options: EngineOptions
 ) -> dict[str, Any]:
-    """Follow a request on standard error, for `fleet.public_work`.
+    """Follow a request on standard error, for `fleet.public_engine`.
 
     Raises:
         FleetError: The daemon will not have it, is gone, or the request failed.

@@ -115,7 +115,7 @@ def train(
     """
     from fleet.cli.training_request import each_family, request_trainings
     from fleet.models.training import train_version
-    from fleet.public_work import daemon_of
+    from fleet.public_engine import daemon_of
 
     more = {"training__model": model.value} if model is not None else {}
     settings = learning_settings(config, store, epochs, seed, changes, **more)
@@ -253,7 +253,7 @@ def evaluate(
     from fleet.core.request_words import RequestKind
     from fleet.drivers.work import judge_heads
     from fleet.models.evaluation_table import print_evaluation
-    from fleet.public_work import NOBODY_TO_DETACH_TO, daemon_of
+    from fleet.public_engine import NOBODY_TO_DETACH_TO, daemon_of
     from fleet.requests.arguments import EvaluationArguments
     from fleet.terminal_console import TerminalConsole
 
@@ -336,7 +336,7 @@ def onboard(
     from fleet import public_work
     from fleet.cli.requests import follow_aloud
     from fleet.onboarding.text import lines_of
-    from fleet.public_work import EngineOptions
+    from fleet.public_engine import EngineOptions
     from fleet.terminal_console import TerminalConsole
 
     options = EngineOptions(

@@ -65,7 +65,7 @@ def tune(
     """
     from fleet import public_work
     from fleet.cli.requests import follow_aloud
-    from fleet.public_work import EngineOptions
+    from fleet.public_engine import EngineOptions
     from fleet.terminal_console import TerminalConsole
     from fleet.tuning.text import print_tuning
 

@@ -16,7 +16,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection import replay_files as replaying
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_files import device_paths
-from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file, retired_devices
+from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 
@@ -48,7 +48,8 @@ class DeviceChoice:
         #: Before this process keeps itself off the cores that time something: its agents do not.
         self._usable_cores = probe().usable_cores
         found = self._folder.read()
-        count = len(found.chosen(self._present(found) if follows else self._asked, self._folder.path))
+        names = self._folder.present(found, self._asked) if follows else self._asked
+        count = len(found.chosen(names, self._folder.path))
         self.files = self._files(found)
         if self._asked:
             self._demand_all()
@@ -83,15 +84,6 @@ class DeviceChoice:
         """Say which files cannot be used, one line each."""
         for fault in self.files.faults.values():
             _LOG.warning("left out: %s", fault)
-
-    def _present(self, found: FoundDevices) -> tuple[DeviceId, ...]:
-        """Those asked for, but for some that were retired; all where none is left."""
-        gone = retired_devices(self._folder.path) - found.specs.keys() - found.faults.keys()
-        present = tuple(one for one in self._asked if one not in gone)
-        for one in self._asked if present else ():
-            if one in gone:
-                _LOG.warning("left out: %s is retired; `fleet devices add` brings it back", one)
-        return present or self._asked
 
     def _files(self, found: FoundDevices) -> DeviceFiles:
         specs: dict[DeviceId, DeviceSpec] = {}

@@ -6,6 +6,7 @@ times are looked at first, and only what changed is parsed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from fleet.config.sections import DEFAULT_HARDWARE
 from fleet.config.yaml_files import ConfigError
 from fleet.durable import disk_errors, fsync, write_durably
 
+_LOG = logging.getLogger(__name__)
 #: Folder of the files of devices that left; no reader looks into folders.
 RETIRED = "retired"
 #: Size, time of the last change, and number of a file.
@@ -101,6 +103,21 @@ class DeviceFolder:
             del self._taken[path]
             is_news = True
         return self._found() if is_news else None
+
+    def present(self, found: FoundDevices, names: Iterable[str]) -> tuple[DeviceId, ...]:
+        """Those of some names that were not retired, with a warning for each other; all where none is left.
+
+        Args:
+            found: What the files say.
+            names: Devices that are asked for.
+        """
+        asked = tuple(map(DeviceId, names))
+        gone = retired_devices(self.path) - found.specs.keys() - found.faults.keys()
+        left = tuple(one for one in asked if one not in gone)
+        for one in asked if left else ():
+            if one in gone:
+                _LOG.warning("left out: %s is retired; `fleet devices add` brings it back", one)
+        return left or asked
 
     @property
     def _is_implied(self) -> bool:

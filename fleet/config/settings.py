@@ -121,11 +121,15 @@ def load_fleet(
     return resolve(file_values, str(source), os.environ if environ is None else environ, overrides or {})
 
 
-def select_devices(config: FleetConfig) -> dict[DeviceId, DeviceSpec]:
+def select_devices(config: FleetConfig, *, without_retired: bool = False) -> dict[DeviceId, DeviceSpec]:
     """Read the device files that a configuration names: `devices.ids`, or all of the folder.
 
     Which of them a host can be is for `agents.host.differences` to say. Files that cannot be used and
     were not asked for are left out, each with a warning.
+
+    Args:
+        config: Names and folder.
+        without_retired: Leave out named devices that are retired, each with a warning, as the daemon does.
 
     Raises:
         ConfigError: See `DeviceFolder.read` and `FoundDevices.chosen`.
@@ -134,7 +138,8 @@ def select_devices(config: FleetConfig) -> dict[DeviceId, DeviceSpec]:
     found = folder.read()
     for told in found.faults.values() if not config.devices.ids else ():
         _LOG.warning("left out: %s", "; ".join(told))
-    return found.chosen(config.devices.ids, folder.path)
+    names = folder.present(found, config.devices.ids) if without_retired else config.devices.ids
+    return found.chosen(names, folder.path)
 
 
 def resolve(

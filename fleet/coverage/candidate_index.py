@@ -124,8 +124,3 @@ class CandidateIndex:
         self._order = np.insert(self._order, at, (order + len(self._ids)).astype(np.int32))
         self._ids = np.concatenate([self._ids, new])
         self._new, self._new_ids = {}, []
-
-
-def as_raw(candidate_ids: list[CandidateId]) -> Raw:
-    """Turn ids into what an index takes."""
-    return np.frombuffer(bytes.fromhex("".join(candidate_ids)), dtype=f"S{ID_BYTES}")

@@ -32,7 +32,7 @@ from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.public_work import daemon_of
+from fleet.public_engine import daemon_of
 from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
 from fleet.store.lock import HOLDER

@@ -218,6 +218,10 @@ def test_a_daemon_starts_again_without_a_named_device_that_was_retired(
     daemon = DeviceChoice(named, follows=True)
     assert set(daemon.files.specs) == {"box"}
     assert "other is retired" in caplog.text
+    caplog.clear()
+    doctor = run("doctor", "--json", "--set", "devices.ids=box,other")
+    assert doctor.stdout.startswith("["), doctor.exception
+    assert "other is retired" in caplog.text
     assert run("devices", "add", str(FOLDER / "retired" / "other.yaml")).exit_code == 0
     assert daemon.look() is None
     found = daemon.look()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
-from fleet.coverage.candidate_index import MERGE_AT, CandidateIndex, as_raw
+from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.matrix import MAX_LOSSES
 from fleet.coverage.place_bits import CHUNK_BYTES, PlaceBits
@@ -163,7 +163,8 @@ def test_an_index_numbers_candidates_in_order(batches: list[tuple[bool, list[int
         names = [CandidateId(content_hash(str(one))[:28] + "0000") for one in batch]
         if not names:
             continue
-        places = index.add(as_raw(names)).tolist() if is_many else index.place(names)
+        raw = np.frombuffer(bytes.fromhex("".join(names)), dtype=f"S{ID_BYTES}")
+        places = index.add(raw).tolist() if is_many else index.place(names)
         for name in names:
             model.setdefault(name, len(model))
         assert places == [model[name] for name in names]

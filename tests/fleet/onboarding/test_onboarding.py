@@ -31,7 +31,8 @@ from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import lines_of
-from fleet.public_work import EngineOptions, onboard
+from fleet.public_engine import EngineOptions
+from fleet.public_work import onboard
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
