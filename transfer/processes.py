@@ -9,12 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from os import sched_getaffinity
 from typing import TypeVar
 
 from transfer.errors import TransferError
 
+#: Each process gets its own copy of the data: beyond this many candidates there is one process.
+_MOST_COPIED = 100_000
+#: A process that imports torch takes as long to start as one thread takes to learn from half as many samples.
+_WORTH_SAMPLES = 10_000
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+def workers_for(candidates: int, passes: int) -> int:
+    """How many processes should train and judge models on a dataset; one where starting more costs more.
+
+    Args:
+        candidates: Of the dataset.
+        passes: How often all pieces together pass over it, such as fits times epochs.
+    """
+    if candidates > _MOST_COPIED or candidates * passes < _WORTH_SAMPLES:
+        return 1
+    return len(sched_getaffinity(0))
 
 
 def run_each(

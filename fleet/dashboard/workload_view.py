@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.stats import kendalltau
 
 from agents.records import Outcome, Workload
 from fleet.dashboard.device_digest import WorkloadCell
@@ -204,6 +203,8 @@ def predicted(
     ]
     tau = None
     if len(points) > 1:
+        from scipy.stats import kendalltau  # half a second that the start of a daemon need not wait
+
         found = float(kendalltau([one[0] for one in points], [one[1] for one in points]).statistic)
         tau = None if np.isnan(found) else found
     first = max(points, key=lambda one: one[0], default=None)

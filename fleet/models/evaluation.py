@@ -8,9 +8,8 @@ called.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
+from transfer.processes import workers_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +52,6 @@ BASELINES = (
 )
 #: Candidates measured twice that tell a noise floor or a ceiling at least; fewer are an anecdote.
 LEAST_PAIRS = 8
-#: Each process gets its own copy of the dataset: beyond this many candidates there is one process.
-_MOST_COPIED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,7 +120,7 @@ def evaluate_store(
 
     kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
-    snapshot = read_snapshot(reader.path, device_ids)
+    snapshot = read_snapshot(reader, device_ids)
     kinds = KINDS[settings.training.model]
     rankers: list[Ranker] = []
     if FLEET_TLP in kinds:
@@ -136,7 +134,10 @@ def evaluate_store(
             kind, snapshot.dataset, snapshot.workloads, folds=settings.training.folds, seed=seed
         )
 
-    return _judge(reader, snapshot, rankers, kind, splits_of, range(first, first + seeds), None, on_progress)
+    passes = len(rankers) * seeds * settings.training.folds * settings.training.epochs
+    workers = workers_for(len(snapshot.dataset), passes)
+    tried = range(first, first + seeds)
+    return _judge(reader, snapshot, rankers, kind, splits_of, tried, workers, on_progress)
 
 
 def evaluate_model(
@@ -185,12 +186,13 @@ def evaluate_model(
             f"{folder.name} was trained on table version {trained_at}, {reader.path} is at {reader.version}: "
             "is --store the right one?"
         )
-    snapshot = read_snapshot(reader.path, chosen, published=model.layout is not None)
+    snapshot = read_snapshot(reader, chosen, published=model.layout is not None)
     held = _measured_after(reader, snapshot, known, trained_at, folder.name)
     heads = {one: head_of(model, folder, manifest, one) for one in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
-    return _judge(reader, snapshot, [ranker], kind, lambda _: [held], seeds, folder.name, on_progress)
+    found = _judge(reader, snapshot, [ranker], kind, lambda _: [held], seeds, 1, on_progress)
+    return replace(found, split=held.name, model=folder.name)
 
 
 def _measured_after(
@@ -232,7 +234,7 @@ def _judge(
     kind: SplitKind,
     splits_of: Callable[[int], list[Split]],
     seeds: Sequence[int],
-    model: str | None,
+    workers: int,
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
     from transfer.data.splits import SplitKind, near_copies
@@ -240,7 +242,6 @@ def _judge(
 
     dataset = snapshot.dataset
     noise, ceilings = _measured_twice(reader, snapshot)
-    workers = len(os.sched_getaffinity(0)) if len(dataset) <= _MOST_COPIED and model is None else 1
     comparison = compare(
         rankers,
         dataset,
@@ -254,13 +255,13 @@ def _judge(
     if kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
         copies = sum(len(near_copies(dataset, snapshot.workloads, one)) for one in splits_of(seeds[0]))
     return Evaluation(
-        split=kind.value if model is None else splits_of(seeds[0])[0].name,
+        split=kind.value,
         comparison=comparison,
         noise=noise,
         ceilings=ceilings,
         near_copies=copies,
         table_version=snapshot.table_version,
-        model=model,
+        model=None,
     )
 
 

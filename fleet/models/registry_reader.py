@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +168,24 @@ class RegistryReader:
             for version in (one.version, *one.before)
         }
         return any(self.kind(version) == MTL_TLP for version in known & there)
+
+    def environments_since(self) -> dict[str, float]:
+        """Unix seconds at which the present environment of devices began that drifted or changed theirs.
+
+        The onboarding that found it keeps it with its head, and each later training hands it on
+        (`fleet.models.judge.training_provenance`), since versions are pruned.
+        """
+        found: dict[str, float] = {}
+        for version in self.versions():
+            with suppress(RegistryError):
+                manifest = self.manifest(version)
+                told = dict(manifest.get("environments_since", {}))
+                if "environment_since" in manifest:
+                    told[manifest["onboarded"]] = manifest["environment_since"]
+                for device_id, at_secs in told.items():
+                    if isfinite(at_secs):
+                        found[device_id] = max(at_secs, found.get(device_id, at_secs))
+        return found
 
     def newest_fleet_tlp(self) -> Path:
         """Folder of the newest FleetTLP, of those that serve if there are any: what a new device starts from.

@@ -6,7 +6,6 @@ Reads the store, chooses what to learn from and what to judge on, and leaves the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from fleet.models.versions import (
 )
 from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
+from transfer.processes import workers_for
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -44,8 +44,6 @@ RUNS = "training"
 ENOUGH_WORKLOADS = 40
 #: Of these parts of the workloads one is held out, for early stopping.
 _PARTS = 10
-#: Each process of the transfer check gets its own copy of the dataset: beyond this there is one process.
-_MOST_COPIED = 100_000
 
 
 def train_version(
@@ -84,10 +82,11 @@ def train_version(
     from transfer.train.training import TrainRun
 
     kinds = _kinds(settings, is_plain=workers == 1 and not check)
-    store = Path(settings.store.path)
-    reader, registry = Store.read(store), Registry(models)
+    registry = Registry(models)
+    since = registry.environments_since()
+    reader = Store.read(settings.store.path).parted(since)
     published = MTL_TLP in kinds or registry.asks_published(device_ids or registry.champions())
-    snapshot = read_snapshot(store, device_ids, published=published)
+    snapshot = read_snapshot(reader, device_ids, published=published)
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
@@ -118,6 +117,7 @@ def train_version(
             ),
             **one.about,
             **told,
+            "environments_since": since,
             "verdicts": verdicts_as_json(decided),
         }
         if publish:
@@ -257,7 +257,7 @@ def check_heads(
 
     seed = settings.training.seed
     splits = workload_folds(snapshot.dataset, snapshot.workloads, settings.training.folds, seed)
-    workers = len(os.sched_getaffinity(0)) if len(snapshot.dataset) <= _MOST_COPIED else 1
+    workers = workers_for(len(snapshot.dataset), len(splits) * len(heads) * config.epochs)
     return check_transfer(
         snapshot.dataset, splits, config, seed=seed, devices=heads, workers=workers, on_progress=on_check
     ).to_json()

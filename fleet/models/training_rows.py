@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
-from fleet.store.noise_columns import SETTLING_COLUMNS, outcome_of, settled_rows
+from fleet.store.noise_columns import PRESENT_COLUMNS, outcome_of, present_rows, settled_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def counting_rows(
     workload_ids: Collection[WorkloadId] = (),
     names: Mapping[str, DeviceId] | None = None,
 ) -> Iterator[MeasuredRow]:
-    """Yield what a dataset takes of the records that count (`fleet.store.noise.settled`) of one device.
+    """Yield what a dataset takes of the records that count of one device.
+
+    Of each candidate one counts (`fleet.store.noise_columns.present_rows`); with `names` one of each
+    environment (`fleet.store.noise.settled`).
 
     Args:
         reader: The store.
@@ -43,13 +46,14 @@ def counting_rows(
             all rows are of the device.
 
     Yields:
-        One row a candidate and environment, in the order of the store.
+        Rows in the order of the store.
 
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
-    columns = (*SETTLING_COLUMNS, "workload_id")
-    counts = settled_rows(_batches(reader, device_id, version, columns, workload_ids))
+    columns = (*PRESENT_COLUMNS, "workload_id")
+    choose = present_rows if names is None else settled_rows
+    counts = choose(_batches(reader, device_id, version, columns, workload_ids))
     yield from rows_at(reader, device_id, version, counts, workload_ids, names)
 
 

@@ -24,7 +24,6 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.reader import StoreReader
-from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
@@ -63,9 +62,9 @@ def load_snapshot(
             own; all records of the others.
         published: Make the features of MTL-TLP too.
 
-    Of each candidate and environment one record counts (`fleet.store.noise.settled`). A suspect latency
-    counts where no steady one took its place: they repeat hardly worse (`docs/measuring.md`), and a device
-    that never rests would have no others.
+    Of each candidate one record counts (`fleet.models.training_rows.counting_rows`), one of the newest
+    environment before others. A suspect latency counts where no steady one took its place: they repeat hardly
+    worse (`docs/measuring.md`), and a device that never rests would have no others.
 
     Raises:
         FleetError: A device is not in the store; or published features of several families are asked for.
@@ -118,7 +117,9 @@ def published_layout(specs: Iterable[DeviceSpec]) -> PublishedLayout:
     return LAYOUTS[families[0]]
 
 
-def read_snapshot(store: Path, device_ids: Sequence[str], *, published: bool = False) -> DatasetSnapshot:
+def read_snapshot(
+    reader: StoreReader, device_ids: Sequence[str], *, published: bool = False
+) -> DatasetSnapshot:
     """Read the records of some devices, or of all, which must be of one family.
 
     `published` is as of `load_snapshot`.
@@ -126,7 +127,6 @@ def read_snapshot(store: Path, device_ids: Sequence[str], *, published: bool = F
     Raises:
         FleetError: The devices are of several families, or unknown.
     """
-    reader = Store.read(store)
     chosen = [DeviceId(name) for name in device_ids]
     entries = reader.devices()
     families: dict[Family, list[str]] = {}

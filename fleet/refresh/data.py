@@ -23,7 +23,7 @@ from fleet.models.freshness import NOT_RANKED
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings, settled_rows
+from fleet.store.noise_columns import READING_COLUMNS, present_rows, readings
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def read_refresh_data(
 ) -> RefreshData:
     """Read what a refresh, or a look at fresh records, needs.
 
-    Where a candidate was measured in several environments, only its newest environment counts: a model
-    should follow the driver and compiler of today, and learn from older ones what nobody measured again.
+    Of each candidate the newest environment counts (`fleet.store.noise_columns.present_rows`).
 
     Args:
         reader: The store.
@@ -161,10 +160,8 @@ def _choose(
     floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
     table = pa.Table.from_batches(batches)
     measured_at = table.column("measured_at").to_numpy()
-    mask = settled_rows(batches)
-    mask &= ~np.isin(_texts(table, "outcome"), _SAYS_NOTHING)
+    mask = present_rows(batches) & ~np.isin(_texts(table, "outcome"), _SAYS_NOTHING)
     candidate = _codes(table, "candidate_id")
-    mask &= _newest_environment(mask, candidate, _codes(table, "environment_id"), measured_at)
     if after is not None:
         mask &= measured_at > after
     mask = _bounded(mask, _codes(table, "workload_id"), candidate, measured_at > new_since, most)
@@ -176,24 +173,6 @@ def _choose(
         not_ranked=np.isin(_texts(table, "origin")[kept], sorted(NOT_RANKED)),
         floor=floor.median_change if floor is not None and floor.pairs >= LEAST_PAIRS else None,
     )
-
-
-def _newest_environment(
-    mask: NDArray[np.bool_],
-    candidate: NDArray[np.int64],
-    environment: NDArray[np.int64],
-    measured_at: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    """Of the marked rows of each candidate the one of the environment that was last measured in."""
-    last = np.full(environment.max() + 1, -np.inf)
-    np.maximum.at(last, environment, measured_at)
-    rows = np.flatnonzero(mask)
-    order = rows[np.lexsort((-last[environment[rows]], candidate[rows]))]
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = np.diff(candidate[order]) != 0
-    chosen = np.zeros(len(mask), dtype=np.bool_)
-    chosen[order[first]] = True
-    return chosen
 
 
 def _bounded(

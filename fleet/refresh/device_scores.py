@@ -14,6 +14,7 @@ import numpy as np
 from agents.records import Family
 from fleet.models.holdout import held_out
 from fleet.models.registry_file import DEVICE_SCORES
+from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import load_snapshot, train_config
 from fleet.refresh.data import family_devices
 from fleet.refresh.request import RefreshRequest
@@ -38,7 +39,8 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     from transfer.auto.strategy import without_fingerprints
     from transfer.evaluate.onboarding_cases import Regime
 
-    reader = Store.read(Path(request.store))
+    since = RegistryReader(Path(request.models)).environments_since()
+    reader = Store.read(Path(request.store)).parted(since)
     snapshot = load_snapshot(reader, device_ids=family_devices(reader, Family(request.family)))
     dataset = snapshot.dataset
     # What judges heads is not looked at when they are chosen.

@@ -41,7 +41,7 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
         FleetError: The store or the registry cannot be used.
     """
     registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store))
+    reader = Store.read(Path(request.store)).parted(registry.environments_since())
     wanted = set(family_devices(reader, Family(request.family)))
     if request.device_ids:
         wanted &= set(map(DeviceId, request.device_ids))

@@ -68,7 +68,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store))
+    since = registry.environments_since()
+    reader = Store.read(Path(request.store)).parted(since)
     devices = _devices(reader, request)
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
@@ -96,6 +97,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "table_version": plan.table_version,
         "family": request.family,
         "reasons": list(request.reasons),
+        "environments_since": since,
     }
     found = _Judged(plan=plan, made=made, verdicts=verdicts, counting=counting, refused=refused)
     challengers = _published(registry, found, manifest_of_base, told)

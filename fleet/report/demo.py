@@ -7,7 +7,6 @@ the store, and what was learned is learned again from it, which takes seconds.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -219,9 +218,6 @@ def _measure(
 
     Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
     """
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
     collect = CollectSettings(
         samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
     )
@@ -266,6 +262,10 @@ def _measure(
             known.remeasure(workloads)
             new.remeasure(workloads)
         display.finish()
+    # Torch takes seconds to import, and nothing before the first training needs it.
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
     return _Measured(
         workloads=tuple(workloads),
         resumed=resumed,
@@ -308,6 +308,7 @@ def _judge(
     """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
     from transfer.adapt.registry import strategies
     from transfer.evaluate.cross_validation import CrossValidationPlan
+    from transfer.processes import workers_for
 
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
@@ -329,7 +330,7 @@ def _judge(
         plan,
         folds=settings.folds,
         seed=settings.seed,
-        workers=len(os.sched_getaffinity(0)),
+        workers=workers_for(len(snapshot.dataset), parts * settings.epochs),
         repeats=settings.repeats,
         on_progress=tell,
     )

@@ -44,7 +44,7 @@ class EngineSession:
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0
         #: A device, and the moment that parts its records (`StoreReader.parted`).
-        self._part: tuple[DeviceId, float] | None = None
+        self._part: dict[DeviceId, float] = {}
         threading.Thread(target=self._hear, name="engine", daemon=True).start()
 
     # ---- what agents do ----
@@ -130,7 +130,7 @@ class EngineSession:
         if self._reader is None or self._read_after != measured:
             self.ask({"op": "flush"}).result()
             found = Store.read(self._path)
-            self._reader = found if self._part is None else found.parted(*self._part)
+            self._reader = found.parted(self._part)
             self._read_after = measured
         return self._reader
 
@@ -141,7 +141,7 @@ class EngineSession:
             device_id: The device.
             since: Unix seconds.
         """
-        self._part, self._reader = (device_id, since), None
+        self._part, self._reader = {device_id: since}, None
 
     # ---- what is told ----
 

@@ -20,9 +20,13 @@ from fleet.store.noise import Reading, grade
 
 #: Columns that `settled_rows` needs.
 SETTLING_COLUMNS = ("candidate_id", "environment_id", "outcome", "origin", "attempt", "quality")
+#: Columns that `present_rows` needs.
+PRESENT_COLUMNS = (*SETTLING_COLUMNS, "measured_at")
 #: Columns that `readings` needs.
 READING_COLUMNS = (*SETTLING_COLUMNS, "run_secs", "measured_at")
 
+#: These tell of the device, not of the candidate.
+_SAYS_NOTHING = (Outcome.LOST.value, Outcome.REJECTED.value)
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
@@ -74,6 +78,50 @@ def settled_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
     is_first[1:] = np.diff(key[order]) != 0
     chosen = np.zeros(len(order), dtype=np.bool_)
     chosen[order[is_first]] = True
+    return chosen
+
+
+def present_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
+    """Mark of each candidate the row that counts now: a settled one, of the environment last measured in.
+
+    A model should follow the driver and compiler of today, and learn from older ones what nobody measured
+    again. An environment in which a candidate was only lost or rejected says nothing of it.
+
+    Args:
+        batches: Rows of one device with `PRESENT_COLUMNS`. Some 100 bytes are kept for each.
+
+    Returns:
+        (n,) True for one row a candidate.
+    """
+    candidates: list[pa.Array] = []
+    environments: list[pa.Array] = []
+    measured_at: list[NDArray[np.float64]] = []
+    silent: list[NDArray[np.int64]] = []
+
+    def noted() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            candidates.append(batch.column("candidate_id"))
+            environments.append(batch.column("environment_id").dictionary_encode())
+            measured_at.append(batch.column("measured_at").to_numpy())
+            silent.append(_numbers(pc.is_in(batch.column("outcome"), pa.array(_SAYS_NOTHING))))
+            yield batch
+
+    settled = settled_rows(noted())
+    if not len(settled):
+        return settled
+    environment, number = _codes(environments)
+    if number == 1:
+        return settled
+    last = np.full(number, -np.inf)
+    np.maximum.at(last, environment, np.concatenate(measured_at))
+    candidate, _ = _codes(candidates)
+    rows = np.flatnonzero(settled)
+    keys = (-last[environment[rows]], np.concatenate(silent)[rows], candidate[rows])
+    order = rows[np.lexsort(keys)]
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = np.diff(candidate[order]) != 0
+    chosen = np.zeros(len(settled), dtype=np.bool_)
+    chosen[order[first]] = True
     return chosen
 
 

@@ -77,18 +77,17 @@ class StoreReader:
         #: Unix seconds by device: what was measured before then is shown as of another environment.
         self._since = dict(since or {})
 
-    def parted(self, device_id: DeviceId, since: float) -> StoreReader:
-        """The same records, of which a device's older ones are shown as of an environment of their own.
+    def parted(self, since: Mapping[str, float]) -> StoreReader:
+        """The same records, of which the older ones of devices are shown as of environments of their own.
 
         A device that drifted has the environment that it had, and yet its numbers of before are not to be
         compared with those of now.
 
         Args:
-            device_id: The device.
-            since: Unix seconds; the environment of what was measured before is named by
+            since: Unix seconds by device; the environment of what was measured before is named by
                 `environment_before`.
         """
-        return StoreReader(self._path, self._snapshot, {**self._since, device_id: since})
+        return StoreReader(self._path, self._snapshot, {**self._since, **since})
 
     @property
     def path(self) -> Path:

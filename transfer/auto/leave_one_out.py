@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Strategy
@@ -93,7 +93,7 @@ class LeaveOneOutScores:
         """
         if name not in self.spread or len(self.devices) < 2:
             return None
-        beyond = float(student.ppf((1 + LEVEL) / 2, len(self.devices) - 1))
+        beyond = float(stdtrit(len(self.devices) - 1, (1 + LEVEL) / 2))
         beyond *= math.sqrt(1 + 1 / len(self.devices))
         told = []
         for means, spreads in zip((self.top1, self.top5), self.spread[name], strict=True):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -103,9 +103,6 @@ def is_beyond_luck(gains: Floats, among: int = 1) -> bool:
     """
     if len(gains) < _LEAST_SURE:
         return False
-    uncertainty = (
-        float(student.ppf(1 - (1 - _SURE) / among, len(gains) - 1))
-        * float(gains.std(ddof=1))
-        / np.sqrt(len(gains))
-    )
+    beyond = float(stdtrit(len(gains) - 1, 1 - (1 - _SURE) / among))
+    uncertainty = beyond * float(gains.std(ddof=1)) / np.sqrt(len(gains))
     return bool(gains.mean() > uncertainty)

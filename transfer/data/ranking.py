@@ -13,7 +13,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 
 from transfer.data.labels import check_latency
 from transfer.errors import DatasetError
@@ -106,6 +105,8 @@ def order_agreement(scores: Floats, latency_secs: Floats) -> tuple[float, float]
         return 0.5, 0.0
     # The asymptotic method spends no time on an exact p-value, which nobody looks at; it divides by n - 2.
     method = "asymptotic" if count > 2 else "auto"
+    from scipy.stats import kendalltau  # half a second, which who only reads labels need not wait
+
     tau = float(kendalltau(scores, -latency_secs, method=method).statistic)
     balance = round(tau * math.sqrt(unlike * told))
     return (1 + balance / unlike) / 2, tau

@@ -152,7 +152,7 @@ def test_a_store_parts_what_a_device_measured_before_a_moment(tmp_path: Path) ->
         store.append(records)
     reader = Store.read(tmp_path / "store")
     device_id = records[0].device_id
-    parted = reader.parted(device_id, 102.0)
+    parted = reader.parted({device_id: 102.0})
     shown = [one.environment_id for one in parted.records(device_id=device_id)]
     names = [one.environment_id for one in records]
     assert sorted(shown) == sorted([*map(environment_before, names[:2]), *names[2:]])
@@ -161,7 +161,7 @@ def test_a_store_parts_what_a_device_measured_before_a_moment(tmp_path: Path) ->
     assert sorted(columns[0].column(0).to_pylist()) == sorted(shown)
     # Others, and the reader that it was made of, see what is there.
     assert {one.environment_id for one in reader.records()} == set(names)
-    other = reader.parted(DeviceId("another"), 1e9)
+    other = reader.parted({DeviceId("another"): 1e9})
     assert {one.environment_id for one in other.records()} == set(names)
 
 

@@ -34,6 +34,7 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import save_version
 from fleet.planner.uncertainty import Uncertainty
+from fleet.refresh.data import read_refresh_data
 from fleet.refresh.device_scores import run_device_scores
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
@@ -152,6 +153,39 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
             assert found["candidates"] >= 4
         uncertainty = Uncertainty(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
         assert uncertainty == {one: found["width"] for one, found in by_workload.items()}
+
+
+@pytest.mark.slow
+def test_after_a_drift_a_refresh_learns_what_was_measured_since(
+    refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(Path(refreshed.models))
+    before = registry.versions()
+    # As an onboarding after a drift keeps it; versions go, so that the next one must hand it on.
+    drifted = registry.add(small_model("box.a"), {"onboarded": "box.a", "environment_since": 150.0})
+    first = [one for one in records_for(LEARNT, 12) if one.device_id == "box.a"]
+    since = [
+        replace(one, attempt=1, origin="remeasure", measured_at=200.0, run_secs=(2 * one.run_secs[0],))
+        for one in first[::2]
+    ]
+    append(Path(refreshed.store), since)
+    read = []
+
+    def reading(*arguments: Any, **options: Any) -> Any:
+        read.append(read_refresh_data(*arguments, **options))
+        return read[-1]
+
+    monkeypatch.setattr("fleet.refresh.run.read_refresh_data", reading)
+    run_refresh(again(refreshed, "two"))
+    dataset = read[0].snapshot.dataset
+    secs = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, dataset.column("box.a")], strict=True))
+    assert [secs[one.candidate_id] for one in since] == [one.run_secs[0] for one in since]
+    kept = [first[place] for place in range(1, len(first), 2)]
+    assert [secs[one.candidate_id] for one in kept] == [one.run_secs[0] for one in kept]
+    [made] = set(registry.versions()) - {*before, drifted}
+    assert registry.manifest(made)["environments_since"] == {"box.a": 150.0}
+    shutil.rmtree(registry.path(drifted))
+    assert registry.environments_since() == {"box.a": 150.0}
 
 
 def test_a_challenger_that_loses_everywhere_is_not_kept(refreshed: RefreshRequest) -> None:
