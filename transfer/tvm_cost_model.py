@@ -200,14 +200,14 @@ class Scorer:
 
     def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[NDArray[np.int64], FeatureBlock]:
         """Places of schedules that can be read, and their features."""
-        layout = self._head.model.layout
+        layout, places = self._head.model.layout, self._head.model.reads_place
         try:
-            block = self._extractor.extract_live(workload, schedules, layout)
+            block = self._extractor.extract_live(workload, schedules, layout, places=places)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
             kept = [schedules[place] for place in readable.tolist()]
-            return readable, self._extractor.extract_live(workload, kept, layout)
+            return readable, self._extractor.extract_live(workload, kept, layout, places=places)
         return np.arange(len(schedules)), block
 
     def _head_scores(self, block: FeatureBlock) -> NDArray[np.float64]:
@@ -222,7 +222,7 @@ class Scorer:
         """Score traces as records keep them."""
         if not all(isinstance(one, str) for one in traces):
             raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
-        scores, layout = np.full(len(traces), LEAST_SCORE), self._head.model.layout
+        scores, model = np.full(len(traces), LEAST_SCORE), self._head.model
         readable, candidates = [], []
         for place, trace in enumerate(traces):
             one = Candidate(workload_id=workload.workload_id, trace=trace)
@@ -233,7 +233,8 @@ class Scorer:
             readable.append(place)
             candidates.append(one)
         if candidates:
-            block = self._extractor.extract({workload.workload_id: workload}, candidates, layout)
+            of = {workload.workload_id: workload}
+            block = self._extractor.extract(of, candidates, model.layout, places=model.reads_place)
             with torch_threads(1):
                 scores[readable] = self._head.score_unseen(block)
         result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
@@ -241,7 +242,7 @@ class Scorer:
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:
-            self._extractor.extract_live(workload, [schedule])
+            self._extractor.extract_live(workload, [schedule], places=False)
         except TraceError:
             return False
         return True

@@ -93,8 +93,9 @@ def score_candidates(
     scores = np.zeros(len(candidates))
     refused: dict[int, str] = {}
     workloads = {workload.workload_id: workload}
+    layout, places = head.model.layout, head.model.reads_place
     try:
-        block = extractor.extract(workloads, candidates, head.model.layout)
+        block = extractor.extract(workloads, candidates, layout, places=places)
     except TransferError:
         for place, one in enumerate(candidates):
             if why := _fault(extractor, workload, one):
@@ -102,7 +103,7 @@ def score_candidates(
         kept = [one for place, one in enumerate(candidates) if place not in refused]
         if not kept:
             return scores, refused
-        block = extractor.extract(workloads, kept, head.model.layout)
+        block = extractor.extract(workloads, kept, layout, places=places)
     readable = [place for place in range(len(candidates)) if place not in refused]
     if readable:
         scores[readable] = head.score_unseen(block)

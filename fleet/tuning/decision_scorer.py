@@ -104,7 +104,8 @@ class DecisionScorer:
         from transfer.model.fleet_tlp import FleetTLP
 
         head = self._champion()
-        block = self._reader.extract_decided(workload, decided, None if head is None else head.model.layout)
+        layout, places = (None, False) if head is None else (head.model.layout, head.model.reads_place)
+        block = self._reader.extract_decided(workload, decided, layout, places=places)
         features = flat_inputs(block, DEFAULT_SPEC.category_sizes)
         if head is None or not len(block):
             return Judged(features, np.zeros(len(block)), block)

@@ -53,7 +53,7 @@ class FeatureBlock:
     workload_vectors: NDArray[np.float32]
     #: (N, S) derived numbers of each whole candidate.
     summary: NDArray[np.float32]
-    #: (N,) rows of `place_scales`; None in a block of an earlier version.
+    #: (N,) rows of `place_scales`; None in a block of an earlier version, or where nobody reads places.
     place_rows: NDArray[np.int32] | None = None
     #: (K, 2, P) what the first P numbers of a summary are compared with: their means in a sample of the
     #: candidate's design space, and inverse deviations (`transfer.features.place`).

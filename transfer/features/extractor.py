@@ -105,6 +105,8 @@ class Extractor:
         workloads: Sequence[Workload] | Mapping[WorkloadId, Workload],
         candidates: Sequence[Candidate],
         layout: PublishedLayout | None = None,
+        *,
+        places: bool = True,
     ) -> FeatureBlock:
         """Features of some candidates.
 
@@ -112,6 +114,8 @@ class Extractor:
             workloads: The workload of each candidate, or a mapping that holds all of them.
             candidates: Schedules of any mix of workloads.
             layout: Of the published features that the block is to hold too; None for none.
+            places: Whether it is to hold the places in design spaces, which few models read
+                (`TlpModel.reads_place`) and which take a sixth of the time.
 
         Raises:
             TraceError: A trace is not a schedule of its dialect.
@@ -120,10 +124,16 @@ class Extractor:
         rows = _rows_of(workloads, candidates)
         pairs = zip(rows, candidates, strict=True)
         sequences = [self.read(candidate, workload) for workload, candidate in pairs]
-        return self._block(rows, *self.encode(rows, sequences, self._table), sequences, layout)
+        encoded = self.encode(rows, sequences, self._table, places=places)
+        return self._block(rows, *encoded, sequences, layout, places=places)
 
     def extract_live(
-        self, workload: Workload, schedules: Sequence[Any], layout: PublishedLayout | None = None
+        self,
+        workload: Workload,
+        schedules: Sequence[Any],
+        layout: PublishedLayout | None = None,
+        *,
+        places: bool = True,
     ) -> FeatureBlock:
         """Features of schedules in memory, equal to the last bit to those of their traces' JSON.
 
@@ -131,15 +141,21 @@ class Extractor:
             workload: What all of them schedule.
             schedules: TVM schedules with a trace (`tvm.s_tir.Schedule`); only `trace` is read.
             layout: As of `extract`.
+            places: As of `extract`.
 
         Raises:
             TraceError: A trace cannot be read.
         """
         found = [self._live.read(schedule.trace, workload) for schedule in schedules]
-        return self.extract_decided(workload, found, layout)
+        return self.extract_decided(workload, found, layout, places=places)
 
     def extract_decided(
-        self, workload: Workload, candidates: Sequence[Decided], layout: PublishedLayout | None = None
+        self,
+        workload: Workload,
+        candidates: Sequence[Decided],
+        layout: PublishedLayout | None = None,
+        *,
+        places: bool = True,
     ) -> FeatureBlock:
         """Features of decisions made in compiled design spaces, equal to the last bit to those of traces.
 
@@ -149,6 +165,7 @@ class Extractor:
             workload: What all of them schedule.
             candidates: N candidates.
             layout: As of `extract`.
+            places: As of `extract`.
 
         Raises:
             TraceError: A decision is missing or of another form.
@@ -157,12 +174,14 @@ class Extractor:
         if layout is not None:
             # Published features are made of the steps themselves.
             sequences = [one.space.fill(one.decisions) for one in candidates]
-            return self._block(workloads, *self.encode(workloads, sequences, self._table), sequences, layout)
+            encoded = self.encode(workloads, sequences, self._table, places=places)
+            return self._block(workloads, *encoded, sequences, layout, places=places)
         found = self._rows.find(candidates)
         lengths = [len(rows) for _, rows in found]
         steps = laid_out([row for _, rows in found for row in rows], lengths, self.spec.max_steps)
         tiled = [form.tiled for form, _ in found]
-        return self._block(workloads, steps, *self._summary(workloads, steps, tiled, lengths, self._table))
+        summary = self._summary(workloads, steps, tiled, lengths, self._table, places=places)
+        return self._block(workloads, steps, *summary, places=places)
 
     def decided(self, workload: Workload, trace: str) -> Decided:
         """The design space and the decisions of a MetaSchedule trace.
@@ -197,7 +216,12 @@ class Extractor:
             ) from error
 
     def encode(
-        self, workloads: Sequence[Workload], sequences: Sequence[tuple[Primitive, ...]], table: StepTable
+        self,
+        workloads: Sequence[Workload],
+        sequences: Sequence[tuple[Primitive, ...]],
+        table: StepTable,
+        *,
+        places: bool = True,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
         """Encode sequences with a table of the caller's.
 
@@ -205,6 +229,7 @@ class Extractor:
             workloads: The workload of each sequence.
             sequences: N sequences, of any length.
             table: Takes up the steps that it has not met.
+            places: As of `extract`.
 
         Returns:
             (N, L) rows of the table, the (N, S) summaries, and (N,) rows of `place_scales`.
@@ -212,7 +237,7 @@ class Extractor:
         cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
         tiled, lengths = [tiled_block(one) for one in cropped], [len(one) for one in cropped]
-        return steps, *self._summary(workloads, steps, tiled, lengths, table)
+        return steps, *self._summary(workloads, steps, tiled, lengths, table, places=places)
 
     def place_scales(self) -> NDArray[np.float32]:
         """(K, 2, P) scales that rows point at; more may come behind."""
@@ -225,6 +250,8 @@ class Extractor:
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         table: StepTable,
+        *,
+        places: bool,
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(N, S) summaries of (N, L) rows of a table, and (N,) rows of `place_scales`."""
         categories, numbers = table.rows()
@@ -234,7 +261,7 @@ class Extractor:
             part = slice(start, start + _CHUNK)
             used = steps[part, : max(lengths[part])]
             summary[part], place_rows[part] = self._summariser.summarise(
-                workloads[part], tiled[part], lengths[part], categories[used], numbers[used]
+                workloads[part], tiled[part], lengths[part], categories[used], numbers[used], places=places
             )
         return summary, place_rows
 
@@ -253,6 +280,8 @@ class Extractor:
         place_rows: NDArray[np.int32],
         sequences: Sequence[tuple[Primitive, ...]] = (),
         layout: PublishedLayout | None = None,
+        *,
+        places: bool,
     ) -> FeatureBlock:
         """The block of rows of the extractor's own table; `sequences` only where there is a layout."""
         categories, numbers = self._table.rows()
@@ -269,8 +298,8 @@ class Extractor:
             workload_rows=np.array(rows, dtype=np.int32),
             workload_vectors=vectors,
             summary=summary,
-            place_rows=place_rows,
-            place_scales=self.place_scales(),
+            place_rows=place_rows if places else None,
+            place_scales=self.place_scales() if places else None,
             published=None if layout is None else published_features(sequences, layout),
         )
 

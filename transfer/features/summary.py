@@ -95,6 +95,8 @@ class Summariser:
         lengths: Sequence[int],
         categories: NDArray[np.int16],
         numbers: NDArray[np.float32],
+        *,
+        places: bool,
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Summaries of some candidates.
 
@@ -104,10 +106,11 @@ class Summariser:
             lengths: Primitives of each candidate.
             categories: (N, L, C) category slots of the primitives.
             numbers: (N, L, F) number slots.
+            places: Whether anybody reads the places in design spaces: drawing their samples takes time.
 
         Returns:
             (N, S) values in the order of `SUMMARY_NAMES`, 0 where the schedule does not tell; and (N,) rows
-            of `scales`.
+            of `scales`, 0 without places.
         """
         summary = np.zeros((len(workloads), len(SUMMARY_NAMES)))
         summary[:, _PLACE["steps"]] = lengths
@@ -144,9 +147,10 @@ class Summariser:
                         columns |= describe_memory(whole, access)
                     for name, values in columns.items():
                         summary[rows, _PLACE[name]] = values
-                    levels = splits.counts[rows][:, _axes_of(access, known[first], whole)]
-                    about = (*key, on_gpu[first])
-                    place_rows[rows] = self._places(about, tiles, levels, access if whole else None)
+                    if places:
+                        levels = splits.counts[rows][:, _axes_of(access, known[first], whole)]
+                        about = (*key, on_gpu[first])
+                        place_rows[rows] = self._places(about, tiles, levels, access if whole else None)
             _relate_unrolling(summary)
             bounded = np.clip(np.nan_to_num(summary, posinf=_BOUND, neginf=-_BOUND), -_BOUND, _BOUND)
         return bounded.astype(np.float32), place_rows

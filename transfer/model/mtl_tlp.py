@@ -50,6 +50,8 @@ class MtlTLP(nn.Module):
 
     #: What a manifest calls a model of this class.
     kind: ClassVar[str] = MTL_TLP
+    #: It reads no place in a design space.
+    reads_place: ClassVar[bool] = False
 
     def __init__(self, layout: PublishedLayout, device_ids: Sequence[str]) -> None:
         super().__init__()

@@ -18,7 +18,6 @@ from fleet.config.settings import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
-from fleet.models import evaluation
 from fleet.models.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
 from fleet.models.training import train_version
 from fleet.store.store import Store
@@ -91,23 +90,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("eval") / "store", [*records, *noise])
 
 
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits so short are not worth a process."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-
-
 @pytest.fixture(scope="module")
 def found(store: Path) -> Evaluation:
     return evaluate_store(
         settings_of(store), (), split="by-workload", seeds=2, baselines=["nearest-device", "nearest-device"]
     )
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits in this process: starting others takes longer than all fits. `found` has them, as users do."""
-    monkeypatch.setattr(evaluation, "_MOST_COPIED", 0)
 
 
 def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:

@@ -22,6 +22,7 @@ from transfer.features.tiles import Tiles
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.train.training import TrainConfig
+from transfer.tvm_cost_model import Scorer
 
 SIZES = TrainConfig().sizes
 
@@ -110,6 +111,20 @@ def test_a_model_without_places_scores_the_same_beside_them() -> None:
     model = model_of(block, use_place=False)
     without = replace(block, place_rows=None, place_scales=None)
     np.testing.assert_array_equal(model.score(block, "board"), model.score(without, "board"))
+
+
+def test_samples_are_drawn_for_a_model_that_reads_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, workload = block_of(), gmm_workload()
+    candidates = gmm_candidates(workload, 24)
+    asked = []
+    monkeypatch.setattr(
+        "transfer.features.summary.place_scale", lambda *about: asked.append(about) or place_scale(*about)
+    )
+    for use_place in (False, True):
+        model = model_of(block, use_place=use_place)
+        scores = Scorer(model, "board").score(workload, [one.trace for one in candidates])
+        assert scores.tobytes() == model.score(block, "board").tobytes()
+        assert bool(asked) is use_place
 
 
 def test_a_model_with_places_reads_them_and_refuses_features_without() -> None:
