@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.device.batch import Batch
 from agents.device.worker import DeviceWorker
+from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, CandidateId, DeviceSpec, Outcome, Protocol, Record, Workload
 
@@ -58,6 +59,7 @@ def tvm_measure(spec: DeviceSpec, protocol: Protocol = _PROTOCOL) -> Iterator[Tv
             with closing(worker):
                 programs = Path(made) / "programs"
                 programs.mkdir()
+                load_tensor_intrinsics()  # the search itself would take twenty seconds for it
                 yield TvmMeasure(_builder(programs), _runner(worker, protocol))
         finally:
             os.sched_setaffinity(0, cores)
