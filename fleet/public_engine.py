@@ -160,8 +160,11 @@ def _embedded(
 ) -> dict[str, Any]:
     from fleet.collection.replay_files import REPLAY
     from fleet.daemon.daemon import SPOOL
+    from fleet.models.registry_file import latest
     from fleet.store.new_store import records_or_nothing
 
+    if kind is RequestKind.ONBOARDING:
+        latest(options.models)  # an engine need not start to learn that there is no model to start from
     store = Path(settings.store.path)
     beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
     with records_or_nothing(store, *beside):

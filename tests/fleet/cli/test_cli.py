@@ -190,7 +190,10 @@ def test_status_without_a_store_says_what_makes_one(capsys: pytest.CaptureFixtur
     assert "no store at runs/store; `fleet collect` makes one" in capsys.readouterr().out
 
 
-def test_onboarding_without_a_model_says_what_to_run_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_onboarding_without_a_model_says_what_to_run_first_and_starts_no_engine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.daemon.embedded.run_embedded", None)
     assert "fleet train" in failure(["onboard", "x86-64-v2", "--samples", "8"], capsys)
 
 
