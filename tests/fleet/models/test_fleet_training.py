@@ -105,10 +105,7 @@ def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
         train_version(settings, tmp_path / "models", ())
 
 
-def test_the_transfer_check_is_part_of_the_answer(
-    settings: FleetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "_MOST_COPIED", 0)  # one process: starting others takes seconds
+def test_the_transfer_check_is_part_of_the_answer(settings: FleetConfig, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     found = train_version(
         settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_progress=lambda *at: seen.append(at)

@@ -13,6 +13,7 @@ from safetensors.numpy import save as save_arrays
 
 from agents.records import Candidate, DeviceId
 from fleet.config.settings import FleetConfig
+from fleet.errors import FleetError
 from fleet.models import evaluation
 from fleet.models import judge as judging
 from fleet.models.registry import Registry
@@ -214,14 +215,20 @@ def test_what_is_judged_is_what_serves(
     np.testing.assert_array_equal(asked["watch"], scores)
 
     made: list[KeptRanker] = []
-    monkeypatch.setattr(evaluation, "_judge", lambda _reader, _snapshot, rankers, *_: made.extend(rankers))
+
+    def judge_nothing(_reader: Any, _snapshot: Any, rankers: list[KeptRanker], *_: Any) -> None:
+        made.extend(rankers)
+        raise FleetError("far enough")
+
+    monkeypatch.setattr(evaluation, "_judge", judge_nothing)
     # Only what was measured later is judged on.
     later = gmm_trace(i=(64, 1, 1, 1), j=(64, 1, 1, 1))
     with Store.open(store) as writer:
         extra = Candidate(workload_id=WORKLOADS[0].workload_id, trace=later)
         writer.append([record_of(extra, NEW, 1e-3)])
     settings = FleetConfig.model_validate({"store": {"path": str(store)}})
-    evaluation.evaluate_model(settings, registry.folder, name, [NEW])
+    with pytest.raises(FleetError, match="far enough"):
+        evaluation.evaluate_model(settings, registry.folder, name, [NEW])
     np.testing.assert_array_equal(made[0].score(dataset, rows, NEW), scores)
 
 

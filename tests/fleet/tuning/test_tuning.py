@@ -22,7 +22,7 @@ from fleet.store.store import Store
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.rounds import Rounds
-from fleet.tuning.search import PARENTS, Search, choose, end_where_nothing_is_left, next_search
+from fleet.tuning.search import _MANY, PARENTS, Search, choose, end_where_nothing_is_left, next_search
 from fleet.tuning.tuning import network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.fake_fleet import done
@@ -269,7 +269,14 @@ def test_a_real_search_measures_writes_a_database_and_goes_on(
     assert len(planned) == len({record.candidate_id for record in planned}) == 20
     assert {record.origin for record in planned} == {"random", "evolved"}
     assert first["ended"] == "trials"
-    assert one["best_secs"] == min(record.latency_secs for record in records if record.outcome is Outcome.OK)
+    told: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome is Outcome.OK:
+            told.setdefault(record.candidate_id, []).append(record.latency_secs)
+    # Of a front-runner that a restless host had measured again and again, the median counts.
+    assert one["best_secs"] == min(
+        statistics.median(secs) if len(secs) >= _MANY else min(secs) for secs in told.values()
+    )
 
     assert run([*command, "4", *where, *quick]) == 0
     [again] = json.loads(capfd.readouterr().out)["workloads"]
