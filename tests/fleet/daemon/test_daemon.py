@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +16,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from agents.records import DeviceId, DeviceKind
-from fleet.api.client import ADDRESS, ask
-from fleet.config.init import host_profiles, write_profiles
+from agents.records import DeviceId
+from fleet.api.client import ADDRESS
 from fleet.config.sections import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
@@ -31,7 +28,7 @@ from fleet.errors import FleetError
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
-from tests.daemon_fixtures import ROOT, Up, fleet_command
+from tests.daemon_fixtures import Up, fleet_command
 from tests.refresh_fixtures import DEVICES, make_store, some_workloads
 
 ALL = OFFERED * len(WORKLOADS)
@@ -79,89 +76,17 @@ def ending() -> Iterator[list[psutil.Process]]:
     assert alive == []
 
 
-def records(settings: Path) -> int:
+def records(settings: Path, *devices: str) -> int:
+    """Records of some devices, or of all."""
     try:
-        return sum(one.records for one in Store.read(settings.parent / "runs" / "store").counts().values())
+        counts = Store.read(settings.parent / "runs" / "store").counts()
     except FleetError:
         return 0
+    return sum(one.records for device, one in counts.items() if device in devices or not devices)
 
 
 def children_of(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_killed_and_started_again_it_goes_on_and_ends_in_order(
-    settings: Path, started: list[Up], ending: list[psutil.Process]
-) -> None:
-    first = Up(settings)
-    started.append(first)
-    line = first.wait_for_line("fleet is up")
-    assert "2 devices" in line
-    second = subprocess.run(
-        [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert second.returncode == 1
-    named, refused = second.stderr.splitlines()
-    assert named.startswith(f"settings: {settings}; store: {settings.parent}")
-    assert f"runs on {settings.parent}/runs/fleet already: process {first.process.pid}" in refused
-    first.wait_for_line("up on")
-    below = children_of(first.process.pid)
-    assert below
-    assert first.end(signal.SIGKILL) == -signal.SIGKILL
-    again = Up(settings)
-    started.append(again)
-    again.wait_for_line("fleet is up")
-    deadline = time.monotonic() + 60
-    while records(settings) < 2 * ALL and time.monotonic() < deadline:
-        time.sleep(0.2)
-    below += children_of(again.process.pid)
-    assert again.end(signal.SIGTERM) == 0
-    assert records(settings) == 2 * ALL
-    ending.extend(below)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_device_file_that_appears_is_known_and_gets_an_agent_of_our_own_ray(
-    tmp_path: Path, started: list[Up]
-) -> None:
-    first, second, *_ = [profile for profile in host_profiles() if profile.spec.kind is DeviceKind.LOCAL] * 2
-    if first is second:
-        pytest.skip("this host can be one device only")
-    folder, aside = tmp_path / "hardware", tmp_path / "aside"
-    write_profiles(folder, [first])
-    write_profiles(aside, [second])
-    root = tmp_path / "runs" / "fleet"
-    value = {
-        "schema": 1,
-        "devices": {"folder": str(folder)},
-        "store": {"path": str(tmp_path / "runs" / "store")},
-        "daemon": {"root": str(root), "refresh": False, "api_port": 0},
-    }
-    path = tmp_path / "fleet.yaml"
-    path.write_text(yaml.safe_dump(value))
-    up = Up(path)
-    started.append(up)
-    assert "1 devices" in up.wait_for_line("fleet is up")
-    name = second.spec.device_id
-    add = [sys.executable, "-m", "fleet.cli", "devices", "add", str(aside / f"{name}.yaml")]
-    done = subprocess.run([*add, "--config", str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "the daemon follows within five seconds" in done.stdout
-    appeared, deadline = time.monotonic(), time.monotonic() + 60
-    while name not in ask(root, "/v1/status")["devices"] and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert time.monotonic() - appeared < 5.0, "it is known within five seconds"
-    up.wait_for_line(f"{name}: up on")
-    assert up.end(signal.SIGTERM) == 0
 
 
 @pytest.fixture
@@ -351,19 +276,28 @@ def trains(settings: Path, tmp_path: Path) -> Path:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fleet_train_beside_a_daemon_is_a_request_that_outlives_client_and_daemon(
-    trains: Path, tmp_path: Path, started: list[Up]
+def test_a_request_outlives_its_client_and_a_killed_daemon_and_nothing_is_left_behind(
+    trains: Path, tmp_path: Path, started: list[Up], ending: list[psutil.Process]
 ) -> None:
     models = str(tmp_path / "models")
     up = Up(trains, "--models", models)
     started.append(up)
-    up.wait_for_line("fleet is up")
+    assert "2 devices" in up.wait_for_line("fleet is up")
     # A client that goes away loses nothing, nor does a daemon that is killed.
     detached = fleet_command(trains, "train", "--models", models, "--device", "one", "--detach", "--json")
+    second = fleet_command(trains, "up")
     out, told = detached.communicate(timeout=120)
     assert detached.returncode == 0, told
     (accepted,) = json.loads(out)
     assert accepted["arguments"] == {"family": "cpu", "devices": ["one"]}
+    _, told = second.communicate(timeout=60)
+    assert second.returncode == 1
+    named, refused = told.splitlines()
+    assert named.startswith(f"settings: {trains}; store: {trains.parent}")
+    assert f"runs on {trains.parent}/runs/fleet already: process {up.process.pid}" in refused
+    up.wait_for_line("up on")
+    below = children_of(up.process.pid)
+    assert below
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
     up = Up(trains, "--models", models)
     started.append(up)
@@ -387,4 +321,11 @@ def test_fleet_train_beside_a_daemon_is_a_request_that_outlives_client_and_daemo
     result = ended["result"]
     assert set(result["serves"]) | set(result["kept_champions"]) >= set(DEVICES)
     assert not result["serves"] or (tmp_path / "models" / result["version"]).is_dir()
+    # Meanwhile both devices have measured what there is, and each candidate once.
+    deadline = time.monotonic() + 60
+    while records(trains, "one", "two") < 2 * ALL and time.monotonic() < deadline:
+        time.sleep(0.2)
+    below += children_of(up.process.pid)
     assert up.end(signal.SIGTERM) == 0
+    assert records(trains, "one", "two") == 2 * ALL
+    ending.extend(below)

@@ -386,7 +386,7 @@ def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: RefreshRequest)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, number: signal.Signals) -> None:
-    long = replace(request_, epochs=16)
+    long = replace(request_, epochs=4)
     process = launched(long, "-c", VICTIM)
     assert process.stdout is not None
     assert process.stdout.readline() == "kept 1\n", process.communicate()[1]
@@ -580,7 +580,7 @@ def test_a_failure_shows_the_end_of_standard_error(
 def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     request_: RefreshRequest,
 ) -> None:
-    refresher = make_refresher(request_, epochs=24)
+    refresher = make_refresher(request_, epochs=12)
     refresher.start("cpu", ["test"])
     child = refresher._child
     assert child is not None
@@ -600,7 +600,7 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     events = polled(second, until=TrainingFinished)
     assert isinstance(events[-1], TrainingFinished)
     assert second.view["last"]["resumed_epochs"] > 0
-    assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 24
+    assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 12
 
 
 def test_a_request_that_cannot_be_deleted_ends_no_coordinator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from fleet.tuning.report import headline, render
 from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+from transfer.search.population import EvolutionSettings
 
 TARGET = {"kind": "llvm", "num-cores": 1}
 
@@ -273,6 +275,11 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # How well it searches is for others: few random candidates, and a small population.
+    monkeypatch.setattr("fleet.tuning.evolution.FIRST", 8)
+    small = {"drawn": 32, "mutants": 16, "generations": 1, "children": 32, "parents": 8}
+    settings = partial(EvolutionSettings, **small)
+    monkeypatch.setattr("transfer.search.population.EvolutionSettings", settings)
     write_generic_device(Path("hardware"))
     save_network(Path("small.pt2"))
     where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
