@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from agents.device.agent import Agent, Worker
 from agents.device.messages import (
+    Acknowledge,
     AgentGone,
     AgentRefused,
     AgentRequest,
@@ -148,14 +149,18 @@ class AgentHost:
         self.close_workers()
 
     def close(self) -> None:
-        """Forget the requests that were not begun, and let `serve` end after the one that it is doing."""
+        """Let `serve` end after the request that it is doing, and do of the others only acknowledgements."""
         with self._changed:
             self._is_closed = True
-            self._requests.clear()
+            # What the store has must not come out of the spool again.
+            acknowledged = [one for one in self._requests if isinstance(one[1], Acknowledge)]
+            self._requests = deque(acknowledged)
             self._changed.notify_all()
 
     def close_workers(self) -> None:
-        """Close every worker; for the thread that works."""
+        """Take the last acknowledgements, then close every worker; for the thread that works."""
+        while self._is_closed and self.work():
+            pass
         for agent in list(self._agents.values()):
             agent.close()
 

@@ -59,8 +59,13 @@ class AgentHostActor:
         """See `AgentHost.take`."""
         return self._host.take(confirmed, timeout_secs)
 
-    def close(self) -> None:
-        """End every agent after the request that it is doing; returns when that is done."""
+    def close(self, requests: list[AgentRequest]) -> None:
+        """End every agent after the request that it is doing; returns when that is done.
+
+        Args:
+            requests: The last ones, of which acknowledgements are done.
+        """
+        self._host.ask(requests)
         self._host.close()
         self._thread.join()
 

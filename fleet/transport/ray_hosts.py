@@ -156,7 +156,8 @@ class HostProcess:
 
     def close(self) -> Any:
         """Begin to end in order; returns the call to wait for."""
-        return self._actor.close.remote()
+        requests, self.requests = self.requests, []
+        return self._actor.close.remote(requests)
 
     def is_blameless(self, tail: str) -> bool:
         """Whether it is known that its end came from outside; to be asked once it has ended.

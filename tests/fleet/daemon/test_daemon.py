@@ -17,6 +17,8 @@ import yaml
 from rich.console import Console
 
 from agents.records import DeviceId
+from agents.row_file import read_rows
+from agents.spool.disk_spool import FILE
 from fleet.api.client import ADDRESS
 from fleet.config.sections import window_secs
 from fleet.config.settings import ConfigError, PolicySection, load_fleet
@@ -85,6 +87,13 @@ def records(settings: Path, *devices: str) -> int:
     return sum(one.records for device, one in counts.items() if device in devices or not devices)
 
 
+def spooled(settings: Path) -> int:
+    """Records that wait in the spools of the devices."""
+    files = list((settings.parent / "runs" / "spool").glob(f"*/{FILE}"))
+    assert files
+    return sum(len(read_rows(path)) for path in files)
+
+
 def children_of(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
@@ -128,6 +137,7 @@ def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
             config, UpOptions(models=tmp_path / "models", once=True), Console(file=log), serve=api.serve
         )
     assert 0 < records(settings) <= 2 * ALL
+    assert spooled(settings) == 0, "the next start has nothing to bring again"
     assert api.is_closed
     assert set(api.views[0]["devices"]) == {"one", "two"}
     text = (tmp_path / "log").read_text()
@@ -328,4 +338,5 @@ def test_a_request_outlives_its_client_and_a_killed_daemon_and_nothing_is_left_b
     below += children_of(up.process.pid)
     assert up.end(signal.SIGTERM) == 0
     assert records(trains, "one", "two") == 2 * ALL
+    assert spooled(trains) == 0
     ending.extend(below)
