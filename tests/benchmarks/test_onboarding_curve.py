@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_table import RANDOM, CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.record_fixtures import make_workload
-from transfer.adapt.base import Adapted
-from transfer.adapt.nearest import Nearest
+from tests.strategy_fixtures import LikeNearest
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
@@ -25,8 +24,6 @@ from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.evaluate.onboarding_points import Point
-from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
@@ -125,34 +122,10 @@ def test_a_device_alone_has_nothing_to_be_judged_by() -> None:
         make_cases(alone, None, CasePlan(regimes=tuple(Regime), targets=DEVICES[:1], seeds=(0,)))
 
 
-@dataclass(frozen=True)
-class Spy:
-    """Notes what a strategy may see."""
-
-    seen: list[tuple[Dataset, np.ndarray, np.ndarray]]
-    name: str = "spy"
-    least_samples: int = 0
-
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: np.ndarray,
-        *,
-        source_rows: np.ndarray,
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        self.seen.append((dataset, few_shot_rows, source_rows))
-        return Nearest().adapt(
-            source, dataset, target_device, few_shot_rows, source_rows=source_rows, config=config, seed=seed
-        )
-
-
 def test_a_strategy_sees_its_samples_and_nothing_else_of_the_target() -> None:
     seen: list[tuple[Dataset, np.ndarray, np.ndarray]] = []
-    run_curve(DATASET, None, plan([Adapting(Spy(seen), FewOfEach(), "spy")], targets=DEVICES[:1]))
+    spy = LikeNearest("spy", sees=lambda *what: seen.append(what))
+    run_curve(DATASET, None, plan([Adapting(spy, FewOfEach(), "spy")], targets=DEVICES[:1]))
     assert {len(rows) for _, rows, _ in seen} == {0, 16}
     for view, rows, _ in seen:
         column = view.column(DEVICES[0])

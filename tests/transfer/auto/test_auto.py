@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
+from tests.strategy_fixtures import LikeNearest, backwards
 from transfer.adapt.base import Adapted, without_device
 from transfer.adapt.multitask import MultiTask
 from transfer.adapt.nearest import Nearest
@@ -18,11 +19,9 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
 from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_few_shot
-from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
 from transfer.train.training import train
 
 TARGET = "cpu-new"
@@ -38,34 +37,6 @@ def source() -> FleetTLP:
     return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
 
 
-@dataclass(frozen=True)
-class Backwards:
-    """Gives the nearest head with its sign turned: as harmful as a head can be."""
-
-    name: str = "backwards"
-    least_samples: int = 0
-
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: np.ndarray,
-        *,
-        source_rows: np.ndarray,
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        adapted = Nearest().adapt(
-            source, dataset, target_device, few_shot_rows, source_rows=source_rows, config=config, seed=seed
-        )
-        last = list(adapted.model.head(target_device).parameters())[-2:]
-        for one in last:
-            one.data.neg_()
-        adapted.model.trees = None  # they would put half of it right
-        return adapted
-
-
 def run(auto: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:
     return auto.adapt(source, DATASET, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
 
@@ -76,8 +47,8 @@ def measured(count: int) -> np.ndarray:
 
 
 def test_a_harmful_choice_is_found_out_and_replaced(source: FleetTLP) -> None:
-    auto = Auto(strategies=(Backwards(), Nearest()))
-    adapted = run(replace(auto, strategies=(Backwards(),)), source, measured(80))
+    auto = Auto(strategies=(backwards(), Nearest()))
+    adapted = run(replace(auto, strategies=(backwards(),)), source, measured(80))
     check = adapted.notes["check"]
     assert check["chosen"] == "backwards"
     assert adapted.notes["strategy"] == check["taken"] in {"nearest", "scratch"}
@@ -86,13 +57,13 @@ def test_a_harmful_choice_is_found_out_and_replaced(source: FleetTLP) -> None:
 
 
 def test_without_the_guard_the_harm_is_done(source: FleetTLP) -> None:
-    adapted = run(Auto(strategies=(Backwards(),), guard=False), source, measured(80))
+    adapted = run(Auto(strategies=(backwards(),), guard=False), source, measured(80))
     assert adapted.notes["strategy"] == "backwards"
     assert "check" not in adapted.notes
 
 
 def test_the_known_devices_tell_which_strategy(source: FleetTLP, tmp_path: Path) -> None:
-    auto = Auto(strategies=(Backwards(), Nearest(), Scratch()), cache=tmp_path, guard=False)
+    auto = Auto(strategies=(backwards(), Nearest(), Scratch()), cache=tmp_path, guard=False)
     adapted = run(auto, source, measured(60))
     assert adapted.notes["strategy"] != "backwards"
     assert adapted.notes["standings"]["backwards"] < adapted.notes["standings"]["nearest"]
@@ -194,7 +165,7 @@ def test_standings_made_ahead_are_good_until_there_is_much_more_to_go_by(tmp_pat
 def test_it_chooses_among_more_where_their_standings_were_made_ahead(
     source: FleetTLP, tmp_path: Path
 ) -> None:
-    auto = Auto(strategies=(Backwards(),), ready=(Backwards(), Nearest()), cache=tmp_path, guard=False)
+    auto = Auto(strategies=(backwards(),), ready=(backwards(), Nearest()), cache=tmp_path, guard=False)
     assert run(auto, source, measured(60)).notes["strategy"] == "backwards"
     leave_one_out(without_device(DATASET, TARGET), auto.ready, Regime.DEVICE_NEW, SHORT, tmp_path)
     assert run(auto, source, measured(60)).notes["strategy"] == "nearest"
@@ -268,12 +239,7 @@ DEVICE_SCORES = LeaveOneOutScores(
 
 @pytest.mark.parametrize(("k", "best"), [(0, "a"), (32, "a"), (256, "b"), (4096, "b")])
 def test_the_best_changes_with_the_number_of_samples(k: int, best: str) -> None:
-    assert DEVICE_SCORES.best((Named("a"), Named("b")), k).name == best
-
-
-@dataclass(frozen=True)
-class Named(Backwards):
-    """A name."""
+    assert DEVICE_SCORES.best((LikeNearest("a"), LikeNearest("b")), k).name == best
 
 
 def test_between_numbers_of_samples_the_logarithm_counts() -> None:
@@ -309,7 +275,7 @@ def test_known_devices_tell_what_to_expect_of_one_more() -> None:
 def test_the_first_stays_where_another_leads_by_luck(lucky: tuple[float | None, ...], best: str) -> None:
     of_a = DEVICE_SCORES.by_judged["a"]
     told = replace(DEVICE_SCORES, by_judged={"a": of_a, "b": ((None,) * 8, (0.6,) * 8, lucky * 2)})
-    assert told.best((Named("a"), Named("b")), 256).name == best
+    assert told.best((LikeNearest("a"), LikeNearest("b")), 256).name == best
 
 
 def test_the_luckiest_of_many_is_asked_for_more_than_one_rival_alone() -> None:
@@ -330,9 +296,9 @@ def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
 
 
 def test_a_first_that_could_not_run_leaves_the_choice_to_the_others() -> None:
-    assert DEVICE_SCORES.best((Named("b"), Named("a")), 0).name == "a"
-    assert DEVICE_SCORES.best((Named("c"), Named("b")), 32).name == "b"
-    assert DEVICE_SCORES.best((Named("c"), Named("d")), 32).name == "c"
+    assert DEVICE_SCORES.best((LikeNearest("b"), LikeNearest("a")), 0).name == "a"
+    assert DEVICE_SCORES.best((LikeNearest("c"), LikeNearest("b")), 32).name == "b"
+    assert DEVICE_SCORES.best((LikeNearest("c"), LikeNearest("d")), 32).name == "c"
 
 
 def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:
