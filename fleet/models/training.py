@@ -83,8 +83,7 @@ def train_version(
 
     kinds = _kinds(settings, is_plain=workers == 1 and not check)
     registry = Registry(models)
-    since = registry.environments_since()
-    reader = Store.read(settings.store.path).parted(since)
+    reader = Store.read(settings.store.path).parted(since := registry.environments_since())
     published = MTL_TLP in kinds or registry.asks_published(device_ids or registry.champions())
     snapshot = read_snapshot(reader, device_ids, published=published)
     dataset = snapshot.dataset

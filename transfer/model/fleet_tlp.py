@@ -61,15 +61,12 @@ class FleetTLP(nn.Module):
     #: It reads no published features, so nobody needs to make them for it.
     layout: ClassVar[None] = None
 
-    @property
-    def reads_place(self) -> bool:
-        """Whether it reads the places in design spaces."""
-        return self.config.place_size > 0
-
     def __init__(self, config: ModelConfig, device_ids: Sequence[str] = ()) -> None:
         super().__init__()
         sizes = config.sizes
         self.config = config
+        #: Whether it reads places in design spaces.
+        self.reads_place = config.place_size > 0
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
         self.summary = Standardise(config.described_size)
