@@ -65,7 +65,6 @@ class FleetTLP(nn.Module):
         super().__init__()
         sizes = config.sizes
         self.config = config
-        #: Whether it reads places in design spaces.
         self.reads_place = config.place_size > 0
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)

@@ -174,7 +174,7 @@ def test_it_chooses_among_more_where_their_standings_were_made_ahead(
 def test_where_it_may_not_wait_it_makes_no_standings_but_takes_ready_ones(
     source: FleetTLP, tmp_path: Path
 ) -> None:
-    several = (Nearest(), Backwards())
+    several = (Nearest(), backwards())
     auto = Auto(strategies=several, ready=several, cache=tmp_path, guard=False, waits=False)
     notes = run(auto, source, measured(60)).notes
     assert (notes["strategy"], "standings" in notes) == ("nearest", False)
