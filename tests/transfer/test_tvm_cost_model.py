@@ -245,7 +245,8 @@ def test_the_lines_of_the_document_search_with_a_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: FleetTLP
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/use-a-head.md").read_text()
-    small = "ms.search_strategy.EvolutionarySearch(population_size=32, genetic_num_iters=1)"
+    sizes = "population_size=32, init_min_unmeasured=8, genetic_num_iters=1"
+    small = f"ms.search_strategy.EvolutionarySearch({sizes})"
     [lines] = re.findall(r"```python\n(from functools.*?)```", page, re.DOTALL)
     for theirs, mine in (
         ('tvm_measure("x86-64-v3")', 'tvm_measure("generic")'),

@@ -101,14 +101,14 @@ def test_auto_keeps_its_standings_for_the_next_time(recorded: Path, tmp_path: Pa
     result = onboard_recorded(settings, NEW, models)
     assert result["strategy"] == "auto"
     assert result["taken"] in result["notes"]["standings"]
-    assert len(list((tmp_path / "runs" / "standings").glob("*.json"))) == 1
+    [kept] = (tmp_path / "runs" / "standings").glob("*.json")
+    written = kept.stat().st_mtime_ns
     assert "of_strategy" in result["notes"]
     assert all({"samples", "top1"} == set(point) for point in result["more"])
 
-
-def test_without_samples_the_known_devices_tell_what_to_expect(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=0, strategy="auto")
-    result = onboard_recorded(settings, NEW, tmp_path / "runs" / "models")
+    # Without samples the known devices tell what to expect: from what is kept.
+    result = onboard_recorded(settings_of(recorded, samples=0, strategy="auto"), NEW, models)
+    assert [one.stat().st_mtime_ns for one in kept.parent.glob("*.json")] == [written]
     expected = result["expected"]
     assert (expected["samples"], expected["devices"]) == (0, len(SOURCES))
     low, high = expected["top1_interval"]
