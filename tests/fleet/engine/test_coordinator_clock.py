@@ -51,7 +51,8 @@ def hurt(fleet: Fleet, what: str, secs: float) -> None:
         fleet.clock.set(secs)
 
 
-@pytest.mark.parametrize(("what", "secs"), [("pause", 600.0), *(("set", step) for step in STEPS)])
+# All steps are tried with fewer leases below.
+@pytest.mark.parametrize(("what", "secs"), [("pause", 600.0), ("set", 86_400.0), ("set", -3600.0)])
 def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, what: str, secs: float) -> None:
     fleet = make_fleet(tmp_path, MANY)
     with fleet.coordinator() as (coordinator, transport):
