@@ -284,8 +284,8 @@ def test_the_luckiest_of_many_is_asked_for_more_than_one_rival_alone() -> None:
     told = replace(DEVICE_SCORES, by_judged={**several, "b": ((None,) * 8, (0.6,) * 8, ahead)})
     known = dict.fromkeys(several, DEVICE_SCORES.top1["a"]) | {"b": DEVICE_SCORES.top1["b"]}
     told = replace(told, top1=known)
-    assert told.best((Named("a"), Named("b")), 256).name == "b"
-    assert told.best(tuple(map(Named, "abcdefghijk")), 256).name == "a"
+    assert told.best((LikeNearest("a"), LikeNearest("b")), 256).name == "b"
+    assert told.best(tuple(map(LikeNearest, "abcdefghijk")), 256).name == "a"
 
 
 def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
