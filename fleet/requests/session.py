@@ -44,7 +44,7 @@ class EngineSession:
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0
         #: A device, and the moment that parts its records (`StoreReader.parted`).
-        self._part: dict[DeviceId, float] = {}
+        self._part: dict[str, float] = {}
         threading.Thread(target=self._hear, name="engine", daemon=True).start()
 
     # ---- what agents do ----

@@ -77,7 +77,7 @@ class StoreReader:
         #: Unix seconds by device: what was measured before then is shown as of another environment.
         self._since = dict(since or {})
 
-    def parted(self, since: Mapping[DeviceId, float] | Mapping[str, float]) -> StoreReader:
+    def parted(self, since: Mapping[str, float]) -> StoreReader:
         """The same records, of which the older ones of devices are shown as of environments of their own.
 
         A device that drifted has the environment that it had, and yet its numbers of before are not to be
