@@ -82,7 +82,11 @@ def test_what_was_read_is_kept_by_name_and_versions(tmp_path: Path, monkeypatch:
     assert cache.kept_workloads(network, Family.CPU) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b'[{"name": 1}]')])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{", mtime=0), gzip.compress(b'[{"name": 1}]', mtime=0)],
+    ids=["empty", "no gzip", "half a value", "no workload"],
+)
 def test_a_damaged_file_of_the_cache_counts_as_none(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
