@@ -113,6 +113,33 @@ def test_paths_and_modules_that_pages_name_are_there() -> None:
     assert [one for one in sorted(named) if not list(ROOT.glob(one[1].rstrip("/")))] == []
 
 
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page's prose: no code, tables or headings; a span of code counts as a word."""
+    prose: list[str] = []
+    for line in re.sub(r"(?ms)^```.*?^```", "\n", text).splitlines():
+        is_prose = not re.match(r"\s*(?:\||#|<|!\[)", line)
+        # A list item begins a paragraph; so does what follows a table or a heading.
+        if not prose or not is_prose or not line.strip() or re.match(r"\s*(?:[-*>]|\d+\.) ", line):
+            prose.append("")
+        if is_prose:
+            prose[-1] += f" {line.strip()}"
+    for paragraph in prose:
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "Code", paragraph))
+        yield from re.split(r"(?<=[.!?:;]) +(?=[A-Z*\"(])", plain.strip())
+
+
+def test_sentences_are_short() -> None:
+    words = [
+        (len(re.findall(r"[A-Za-z][\w'-]*", one)), page.name, one)
+        for page in CURRENT
+        for one in sentences(page.read_text())
+    ]
+    counted = [one for one in words if one[0] >= 3]
+    assert len(counted) > 800
+    assert [one for one in counted if one[0] > 35] == []
+    assert sum(one[0] > 30 for one in counted) <= 0.02 * len(counted)
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
     for page in CURRENT:
