@@ -116,6 +116,18 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "tune x86-64-v4 --network resnet-50 --workload C2D_1x56x56x64x64x3x1x1 --trials 64",
         "collect --network NETWORK",
     ),
+    "tests/agents/networks/test_corpus.py": (
+        "collect --device x86-64-v3 --network corpus --workloads 120 --samples 32 "
+        "--set workloads.min_flops=200000 --set workloads.max_flops=25000000",
+    ),
+    # Of one architecture instead of seventy: reading all takes a quarter of an hour where none was read before.
+    "tests/fleet/cli/test_cli_lookup.py": (
+        "workloads --network corpus",
+        "workloads --network corpus --json",
+        "workloads --network corpus --min-flops 2e5 --max-flops 2.5e7 --count 120",
+        "workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7",
+        "workloads swin --network corpus --json",
+    ),
     "tests/fleet/cli/test_verbs_beside_a_daemon.py": ("tune x86-64-v4 --detach",),
     "tests/fleet/transport/test_ray_cluster.py": (
         "up --address",
