@@ -120,7 +120,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "collect --device x86-64-v3 --network corpus --workloads 120 --samples 32 "
         "--set workloads.min_flops=200000 --set workloads.max_flops=25000000",
     ),
-    # Of one architecture instead of seventy: reading all takes a quarter of an hour where none was read before.
+    # Of one architecture instead of seventy: the first reading of all takes a quarter of an hour.
     "tests/fleet/cli/test_cli_lookup.py": (
         "workloads --network corpus",
         "workloads --network corpus --json",
