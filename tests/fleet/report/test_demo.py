@@ -179,7 +179,7 @@ def test_the_kept_model_scores_every_head(finished: tuple[Path, int, str]) -> No
 
 
 def test_a_demo_that_is_asked_to_stop_closes_everything_and_says_so(tmp_path: Path) -> None:
-    stopped = start(tmp_path / "run", "--workloads", "1")
+    stopped = start(tmp_path / "run")
     await_records(stopped, tmp_path / "run" / "store", 2)
     family = psutil.Process(stopped.pid).children(recursive=True)
     stopped.send_signal(signal.SIGTERM)
