@@ -189,7 +189,7 @@ def workloads(
     They are those of the store, or with --network those of networks, which need no store: a name of ours, a
     file, transformers:NAME, or `corpus` for the whole set of architectures.
 
-    Examples: fleet workloads C2D --limit 10
+    Example: fleet workloads C2D --limit 10
 
     fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """

@@ -149,7 +149,9 @@ def test_bodies_need_the_token_and_have_an_end(start: Callable[..., Daemon]) -> 
             answer = client.post(path, content=text)
             assert answer.status_code == status, path
         endless = (b" " * 1024 for _ in range(MOST_BYTES // 1024 + 2))
-        assert client.post("/v1/requests", content=endless).status_code == 413
+        # Whoever still sends when the answer comes may see the connection end instead.
+        with contextlib.suppress(httpx.ReadError, httpx.WriteError):
+            assert client.post("/v1/requests", content=endless).status_code == 413
         assert client.get("/v1/requests").json() == []
 
 
