@@ -35,7 +35,10 @@ class _ListGroup(typer.core.TyperGroup):
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module to a command-line app."""
-    datasets = typer.Typer(help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify runs/open-dataset", cls=_ListGroup)
+    datasets = typer.Typer(
+        help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
+        cls=_ListGroup,
+    )
     datasets.command("list")(list_)
     datasets.command("publish")(publish)
     datasets.command("verify")(verify)
