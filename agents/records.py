@@ -140,6 +140,11 @@ class Candidate(_Identified):
             return CandidateId(self._identify(self.workload_id, self.dialect, self.trace))
 
 
+def record_id_of(candidate_id: str, device_id: str, environment_id: str, attempt: int) -> str:
+    """What `Record.record_id` is of a record with these, where there is no record yet."""
+    return content_hash(candidate_id, device_id, environment_id, str(attempt))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_Identified):
     """One candidate on one device, once. Immutable; a failed candidate is a record too."""

@@ -27,8 +27,8 @@ from agents.host.probe import core_groups, environment, environment_id, probe, r
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.networks.graph import merged
-from agents.networks.network_name import members, read_network_name
-from agents.networks.reader import network_workloads
+from agents.networks.network_name import read_network_name
+from agents.networks.reader import workloads_of_networks
 from agents.programs.canaries import Canary, roofline
 from agents.programs.derivation import Derivation
 from agents.records import (
@@ -165,11 +165,10 @@ class DeviceWorker:
         Raises:
             AgentError: A network is unknown, or cannot be read.
         """
-        names = members(networks)
-        graphs = [name for name in names if read_network_name(name).is_graph]
-        optional = set(names) - set(networks)
-        found = network_workloads(graphs, self.spec.family, optional=optional) if graphs else []
-        if ours := [name for name in names if name not in graphs]:
+        ours = [name for name in dict.fromkeys(networks) if read_network_name(name).source == "ours"]
+        others = [name for name in networks if name not in ours]
+        found = workloads_of_networks(others, self.spec.family) if others else []
+        if ours:
             answer = self.pool.ask({"op": "networks", "networks": ours})
             found += [workload_from_json(value) for value in answer["workloads"]]
         return merged(found)

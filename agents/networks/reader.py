@@ -21,7 +21,7 @@ from agents.codec import workload_from_json
 from agents.host.own_program import command, environment
 from agents.networks.cache import keep, kept_workloads
 from agents.networks.graph import merged
-from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.network_name import NetworkRefusedError, members, read_network_name
 from agents.records import Family, Workload
 from agents.sandbox.process import end_of
 
@@ -33,6 +33,21 @@ _READ_TOGETHER = 6
 _READ_SECS = 900.0
 _MOST_ANSWER_BYTES = 256 << 20
 _LAST_WORDS = 400
+
+
+def workloads_of_networks(networks: Sequence[str], family: Family) -> list[Workload]:
+    """List the distinct workloads of networks and sets of networks, heaviest first.
+
+    Args:
+        networks: As `agents.networks.network_name` reads them; a member of a set that cannot be read is left
+            out.
+        family: Whose devices are to run them.
+
+    Raises:
+        NetworkRefusedError: One that is named itself cannot be read, or none could be.
+    """
+    names = members(networks)
+    return network_workloads(names, family, optional=set(names) - set(networks))
 
 
 def network_workloads(

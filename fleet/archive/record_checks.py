@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from agents.records import content_hash
+from agents.records import content_hash, record_id_of
 from fleet.errors import StoreError
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.ids import keys_of_column
@@ -102,7 +102,7 @@ def _is_named_rightly(device_id: str, rows: pa.Table) -> Iterable[bool]:
     for record_id, candidate_id, workload_id, dialect, trace, environment_id, attempt in zip(
         *(rows.column(name).to_pylist() for name in names), strict=True
     ):
-        # As `agents.records.Candidate` and `agents.records.Record` name themselves.
-        yield candidate_id == content_hash(workload_id, dialect, trace) and record_id == content_hash(
-            candidate_id, device_id, environment_id, str(attempt)
+        # As `agents.records.Candidate` names itself.
+        yield candidate_id == content_hash(workload_id, dialect, trace) and record_id == record_id_of(
+            candidate_id, device_id, environment_id, attempt
         )

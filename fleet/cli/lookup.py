@@ -242,8 +242,8 @@ def _listed(
     """Where the workloads are from, they themselves, and how many records of each there are."""
     if networks:
         from agents.networks.network_name import networks_here
+        from agents.networks.reader import workloads_of_networks
         from agents.records import Family
-        from fleet.collection.workload_list import workloads_of_networks
 
         names = networks_here(networks) or []
         return ", ".join(networks), workloads_of_networks(names, Family.CPU), {}

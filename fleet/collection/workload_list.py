@@ -1,12 +1,12 @@
-"""Lists of workloads for people: of networks or of a store, filtered, and counted by operator."""
+"""Lists of workloads for people: filtered, and counted by operator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agents.records import Family, Workload, WorkloadId
+from agents.records import Workload, WorkloadId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +33,6 @@ class WorkloadFilter:
             and (not self.operators or workload.operator in self.operators)
             and self.text.lower() in " ".join(words).lower()
         )
-
-
-def workloads_of_networks(networks: Sequence[str], family: Family) -> list[Workload]:
-    """The distinct workloads of networks, read on this host without an agent.
-
-    Args:
-        networks: As `agents.networks.network_name` reads them.
-        family: Whose devices are to run them.
-
-    Raises:
-        NetworkRefusedError: One of them cannot be read.
-    """
-    from agents.networks.network_name import members
-    from agents.networks.reader import network_workloads
-
-    names = members(networks)
-    return network_workloads(names, family, optional=set(names) - set(networks))
 
 
 def described(workload: Workload, records: Mapping[WorkloadId, int]) -> dict[str, Any]:

@@ -9,20 +9,16 @@ again adds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from agents.records import DeviceId, DeviceKind, content_hash
+from agents.records import DeviceId, DeviceKind, record_id_of
 from fleet.datasets.dataset_files import PublishedDataset, checked_rows
 from fleet.store.store import Store
 
 #: Rows of one commit.
 _COMMIT_ROWS = 65_536
-
-#: Told (records so far, records of the dataset).
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +36,7 @@ class OpenedDataset:
     table_version: int
 
 
-def verify(dataset: PublishedDataset, watch: Watch | None = None) -> int:
+def verify(dataset: PublishedDataset) -> int:
     """Decode and check every row of a dataset whose sums are right.
 
     Returns:
@@ -49,12 +45,7 @@ def verify(dataset: PublishedDataset, watch: Watch | None = None) -> int:
     Raises:
         DatasetRefusedError: A row is no record.
     """
-    count = 0
-    for _, rows in checked_rows(dataset):
-        count += rows.num_rows
-        if watch is not None:
-            watch(count, dataset.card["records"])
-    return count
+    return sum(rows.num_rows for _, rows in checked_rows(dataset))
 
 
 def opened_id(name: str, device_id: str) -> DeviceId:
@@ -62,7 +53,7 @@ def opened_id(name: str, device_id: str) -> DeviceId:
     return DeviceId(f"{name}.{device_id}")
 
 
-def open_dataset(dataset: PublishedDataset, store: Store, watch: Watch | None = None) -> OpenedDataset:
+def open_dataset(dataset: PublishedDataset, store: Store) -> OpenedDataset:
     """Put a dataset into a store. All of it is checked before anything is kept.
 
     Durable in commits of some ten thousand records; after a kill the same call goes on.
@@ -92,8 +83,6 @@ def open_dataset(dataset: PublishedDataset, store: Store, watch: Watch | None = 
         count += rows.num_rows
         if sum(one.num_rows for some in waiting.values() for one in some) >= _COMMIT_ROWS:
             appended += _commit(store, waiting)
-            if watch is not None:
-                watch(count, dataset.card["records"])
     appended += _commit(store, waiting)
     return OpenedDataset(
         name=dataset.name,
@@ -115,8 +104,6 @@ def _commit(store: Store, waiting: dict[str, list[pa.Table]]) -> int:
 def _renamed(device_id: DeviceId, rows: pa.Table) -> pa.Table:
     """The same rows of a device of another name: its name is part of what a record's id is made of."""
     parts = (rows.column(name).to_pylist() for name in ("candidate_id", "environment_id", "attempt"))
-    ids = [
-        content_hash(one, device_id, where, str(attempt)) for one, where, attempt in zip(*parts, strict=True)
-    ]
+    ids = [record_id_of(one, device_id, where, attempt) for one, where, attempt in zip(*parts, strict=True)]
     place = rows.schema.get_field_index("record_id")
     return rows.set_column(place, rows.schema.field(place), pa.array(ids, pa.string()))

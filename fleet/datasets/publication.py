@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +26,8 @@ from fleet.store.reader import StoreReader
 class _PublishedSource(Source):
     """The records of a device that we measured, without the names of hosts and addresses."""
 
-    def __init__(
-        self,
-        reader: StoreReader,
-        device_id: DeviceId,
-        host: str,
-        watch: Callable[[DeviceId, int], None] | None,
-    ) -> None:
-        super().__init__(reader, device_id, watch, keeps_imported=False)
+    def __init__(self, reader: StoreReader, device_id: DeviceId, host: str) -> None:
+        super().__init__(reader, device_id, None, keeps_imported=False)
         self._host = host
 
     @cached_property
@@ -54,7 +48,6 @@ def publish(
     folder: Path,
     about: DatasetAbout,
     devices: Sequence[str] = (),
-    watch: Callable[[DeviceId, int], None] | None = None,
 ) -> dict[str, Any]:
     """Publish what the devices of a store have measured.
 
@@ -65,7 +58,6 @@ def publish(
         folder: Where it goes: missing or empty.
         about: What the publisher says of it.
         devices: Device ids; all that measured if empty.
-        watch: Told (device, records of it written so far) now and then.
 
     Returns:
         `folder`, `sha256` (of the file of sums, which stands for all), `bytes` of the records, and `card`.
@@ -81,7 +73,7 @@ def publish(
         )
     if folder.is_dir() and any(folder.iterdir()):
         raise FleetError(f"{folder} is not empty, and no dataset is overwritten: name a new folder")
-    sources = _sources(reader, devices, watch)
+    sources = _sources(reader, devices)
     with whole_folder(folder, replace=False) as partial:
         if not write_parquet(partial / RECORDS, sources, is_small=True):
             raise FleetError(f"nothing to publish in {reader.path}: all of its records came with logs")
@@ -94,9 +86,7 @@ def publish(
     return {"folder": str(folder), "sha256": sha256, "bytes": size, "card": card}
 
 
-def _sources(
-    reader: StoreReader, devices: Sequence[str], watch: Callable[[DeviceId, int], None] | None
-) -> list[Source]:
+def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
     entries, present = reader.devices(), reader.counts()
     ours = [one for one in present if one in entries and is_live(entries[one].spec)]
     for name in devices:
@@ -114,7 +104,7 @@ def _sources(
         )
     hosts = dict.fromkeys(found.host for one in chosen if (found := entries[one].descriptor) is not None)
     names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
-    return [_PublishedSource(reader, one, _host_of(entries[one], names), watch) for one in chosen]
+    return [_PublishedSource(reader, one, _host_of(entries[one], names)) for one in chosen]
 
 
 def _host_of(entry: Any, names: dict[str, str]) -> str:

@@ -105,8 +105,9 @@ def onboard_device(
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
     cache = models.parent / DEVICE_SCORES
-    regime, distance = Regime.DEVICE_NEW, samples.distance
-    strategy = strategy_for(settings.onboarding.strategy, regime, cache, distance, waits=waits)
+    strategy = strategy_for(
+        settings.onboarding.strategy, Regime.DEVICE_NEW, cache, samples.distance, waits=waits
+    )
     one = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agents.records import DeviceId, Family, Outcome, WorkloadId
+from agents.records import DeviceId, Family, WorkloadId
 from fleet.models.freshness import NOT_RANKED
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, present_rows, readings
+from fleet.store.noise_columns import READING_COLUMNS, SAYS_NOTHING, present_rows, readings
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 MOST_OF_WORKLOAD = 1024
 #: Pairs of measurements of one program that tell a noise floor at least.
 LEAST_PAIRS = 8
-#: These tell of the device, not of the candidate.
-_SAYS_NOTHING = (str(Outcome.LOST), str(Outcome.REJECTED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,7 +158,7 @@ def _choose(
     floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
     table = pa.Table.from_batches(batches)
     measured_at = table.column("measured_at").to_numpy()
-    mask = present_rows(batches) & ~np.isin(_texts(table, "outcome"), _SAYS_NOTHING)
+    mask = present_rows(batches) & ~np.isin(_texts(table, "outcome"), SAYS_NOTHING)
     candidate = _codes(table, "candidate_id")
     if after is not None:
         mask &= measured_at > after

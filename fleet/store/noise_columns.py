@@ -25,8 +25,8 @@ PRESENT_COLUMNS = (*SETTLING_COLUMNS, "measured_at")
 #: Columns that `readings` needs.
 READING_COLUMNS = (*SETTLING_COLUMNS, "run_secs", "measured_at")
 
-#: These tell of the device, not of the candidate.
-_SAYS_NOTHING = (Outcome.LOST.value, Outcome.REJECTED.value)
+#: Outcomes that tell of the device, not of the candidate.
+SAYS_NOTHING = (Outcome.LOST.value, Outcome.REJECTED.value)
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
@@ -103,7 +103,7 @@ def present_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
             candidates.append(batch.column("candidate_id"))
             environments.append(batch.column("environment_id").dictionary_encode())
             measured_at.append(batch.column("measured_at").to_numpy())
-            silent.append(_numbers(pc.is_in(batch.column("outcome"), pa.array(_SAYS_NOTHING))))
+            silent.append(_numbers(pc.is_in(batch.column("outcome"), pa.array(SAYS_NOTHING))))
             yield batch
 
     settled = settled_rows(noted())
