@@ -69,7 +69,7 @@ def demo(
 ) -> None:
     """Do the whole job on this host: measure, train, onboard one more profile, report.
 
-    Takes up to ten minutes on two cores. Run again after an interruption, it goes on.
+    Takes about ten minutes on two cores. Run again after an interruption, it goes on.
 
     Example: fleet demo --workloads 12 --samples 16
     """
