@@ -4,8 +4,9 @@ Workloads that no head learns from (`fleet.models.holdout`), of five networks, a
 this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
 evolutionary search with its XGBoost model and with its MLP, and by random draws, all on our builder and
 runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
-256 samples of the device. None of the searches knows an earlier record of the workload. After the searches
-of a workload the best program of each is timed again by one agent, in turn.
+256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
+(`benchmarks.pretrained`), without a sample. None of the searches knows an earlier record of the workload.
+After the searches of a workload the best program of each is timed again by one agent, in turn.
 
 `--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
 workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from agents.records import Workload
 from benchmarks.search_figures import (
+    DAY_ZERO,
     EARLY,
     MLP,
     NO_HEAD,
@@ -131,6 +133,7 @@ def _keys(runs: Any, early: Any, final: Any) -> dict[str, Any]:
         "trials_ratios": [round(one, 3) for one in trials],
         "head_gain": None if head_gain is None else head_gain["value"],
         "head_gain_interval": None if head_gain is None else head_gain["interval"],
+        "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
         "early_gains": {side: gain(early, side) for side in (NO_HEAD, XGB, MLP, RANDOM)},
         "final_gains": {side: gain(final, side) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
@@ -143,7 +146,8 @@ def _keys(runs: Any, early: Any, final: Any) -> dict[str, Any]:
 
 def _tasks(plan: Plan, number: int) -> list[_Task]:
     """The runs of the workload of this number."""
-    tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in (OURS, NO_HEAD, XGB)]
+    several = (OURS, DAY_ZERO, NO_HEAD, XGB)
+    tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
     tasks.append(_Task(RANDOM, plan.trials, 0))
     for side, (workloads, trials) in ((MLP, plan.mlp), (STOCK, plan.stock)):
         if number < workloads:
@@ -212,7 +216,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="nothing more begins after these")
     for name in ("workloads", "trials", "seeds"):
         parser.add_argument(f"--{name}", type=int, help=f"other {name} than the plan's")
-    parser.add_argument("--sides", nargs="+", choices=(*SIDES, STOCK), help="who searches; all by default")
+    parser.add_argument("--sides", nargs="+", choices=(*SIDES, STOCK, DAY_ZERO), help="who searches (all)")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     asked = {name: getattr(options, name) for name in ("workloads", "trials", "seeds", "sides")}

@@ -18,6 +18,8 @@ import numpy as np
 #: Trials after which the head's worth is judged.
 EARLY = 32
 OURS, NO_HEAD, XGB, MLP, RANDOM, STOCK = "ours", "ours_without_head", "xgb", "mlp", "random", "stock"
+#: Ours with the head of the shipped model, without a sample; searched only where it is asked for.
+DAY_ZERO = "ours_day_zero"
 SIDES = (OURS, NO_HEAD, XGB, MLP, RANDOM)
 #: Parts of our rounds that are scoring and learning.
 _SCORING = frozenset({"rank", "learn"})

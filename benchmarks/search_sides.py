@@ -33,7 +33,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
-from benchmarks.search_figures import MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
+from benchmarks.search_figures import DAY_ZERO, MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
@@ -103,8 +103,10 @@ class SearchBench:
     def run(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
         """A side's search: see `search_figures`; `best` holds the trace of the best program by trials."""
         ways: dict[str, Callable[[], dict[str, Any]]] = {
-            OURS: lambda: self._ours(workload, trials, seed, head=True),
-            NO_HEAD: lambda: self._ours(workload, trials, seed, head=False),
+            **{
+                name: lambda name=name: self._ours(name, workload, trials, seed)  # type: ignore[misc]
+                for name in (OURS, NO_HEAD, DAY_ZERO)
+            },
             RANDOM: lambda: self._random(workload, trials, seed),
             **{
                 name: lambda name=name: self._tvm(name, workload, trials, seed)  # type: ignore[misc]
@@ -169,8 +171,8 @@ class SearchBench:
             "secs": round(time.perf_counter() - began, 1),
         }
 
-    def _ours(self, workload: Workload, trials: int, seed: int, *, head: bool) -> dict[str, Any]:
-        name = f"{workload.workload_id}-{'head' if head else 'none'}-{trials}-{seed}"
+    def _ours(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+        name = f"{workload.workload_id}-{side}-{trials}-{seed}"
         place = self._folder / "stores" / f"{name}-{time.time_ns()}"  # empty, also after a kill
         networks = tuple(network for network, _ in workload.networks)
         settings = self._settings.model_copy(
@@ -179,19 +181,20 @@ class SearchBench:
                 "daemon": self._settings.daemon.model_copy(update={"root": str(place / "fleet")}),
                 "workloads": self._settings.workloads.model_copy(update={"networks": networks}),
                 "training": self._settings.training.model_copy(update={"seed": seed}),
+                "onboarding": self._settings.onboarding.model_copy(update={"shipped": side == DAY_ZERO}),
             }
         ).with_devices(self.spec.device_id)
         options = TuneOptions(
             trials=trials,
             workloads=(workload.name,),
-            models=self._folder / ("models" if head else "none"),
+            models=self._folder / "models" if side == OURS else place / "models",
             out=place / "tuned",
         )
         os.sched_setaffinity(0, self._cores)
         began, clock = time.time(), time.perf_counter()
         found = _tuned(settings, self.spec, options)
         secs = time.perf_counter() - clock
-        if head and found["model"] is None:
+        if side != NO_HEAD and found["model"] is None:
             raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
         records = sorted(Store.read(place / "store").records(), key=lambda one: one.measured_at)
         return {**_curve(records, began), "secs": secs, "parts": found["seconds"], "ended": found["ended"]}

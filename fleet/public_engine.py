@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.records import DeviceId
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
@@ -164,7 +165,11 @@ def _embedded(
     from fleet.store.new_store import records_or_nothing
 
     if kind is RequestKind.ONBOARDING:
-        latest(options.models)  # an engine need not start to learn that there is no model to start from
+        from fleet.config.settings import select_devices
+        from fleet.onboarding.day_zero import usable_shipped
+
+        if not usable_shipped(settings, select_devices(settings)[DeviceId(arguments["device"])]):
+            latest(options.models)  # an engine need not start to learn that there is no model to start from
     store = Path(settings.store.path)
     beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
     with records_or_nothing(store, *beside):

@@ -117,6 +117,9 @@ def collect(
     noise: Annotated[
         int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
     ] = None,
+    fingerprint: Annotated[
+        bool, typer.Option("--fingerprint", help="Only measure the reference programs of onboardings.")
+    ] = False,
     models: ModelsOption = DEFAULT_MODELS,
     address: AddressOption = None,
     minutes: MinutesOption = None,
@@ -144,6 +147,8 @@ def collect(
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
+    if fingerprint and (remeasure or noise is not None):
+        raise typer.BadParameter("--fingerprint measures nothing else: leave out --remeasure and --noise")
     options = EngineOptions(
         store=store,
         models=models,
@@ -165,6 +170,7 @@ def collect(
         samples=samples,
         remeasure=remeasure,
         noise=noise,
+        fingerprint=fingerprint,
         seed=seed,
         options=options,
     )
@@ -175,7 +181,10 @@ def collect(
     if as_json:
         print_json({**result, "collected": came})
         return
-    print_spending(spent_from(result["spent"]))
+    if not fingerprint:
+        print_spending(spent_from(result["spent"]))
+    for name, ran in result.get("ran", {}).items():
+        say(f"{name}: {ran} reference programs ran")
     _print_status(path, beside(path, models))
     print_collected(came)
 

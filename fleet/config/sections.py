@@ -231,6 +231,9 @@ class OnboardingSection(Section):
     samples: int = Field(default=128, ge=0, le=1_000_000)
     strategy: Strategy = "auto"
     selector: Selector = "paired"
+    #: Whether the model that comes with the program serves a device that no other model serves, and is what a
+    #: device without source devices starts from.
+    shipped: bool = True
 
 
 def _protocol_fields() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from agents.records import (
     WorkloadId,
 )
 from fleet.errors import FleetError
+from fleet.models.registry_file import Champion
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.reader import StoreReader
@@ -205,10 +206,9 @@ def save_version(
         if why := retention_reason(registry, target, manifest):
             retained[target] = f"{version}: {why}"
         else:
-            is_older = served[target].since <= manifest.get("environment_since", -math.inf)
-            why = "is of an environment that is gone" if is_older else "cannot serve any more"
             compared = manifest.get("against_champion") or {}
-            told[target] = {"reason": compared.get("says", f"{served[target].version} {why}; not judged")}
+            reason = compared.get("says", f"{_why_replaced(registry, served[target], manifest)}; not judged")
+            told[target] = {"reason": reason}
     registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version
 
@@ -240,10 +240,28 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
         head_of(model, registry.path(champion.version), theirs, target)
     except (FleetError, TransferError):
         return ""
+    if _is_unmeasured(theirs, target) and manifest["samples"]:
+        return ""
     made = "its head was trained"
     if theirs.get("onboarded") == target:
         made = f"it was onboarded from {theirs.get('samples', 0)} samples"
     return f"{made}, this one onboarded from {manifest['samples']}, and nobody judged which is better"
+
+
+def _is_unmeasured(manifest: Mapping[str, Any], target: DeviceId) -> bool:
+    """Whether the head of a device is from before it measured anything."""
+    return manifest.get("onboarded") == target and manifest.get("samples") == 0
+
+
+def _why_replaced(registry: RegistryReader, champion: Champion, manifest: Mapping[str, Any]) -> str:
+    if champion.since <= manifest.get("environment_since", -math.inf):
+        return f"{champion.version} is of an environment that is gone"
+    try:
+        if _is_unmeasured(registry.manifest(champion.version), champion.device_id):
+            return f"{champion.version} was made without a measurement"
+    except FleetError:
+        pass
+    return f"{champion.version} cannot serve any more"
 
 
 def manifest_of(

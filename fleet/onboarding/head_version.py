@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import CandidateId, DeviceId, DeviceSpec
+from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec
 from fleet.models.holdout import held_out
 from fleet.models.judge import training_provenance
 from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, save_version
@@ -23,6 +23,7 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Strategy
+    from transfer.evaluate.onboarding_cases import Regime
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.config import TrainConfig
 
@@ -36,6 +37,7 @@ def onboarding_of(
     seed: int,
     *,
     holds_out: bool = False,
+    regime: Regime | None = None,
 ) -> Onboarding:
     """Say which rows of a snapshot a new device's head is made from.
 
@@ -48,6 +50,7 @@ def onboarding_of(
         seed: Of everything random.
         holds_out: Learn nothing from the held-out workloads (`fleet.models.holdout`), so that later versions
             can be compared with this one.
+        regime: What the head will be asked; candidates that the source devices measured if None.
     """
     from transfer.evaluate.onboarding_cases import Regime
 
@@ -61,7 +64,7 @@ def onboarding_of(
         few_shot=np.flatnonzero(is_open & chosen),
         source=source,
         source_rows=np.flatnonzero(is_open),
-        regime=Regime.DEVICE_NEW,
+        regime=regime or Regime.DEVICE_NEW,
         config=config,
         seed=seed,
         holds_out=bool(kept_out),
@@ -77,6 +80,7 @@ def adapt_version(
     earlier: Earlier | None = None,
     since: float = 0.0,
     judge: Callable[[Adapted], dict[str, Any] | None] | None = None,
+    strangers: Collection[str] = (),
 ) -> tuple[Adapted, str]:
     """Give a new device its head, and keep the model as a version.
 
@@ -92,6 +96,7 @@ def adapt_version(
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
         since: Unix seconds at which the present environment began.
         judge: Compares the head with the one that serves; the manifest keeps what it says.
+        strangers: Devices of other people, whose heads are sources and are not kept.
 
     Returns:
         The head, and the name of the version.
@@ -102,8 +107,10 @@ def adapt_version(
     started = time.perf_counter()
     adapted = one.adapt(strategy, one.few_shot)
     model = adapted.model
-    if earlier is not None and isinstance(model, FleetTLP) and earlier.device_id in model.device_ids:
-        model.drop_head(earlier.device_id)
+    if isinstance(model, FleetTLP):
+        gone = {*strangers, *([earlier.device_id] if earlier is not None else [])}
+        for head in sorted(gone & set(model.device_ids)):
+            model.drop_head(head)
     manifest = manifest_of(
         snapshot,
         seed=one.seed,
@@ -129,25 +136,31 @@ def with_target(
     parts: Mapping[DeviceId, Mapping[str, DeviceId]],
 ) -> DatasetSnapshot:
     """The records of the source devices and the target; an empty column where it has none (k = 0)."""
-    import numpy as np
-
-    from transfer.features.hardware import hardware_table, hardware_vector
-
     snapshot = load_snapshot(store, device_ids=[*sources, spec.device_id], environments=parts)
-    dataset = snapshot.dataset
-    if spec.device_id in dataset.device_ids:
-        return snapshot
     descriptor = store.devices()[spec.device_id].descriptor
     assert descriptor is not None  # it is ready
-    count = len(dataset)
+    return with_columns(snapshot, {spec.device_id: (spec, descriptor)})
+
+
+def with_columns(
+    snapshot: DatasetSnapshot, devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]]
+) -> DatasetSnapshot:
+    """The snapshot with an empty column for each of some devices that it has no record of."""
+    from transfer.features.hardware import hardware_table, hardware_vector
+
+    dataset = snapshot.dataset
+    new = {one: known for one, known in devices.items() if one not in dataset.device_ids}
+    if not new:
+        return snapshot
+    shape = len(dataset), len(new)
     grown = replace(
         dataset,
-        device_ids=(*dataset.device_ids, spec.device_id),
-        latency_secs=np.concatenate([dataset.latency_secs, np.full((count, 1), np.nan)], axis=1),
-        failed=np.concatenate([dataset.failed, np.zeros((count, 1), dtype=np.bool_)], axis=1),
-        hardware=hardware_table([*dataset.hardware, hardware_vector(spec, descriptor)]),
+        device_ids=(*dataset.device_ids, *new),
+        latency_secs=np.concatenate([dataset.latency_secs, np.full(shape, np.nan)], axis=1),
+        failed=np.concatenate([dataset.failed, np.zeros(shape, dtype=np.bool_)], axis=1),
+        hardware=hardware_table([*dataset.hardware, *(hardware_vector(*known) for known in new.values())]),
     )
-    return replace(snapshot, dataset=grown, devices={**snapshot.devices, spec.device_id: (spec, descriptor)})
+    return replace(snapshot, dataset=grown, devices={**snapshot.devices, **new})
 
 
 def without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = None) -> FleetTLP:

@@ -44,6 +44,7 @@ from fleet.onboarding.choice import (
     source_devices_of,
     source_version,
 )
+from fleet.onboarding.day_zero import is_alone, onboard_alone, usable_shipped
 from fleet.onboarding.drift import against_champion, why_as_before
 from fleet.onboarding.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
@@ -96,6 +97,12 @@ def onboard_device(
     from transfer.evaluate.onboarding_cases import Regime
 
     target = spec.device_id
+    if (
+        not has_drifted
+        and usable_shipped(settings, spec)
+        and is_alone(Registry(models), engine.store(), spec)
+    ):
+        return onboard_alone(engine, settings, spec, models, display)
     clock, config = Clock(), train_config(settings.training.epochs)
     arrival = _arrive(engine, settings, spec, models)
     samples = _measure(arrival, clock, display, fewer=fewer, has_drifted=has_drifted)

@@ -22,8 +22,13 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['device']}: {result['samples']} samples{_ended(result)}"
     taken = result["taken"]
     said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"
-    yield f"strategy: {taken}{said}; source devices: {', '.join(result['siblings'])}"
+    sources = ", ".join(result["siblings"])
+    if "shipped" in result:
+        sources = f"none in the store; the model that comes with the program, {result['shipped']}"
+    yield f"strategy: {taken}{said}; source devices: {sources}"
     yield from _near(result)
+    if unlike := result.get("unlike"):
+        yield f"beware: {unlike}"
     check = result.get("notes", {}).get("check")
     if check:
         yield f"check: {check if isinstance(check, str) else check['says']}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 
 from agents.host import cpu_features as isa
@@ -38,6 +39,7 @@ from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.errors import FleetError
+from fleet.models.shipped_model import read_shipped
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
@@ -48,7 +50,7 @@ from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
-    from transfer.evaluate.cross_validation import CrossValidation, FoldProgress
+    from transfer.evaluate.cross_validation import Approach, CrossValidation, FoldProgress
     from transfer.model.mtl_tlp import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
@@ -94,6 +96,8 @@ class DemoRun:
     resumed: bool
     snapshot: DatasetSnapshot
     held_out: CrossValidation
+    #: The shipped model's head of the new device, without a sample; None where none is shipped.
+    shipped: Approach | None
     #: Strategy that `auto` took for the new device.
     strategy: str
     model: TlpModel
@@ -159,6 +163,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
             Store.read(folder / _STORE), device_ids=names, workload_ids={*measured.workload_ids}
         )
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
+        shipped = _judge_shipped(snapshot, target)
     display.finish()
     return DemoRun(
         settings=settings,
@@ -168,6 +173,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         resumed=measured.resumed,
         snapshot=snapshot,
         held_out=held_out,
+        shipped=shipped,
         strategy=measured.strategy,
         model=measured.model,
         model_version=measured.version,
@@ -273,6 +279,19 @@ def _measure(
         model=checkpoint.load(models / version, DEFAULT_SPEC)[0],
         version=version,
     )
+
+
+def _judge_shipped(snapshot: DatasetSnapshot, target: DeviceSpec) -> Approach | None:
+    """What the shipped model's head is worth on the workloads that it never saw, which is all but a few."""
+    from transfer.evaluate.cross_validation import judged
+
+    shipped = read_shipped(target.family)
+    if shipped is None:
+        return None
+    seen, dataset = set(shipped.manifest.get("trained_workloads", ())), snapshot.dataset
+    rows = np.flatnonzero([dataset.workload_ids[one] not in seen for one in dataset.group.tolist()])
+    head = shipped.head(*snapshot.devices[target.device_id])
+    return judged(dataset, target.device_id, [(rows, head.score_unseen(dataset.features.take(rows)))], 0)
 
 
 def start_over(folder: Path) -> None:

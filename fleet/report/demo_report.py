@@ -200,9 +200,11 @@ def _model(run: DemoRun) -> dict[str, Any]:
 def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
     held_out = run.held_out
     starts = {"": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
+    ways = {prefix: held_out.target[part] for prefix, part in starts.items()}
+    if run.shipped is not None:
+        ways["shipped_"] = run.shipped
     scores: dict[str, Any] = {}
-    for prefix, part in starts.items():
-        approach = held_out.target[part]
+    for prefix, approach in ways.items():
         scores |= {f"{prefix}top1": approach.metrics.top1, f"{prefix}top5": approach.metrics.top5}
         scores[f"{prefix}top1_interval"] = approach.interval("top1")
         scores[f"{prefix}top5_interval"] = approach.interval("top5")

@@ -105,14 +105,16 @@ def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
 def _levels(onboarding: Document) -> Plot:
     rows = []
     for start, name in _starts(onboarding):
-        scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
+        names = {key: key if key.startswith("random") else start + key for key in _SCORE_KEYS}
+        scores = {key: onboarding.get(name) for key, name in names.items()}
         if known(scores["top1"]) or known(scores["top5"]):
             rows.append(_score_row(name, scores))
     return Plot(
         "onboarding",
         "A new device from few samples",
         "Warm starts from the other devices' model, scratch from nothing; both saw the same samples. The "
-        "nearest known head is another device's, unchanged. Full saw every training record of the device. "
+        "nearest known head is another device's, unchanged. The shipped model comes with the program and saw "
+        "none of these measurements. Full saw every training record of the device. "
         f"{_LINES}",
         rows,
         legend=_LEGEND,
@@ -128,6 +130,7 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
         ("", f"warm, {few}"),
         ("scratch_", f"scratch, {few}"),
         ("nearest_", "nearest known head"),
+        ("shipped_", "shipped model, no sample"),
         ("full_", "full" if full is None else f"full, {full:,} samples"),
     ]
 

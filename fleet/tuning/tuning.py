@@ -22,6 +22,7 @@ from fleet.collection.selection import none_fits
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
 from fleet.tuning.conclusion import conclude
@@ -102,6 +103,8 @@ def tune_device(
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
             workloads = _chosen(listed, options.workloads, settings)
+        with clock.part("first head"):
+            serve_at_once(engine, settings, spec, options.models)
         ranker = CandidateRanker(RegistryReader(options.models))
         rounds = Rounds(engine, target, workloads, ranker, clock, settings.training.seed)
         with clock.part("read"):

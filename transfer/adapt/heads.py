@@ -97,16 +97,21 @@ def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[s
         target_device: One of them.
         devices: Devices to compare; those that the dataset lacks are left out.
     """
-    spread = dataset.hardware.std(axis=0)
-    # A slot with one value for all devices tells nothing; float32 noise must not be blown up.
-    used = spread > 1e-6 * np.maximum(1.0, np.abs(dataset.hardware).max(axis=0))
-    scaled = dataset.hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
-    own = scaled[dataset.column(target_device)]
+    apart = vector_distances(dataset.hardware, dataset.column(target_device))
     return {
-        device_id: float(np.linalg.norm(scaled[dataset.column(device_id)] - own))
+        device_id: float(apart[dataset.column(device_id)])
         for device_id in devices
         if device_id in dataset.device_ids
     }
+
+
+def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.float64]:
+    """(D,) distances of (D, H) hardware vectors to that of row `own`, as of `hardware_distances`."""
+    spread = hardware.std(axis=0)
+    # A slot with one value for all devices tells nothing; float32 noise must not be blown up.
+    used = spread > 1e-6 * np.maximum(1.0, np.abs(hardware).max(axis=0))
+    scaled = hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
+    return np.asarray(np.linalg.norm(scaled - scaled[own], axis=1), dtype=np.float64)
 
 
 def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, float]:

@@ -278,16 +278,35 @@ def _onboard(
 
 def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
     """Metrics and pairs of one (part, device) over all folds; those without measurements are left out."""
-    device_id = key[1]
+    return judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
+
+
+def judged(
+    dataset: Dataset,
+    device_id: str,
+    folds: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]],
+    seed: int,
+) -> Approach:
+    """Judge the scores of held-out rows, fold by fold; folds without measurements are left out.
+
+    Args:
+        dataset: Holds what was measured.
+        device_id: One of its devices.
+        folds: Rows and their scores.
+        seed: Of the resampling.
+
+    Raises:
+        TransferError: Nothing of it was measured.
+    """
     column = dataset.column(device_id)
-    measured = [f for f in folds if np.isfinite(dataset.latency_secs[f.split.test, column]).any()]
-    metrics = judge_folds(dataset, device_id, [(f.split.test, f.scores[key]) for f in measured], least=1)
-    rows = np.concatenate([f.split.test for f in measured])
+    measured = [one for one in folds if np.isfinite(dataset.latency_secs[one[0], column]).any()]
+    metrics = judge_folds(dataset, device_id, measured, least=1)
+    rows = np.concatenate([held for held, _ in measured])
     return Approach(
         metrics=metrics,
         scored=Scored(
             rows=rows,
-            scores=np.concatenate([f.scores[key] for f in measured]),
+            scores=np.concatenate([scores for _, scores in measured]),
             labels=dataset.labels(rows)[:, column],
         ),
         seed=seed,

@@ -277,7 +277,9 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     save_network(Path("small.pt2"))
     where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
-    assert run(["tune", "generic", "small.pt2", "--trials", "32", *where, *quick]) == 0
+    # torch compiles in most of a minute: `benchmarks.networks` times it.
+    monkeypatch.setattr("fleet.tuning.delivery.SIDES", ("torch_eager",))
+    assert run(["tune", "generic", "small.pt2", "--trials", "24", *where, *quick]) == 0
     found = json.loads(capfd.readouterr().out)
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
@@ -295,10 +297,7 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     database = read_database(tmp_path / "tuned", canonical_json(TARGET)).best_traces()
     assert len(database) >= one["applied"]
 
-    # A second search with an empty store, which finds worse ones, loses nothing. What torch compiles in most
-    # of a minute need not be timed twice.
-    assert "torch_compile" in one["secs"].keys() | one["absent"].keys()
-    monkeypatch.setattr("fleet.tuning.delivery.SIDES", ("torch_eager",))
+    # A second search with an empty store, which finds worse ones, loses nothing.
     shutil.rmtree("store")
     assert run(["tune", "generic", "small.pt2", "--trials", "8", *where, *quick]) == 0
     again = json.loads(capfd.readouterr().out)

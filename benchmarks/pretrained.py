@@ -1,0 +1,356 @@
+"""What the shipped model is worth where it never was: `python -m benchmarks.pretrained --dataset FOLDER`.
+
+The networks of a published dataset are parted into five groups of architectures. A group and a profile are
+held out together: a model learns from the other groups on the other profiles and gives the profile a head
+without a measurement (`transfer.adapt.day_zero`), then with k samples of the other groups, as `fleet onboard`
+does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
+workloads, as many as the store of `make run` has, and training from scratch. `--quick` holds each group out
+with one profile, else with every one.
+
+`--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
+(`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import WorkloadId, content_hash
+from fleet.datasets.admission import open_dataset
+from fleet.datasets.dataset_files import read_published
+from fleet.models.holdout import held_out
+from fleet.models.judge import training_provenance
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, has_shipped, write_shipped
+from fleet.models.training import divide
+from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config
+from fleet.onboarding.day_zero import alone_strategy
+from fleet.onboarding.fingerprint import known_fingerprints
+from fleet.store.store import Store
+from transfer.adapt.base import Adapted, Strategy
+from transfer.adapt.day_zero import day_zero_head
+from transfer.adapt.scratch import Scratch
+from transfer.adapt.zero_shot import ZeroShot
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import resample_ratio
+from transfer.data.metrics import evaluate_ranking
+from transfer.data.splits import few_of_each, leave_networks_out
+from transfer.evaluate.onboarding_cases import Regime
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import train
+
+Rows = NDArray[np.int64]
+
+GROUPS = 5
+#: Workloads of the store of `make run`.
+FEW_WORKLOADS = 32
+SAMPLES, _PER_WORKLOAD = (64,), 8
+#: Candidates of a workload that is judged.
+_LEAST = 4
+_FIRST_HEAD_SECS = 600.0
+
+
+class _Case(NamedTuple):
+    group: str
+    target: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}-{self.target}-{self.seed}"
+
+
+def architecture(network: str) -> str:
+    """The architecture of a network's name: `resnet` of `transformers:resnet,image_size=64`."""
+    return re.split(r"[,:]", network.removeprefix("transformers:"))[0]
+
+
+def groups_of(networks: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Networks in `GROUPS` groups, all sizes of an architecture in one; by hash, so that it says the same."""
+    found: dict[str, list[str]] = {f"group-{place + 1}": [] for place in range(GROUPS)}
+    order = sorted({architecture(one) for one in networks}, key=lambda one: content_hash("group", one))
+    for network in sorted(networks):
+        found[f"group-{order.index(architecture(network)) % GROUPS + 1}"].append(network)
+    return {name: tuple(members) for name, members in found.items() if members}
+
+
+def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_quick: bool) -> list[_Case]:
+    """Pairs of a group and a profile; with `is_quick` each group once."""
+    return [
+        _Case(group, target, seed)
+        for seed in range(seeds)
+        for place, group in enumerate(sorted(groups))
+        for number, target in enumerate(sorted(targets))
+        if not is_quick or number == place % len(targets)
+    ]
+
+
+def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
+    """Top-1 by workload of each contender on one case."""
+    snapshot = load_snapshot(Store.read(store))
+    dataset = snapshot.dataset
+    networks = {name for one in snapshot.workloads.values() for name, count in one.networks if count > 0}
+    groups = groups_of(sorted(networks))
+    [split] = [
+        one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
+    ]
+    column = dataset.column(case.target)
+    seen = np.ones(dataset.latency_secs.shape, dtype=np.bool_)
+    seen[:, column] = False
+    view = dataset.where(seen)
+    sources = [one for one in dataset.device_ids if one != case.target]
+    random = np.random.default_rng(case.seed)
+    few = random.permutation(np.unique(dataset.group[split.train]))[:FEW_WORKLOADS]
+    learnt = {"shipped": split.train, "few": split.train[np.isin(dataset.group[split.train], few)]}
+    test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
+    found: dict[str, Any] = {"workloads": {}, "top1": {}, "top5": {}, "secs": {}}
+    for name, rows in learnt.items():
+        started = time.perf_counter()
+        source = _train(view, snapshot, rows, sources, case.seed, epochs)
+        found["secs"][f"{name} trained"] = round(time.perf_counter() - started, 1)
+        found["workloads"][name] = len(np.unique(dataset.group[rows]))
+        zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
+        _judge(found, f"{name}/0", zero, dataset, test, column)
+        if name == "shipped":
+            # Where the records of source devices are at hand, their heads can be mixed.
+            how: dict[str, Any] = {"source_rows": rows, "config": train_config(epochs), "seed": case.seed}
+            mixed = ZeroShot().adapt(source, view, case.target, rows[:0], **how)
+            _judge(found, "mixed/0", mixed, dataset, test, column)
+        for k in SAMPLES:
+            chosen = _samples(dataset, rows, column, k, case.seed)
+            ways: dict[str, Strategy] = {name: alone_strategy("auto", Regime.BOTH_NEW)}
+            if name == "shipped":
+                ways["scratch"] = Scratch()
+            for label, way in ways.items():
+                started = time.perf_counter()
+                adapted = way.adapt(
+                    source,
+                    dataset,
+                    case.target,
+                    chosen,
+                    source_rows=np.zeros(0, dtype=np.int64),
+                    config=train_config(epochs),
+                    seed=case.seed,
+                )
+                found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
+                _judge(found, f"{label}/{k}", adapted, dataset, test, column)
+                found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
+    return found
+
+
+def _train(
+    view: Dataset, snapshot: DatasetSnapshot, rows: Rows, devices: Sequence[str], seed: int, epochs: int
+) -> FleetTLP:
+    """A model of some rows; with many workloads a tenth of them tells when to stop, as in `fleet train`."""
+    learn, held = divide(replace(snapshot, dataset=view), seed, rows)
+    config = replace(train_config(epochs), device="cpu")
+    return train(view, learn, config=config, seed=seed, devices=devices, validation_rows=held).model
+
+
+def _hardware(dataset: Dataset, devices: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    return {one: dataset.hardware[dataset.column(one)] for one in devices}
+
+
+def _samples(dataset: Dataset, rows: Rows, column: int, k: int, seed: int) -> Rows:
+    """Random candidates of random workloads, some of each."""
+    random = np.random.default_rng(seed + k)
+    there = rows[np.isfinite(dataset.latency_secs[rows, column])]
+    groups = random.permutation(np.unique(dataset.group[there]))[: max(1, k // _PER_WORKLOAD)]
+    return few_of_each(dataset, there[np.isin(dataset.group[there], groups)], _PER_WORKLOAD, seed)[:k]
+
+
+def _judge(
+    found: dict[str, Any], name: str, adapted: Adapted, dataset: Dataset, test: Rows, column: int
+) -> None:
+    """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
+    scores = adapted.score_unseen(dataset.features.take(test))
+    latency, group = dataset.latency_secs[test, column], dataset.group[test]
+    metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
+    workloads = [dataset.workload_ids[one] for one in metrics.groups.tolist()]
+    for measure, values in (("top1", metrics.top1_by_workload), ("top5", metrics.top5_by_workload)):
+        found[measure][name] = dict(zip(workloads, values.tolist(), strict=True))
+
+
+def figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
+    arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
+    result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
+    for name, found in arrays.items():
+        result[f"top1_{name.replace('/', '_k')}"] = _listed(found)
+    for k in (0, *SAMPLES):
+        result[f"top5_shipped_k{k}"] = _listed(_of_all(cases, "top5", f"shipped/{k}"))
+    result["top1_k0"] = result["top1_shipped_k0"][0]
+    for k in SAMPLES:
+        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
+        mine = arrays[f"shipped/{k}"]
+        result[f"gain_over_scratch_k{k}"] = _listed(mine - arrays[f"scratch/{k}"])
+        result[f"gain_over_store_only_k{k}"] = _listed(mine - arrays[f"few/{k}"])
+        result[f"gain_of_{k}_samples"] = _listed(mine - arrays["shipped/0"])
+    result["gain_over_mixed"] = _listed(arrays["shipped/0"] - arrays["mixed/0"])
+    result["gain_over_store_only"] = _listed(arrays["shipped/0"] - arrays["few/0"])
+    return result
+
+
+def _names(cases: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for one in cases.values() for name in one["top1"]}
+
+
+def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> NDArray[np.float64]:
+    """A measure of a contender by workload, case by case."""
+    return np.array(
+        [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
+    )
+
+
+def _listed(values: NDArray[np.float64]) -> list[float]:
+    found = resample_ratio(values, np.ones_like(values), 0).estimate()
+    return [round(one, 4) for one in (found.value, found.low, found.high)]
+
+
+def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
+    """What a first head is worth, by number of samples, as `ShippedModel.expected` has it."""
+    return {
+        str(k): {
+            "top1": found[f"top1_shipped_k{k}"][0],
+            "top1_interval": found[f"top1_shipped_k{k}"][1:],
+            "top5": found[f"top5_shipped_k{k}"][0],
+            "top5_interval": found[f"top5_shipped_k{k}"][1:],
+            "workloads": found["judged"],
+            "devices": profiles,
+            "samples": k,
+            "regime": Regime.BOTH_NEW.value,
+        }
+        for k in (0, *SAMPLES)
+    }
+
+
+def ship(store: Path, folder: Path, name: str, expected: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """Train on all that is not held out for judging, and write what the wheel carries."""
+    reader = Store.read(store)
+    snapshot = load_snapshot(reader)
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
+    started = time.perf_counter()
+    model = _train(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
+    prints = {one.device_id: one.latency_secs for one in known_fingerprints(reader, list(dataset.device_ids))}
+    devices = {
+        one: ShippedDevice(
+            spec=snapshot.devices[one][0],
+            descriptor=snapshot.devices[one][1],
+            fingerprint=prints.get(one, {}),
+        )
+        for one in dataset.device_ids
+    }
+    config = train_config(epochs)
+    told = manifest_of(
+        snapshot,
+        seed=0,
+        config=config,
+        seconds=time.perf_counter() - started,
+        sources=model.device_ids,
+    )
+    told |= training_provenance(dataset, open_rows, dataset.device_ids, {}, holds_out=bool(kept_out))
+    write_shipped(folder, model, {**told, SHIPPED_KEY: name, "expected": dict(expected)}, devices)
+    return {
+        "bytes": sum(one.stat().st_size for one in folder.iterdir()),
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "fingerprints": {str(one): len(its.fingerprint) for one, its in devices.items()},
+        "train": asdict(config)["epochs"],
+        "secs": round(time.perf_counter() - started, 1),
+    }
+
+
+def secs_to_first_head(device: str) -> float:
+    """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
+    with tempfile.TemporaryDirectory() as made:
+        work = Path(made)
+        command = [sys.executable, "-m", "fleet.cli", "onboard", device, "--samples", "0", "--json"]
+        configs = Path(__file__).parent.parent / "configs"
+        command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
+        command += [
+            "--set",
+            f"devices.folder={configs / 'hardware'}",
+            "--models",
+            str(work / "runs" / "models"),
+        ]
+        started = time.perf_counter()
+        subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
+        return time.perf_counter() - started
+
+
+def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    dataset = read_published(options.dataset)
+    store = folder / f"store-{dataset.sha256[:12]}"
+    with Store.open(store) as opened:
+        open_dataset(dataset, opened)
+    reader = Store.read(store)
+    networks = {name for one in reader.workloads().values() for name, count in one.networks if count > 0}
+    targets = [str(one) for one in reader.devices()]
+    cases = cases_of(list(groups_of(sorted(networks))), targets, seeds=options.seeds, is_quick=options.quick)
+    kept = folder / f"cases-{dataset.sha256[:12]}-{options.epochs}"
+    kept.mkdir(exist_ok=True)
+    waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        futures = {one: pool.submit(run_case, store, one, options.epochs) for one in waiting}
+        for one, future in futures.items():
+            (kept / f"{one.name}.json").write_text(json.dumps(future.result()))
+            print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+    done = {one.name: json.loads((kept / f"{one.name}.json").read_text()) for one in cases}
+    result: dict[str, Any] = {
+        "benchmark": "pretrained",
+        "dataset": dataset.name,
+        "sha256": dataset.sha256,
+        "records": dataset.card["records"],
+        "workloads": len({WorkloadId(one) for one in reader.workloads()}),
+        "architectures": len({architecture(one) for one in networks}),
+        "profiles": len(targets),
+        "cases": len(cases),
+        **figures(done),
+    }
+    if options.ship is not None:
+        expected = expectations(result, len(targets))
+        result["shipped"] = ship(store, options.ship, options.name, expected, options.epochs)
+    if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
+        result["secs_to_first_head"] = round(secs_to_first_head(options.device), 1)
+    return result
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--dataset", type=Path, required=True, help="a published dataset")
+    parser.add_argument("--device", default="", help="device of this host for secs_to_first_head")
+    parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
+    parser.add_argument("--quick", action="store_true", help="each group with one profile")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ship", type=Path, help="folder to write the shipped model to")
+    parser.add_argument("--name", default="open-cpu", help="of the shipped model")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = options.keep or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = _run(options, folder)
+    print(json.dumps(found, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The model that comes with the program: a head at once, on a machine that has no model of its own yet.
+
+One folder a family below `fleet/shipped`, as `transfer.model.checkpoint` keeps models, with `devices.json`
+beside: the devices whose heads it has, and their latencies on the reference programs. It is a version like
+any other once a device of the store gets a head of it (`first_head`), so whatever is trained later is its
+challenger. Made by `benchmarks.pretrained`. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.codec import device_from_json
+from agents.errors import AgentError
+from agents.records import (
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    DeviceSpec,
+    Family,
+    as_json_dict,
+    canonical_json,
+)
+from fleet.errors import FleetError
+from fleet.models.registry import Registry
+from transfer.checked_folder import MANIFEST_NAME
+
+if TYPE_CHECKING:
+    from transfer.adapt.base import Adapted
+    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.model.fleet_tlp import FleetTLP
+
+#: File with the devices of the heads.
+DEVICES_NAME = "devices.json"
+#: Key of manifests with the name of the shipped model that a head is of.
+SHIPPED_KEY = "shipped"
+#: What manifests of first heads take over from it: where it came from, and how good it is.
+_TOLD = ("table_version", "candidates", "workloads", "seed", "train", "trained_workloads", "expected")
+
+
+class ShippedModelError(FleetError):
+    """The shipped model is damaged, or of another release."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShippedDevice:
+    """A device that the shipped model has a head of."""
+
+    spec: DeviceSpec
+    descriptor: Descriptor
+    #: Seconds of the reference programs (`transfer.adapt.fingerprint`).
+    fingerprint: Mapping[CandidateId, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShippedModel:
+    """The model for a family, and what came with it."""
+
+    name: str
+    folder: Path
+    manifest: Mapping[str, Any]
+    model: FleetTLP
+    devices: Mapping[DeviceId, ShippedDevice]
+
+    @property
+    def expected(self) -> Mapping[str, Any]:
+        """What a first head is worth: `samples` to figures with intervals, each device left out in turn."""
+        return dict(self.manifest.get("expected", {}))
+
+    def unlike(self, descriptor: Descriptor) -> str:
+        """What of a machine the model has never seen, one sentence; empty where it knows such machines."""
+        known = sorted({one.descriptor.arch for one in self.devices.values()})
+        if descriptor.arch in known:
+            return ""
+        return (
+            f"the shipped model has seen {', '.join(known)} only, never {descriptor.arch}: expect less "
+            "of its head, and measure samples"
+        )
+
+    def head(
+        self, spec: DeviceSpec, descriptor: Descriptor, fingerprint: Fingerprint | None = None
+    ) -> Adapted:
+        """A head for a device that no record is known of.
+
+        Args:
+            spec: The device.
+            descriptor: What a probe saw of it.
+            fingerprint: Its latencies on the reference programs, if it measured them.
+        """
+        from transfer.adapt.day_zero import day_zero_head
+        from transfer.adapt.fingerprint import Fingerprint, distances
+        from transfer.features.hardware import hardware_vector
+
+        hardware = {str(one): hardware_vector(its.spec, its.descriptor) for one, its in self.devices.items()}
+        near = None
+        if fingerprint is not None:
+            others = [
+                Fingerprint(device_id=one, latency_secs=its.fingerprint, tried=len(its.fingerprint))
+                for one, its in self.devices.items()
+            ]
+            near = distances(fingerprint, others)
+        return day_zero_head(self.model, spec.device_id, hardware_vector(spec, descriptor), hardware, near)
+
+
+def shipped_folder(family: Family) -> Path:
+    """Where the shipped model of a family is; nothing need be there."""
+    return Path(str(resources.files("fleet").joinpath("shipped", family.value)))
+
+
+def has_shipped(family: Family) -> bool:
+    """Whether this release ships a model of a family. Reads nothing."""
+    return (shipped_folder(family) / MANIFEST_NAME).is_file()
+
+
+def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | None:
+    """Read the shipped model of a family.
+
+    Args:
+        family: The family.
+        folder: Another folder than that of this release.
+
+    Returns:
+        None where none is shipped.
+
+    Raises:
+        ShippedModelError: It is damaged, or reads other features than this release makes.
+    """
+    from transfer.errors import TransferError
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
+    folder = folder or shipped_folder(family)
+    if not (folder / MANIFEST_NAME).is_file():
+        return None
+    try:
+        model, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
+        raw = checkpoint.read_beside(folder, manifest, DEVICES_NAME)
+        devices = {DeviceId(one): _device(told) for one, told in json.loads(raw or b"{}").items()}
+    except (TransferError, AgentError, KeyError, TypeError, ValueError) as error:
+        raise ShippedModelError(
+            f"the model that comes with the program cannot be used ({error}); install the program again, or "
+            "go without it: --set onboarding.shipped=false"
+        ) from error
+    name = str(manifest.get(SHIPPED_KEY, family.value))
+    return ShippedModel(name=name, folder=folder, manifest=manifest, model=model, devices=devices)
+
+
+def write_shipped(
+    folder: Path, model: FleetTLP, manifest: Mapping[str, Any], devices: Mapping[DeviceId, ShippedDevice]
+) -> None:
+    """Write a model as it is shipped; the folder must not be there.
+
+    Args:
+        folder: Of the family.
+        model: Has a head for each of the devices.
+        manifest: What to say of it, as of versions, with its name under `SHIPPED_KEY`, and `expected`.
+        devices: What the devices of its heads are.
+    """
+    from transfer.model import checkpoint
+
+    told = {
+        str(name): {
+            "spec": as_json_dict(one.spec),
+            "descriptor": as_json_dict(one.descriptor),
+            "fingerprint": {str(program): secs for program, secs in one.fingerprint.items()},
+        }
+        for name, one in devices.items()
+    }
+    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(told).encode()})
+
+
+def first_head(
+    models: Path,
+    shipped: ShippedModel,
+    spec: DeviceSpec,
+    descriptor: Descriptor,
+    fingerprint: Fingerprint | None = None,
+) -> str:
+    """Let the shipped model serve a device that nothing serves.
+
+    Args:
+        models: Folder of the model versions.
+        shipped: The shipped model.
+        spec: The device.
+        descriptor: What a probe saw of it.
+        fingerprint: Its latencies on the reference programs, if it measured them.
+
+    Returns:
+        The version that serves the device now: a new one, or its champion where it had one already.
+    """
+    from transfer.adapt.kept import files_of
+
+    registry = Registry(models)
+    served = registry.champion(spec.device_id)
+    if served is not None:
+        return served.version
+    adapted = shipped.head(spec, descriptor, fingerprint)
+    manifest = {
+        **{key: shipped.manifest[key] for key in _TOLD if key in shipped.manifest},
+        SHIPPED_KEY: shipped.name,
+        "onboarded": spec.device_id,
+        "samples": 0,
+        "strategy": "day_zero",
+        "notes": dict(adapted.notes),
+        "trained_heads": [],
+        "train_secs": 0.0,
+        "devices": list(shipped.model.device_ids),
+    }
+    version = registry.add(adapted.model, manifest, files_of(adapted))
+    like = ", ".join(adapted.notes["sources"])
+    reason = f"of the shipped model {shipped.name}, without a measurement: its head of {like}, the most alike"
+    registry.publish(version, {spec.device_id: {"reason": reason}})
+    return version
+
+
+def _device(told: Mapping[str, Any]) -> ShippedDevice:
+    spec, descriptor = device_from_json(told["spec"], told["descriptor"])
+    if descriptor is None:
+        raise ValueError("a device without a descriptor")
+    programs = {CandidateId(one): float(secs) for one, secs in told["fingerprint"].items()}
+    return ShippedDevice(spec=spec, descriptor=descriptor, fingerprint=programs)

@@ -1,0 +1,250 @@
+"""A head for a device that has no source device in its store: from the model that comes with the program.
+
+`serve_at_once` costs no measurement and a second. `onboard_alone` is what an onboarding does there: the
+reference programs say which of the shipped heads is nearest, that head serves at once, and samples of the
+device's own move it. Called by `fleet.onboarding.onboarding` and by searches. Imports torch when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.records import Candidate, CandidateId, DeviceSpec, Family, Outcome, Workload, WorkloadId
+from agents.trust import is_live
+from fleet.collection.clock import Clock
+from fleet.collection.collect import Collection
+from fleet.collection.selection import choose_workloads, none_fits
+from fleet.collection.settings import CollectSettings, Display
+from fleet.models.holdout import is_held_out
+from fleet.models.registry import Registry
+from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped
+from fleet.models.versions import load_snapshot, train_config
+from fleet.onboarding.adaptation import AUTO, strategy_for, told
+from fleet.onboarding.fingerprint import measure_fingerprint
+from fleet.onboarding.head_version import adapt_version, onboarding_of, with_columns
+from fleet.requests.session import EngineSession
+from fleet.store.reader import StoreReader
+from transfer.model.kinds import FLEET_TLP
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+    from transfer.adapt.base import Strategy
+    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.evaluate.onboarding_cases import Regime
+
+#: Samples of a workload, at least: fewer order nothing.
+_PER_WORKLOAD = 8
+#: What `auto` chooses from where nothing is known of source devices but their heads; best guess first.
+_CHOICES = ("momentum", "finetune-head", "nearest", "scratch")
+
+
+def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
+    """Whether no model has a head of another device of the family that the store knows."""
+    others = {
+        str(one)
+        for one, entry in store.devices().items()
+        if one != spec.device_id and entry.spec.family is spec.family
+    }
+    return not any(
+        registry.kind(version) == FLEET_TLP and others & set(registry.manifest(version)["heads"])
+        for version in registry.versions()
+    )
+
+
+def usable_shipped(settings: FleetConfig, spec: DeviceSpec) -> bool:
+    """Whether the shipped model may serve a device: a live one, for it learnt from programs like ours."""
+    return settings.onboarding.shipped and is_live(spec) and has_shipped(spec.family)
+
+
+def serve_at_once(
+    engine: EngineSession,
+    settings: FleetConfig,
+    spec: DeviceSpec,
+    models: Path,
+    fingerprint: Fingerprint | None = None,
+) -> str:
+    """Let the shipped model serve a device that no model serves.
+
+    Returns:
+        The version that is new; empty where a model served the device already, or none is shipped.
+
+    Raises:
+        ShippedModelError: The shipped model is damaged.
+    """
+    if not usable_shipped(settings, spec) or Registry(models).champion(spec.device_id) is not None:
+        return ""
+    shipped = read_shipped(spec.family)
+    descriptor = engine.store().devices()[spec.device_id].descriptor
+    if shipped is None or descriptor is None:
+        return ""
+    version = first_head(models, shipped, spec, descriptor, fingerprint)
+    engine.published(version, [spec.device_id])
+    return version
+
+
+def onboard_alone(
+    engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path, display: Display
+) -> dict[str, Any]:
+    """Fingerprint, serve, measure, adapt, report; the driver of an onboarding without source devices.
+
+    Args:
+        engine: Draws, measures and stores; the device is ready.
+        settings: Networks, samples, strategy, seed.
+        spec: The device, which `usable_shipped` allows.
+        models: Folder of the model versions.
+        display: Shows how it goes.
+
+    Returns:
+        As of `fleet.onboarding.onboarding.onboard_device`, with `shipped` (name of the shipped model) and
+        `first_head` (version that served before a sample was measured).
+
+    Raises:
+        FleetError: No workload fits, or no sample ran.
+        TransferError: No head can be made.
+    """
+    target, clock = spec.device_id, Clock()
+    samples = settings.onboarding.samples
+    shipped = read_shipped(spec.family)
+    assert shipped is not None
+    how = CollectSettings(
+        samples=_PER_WORKLOAD, protocol=settings.timing_protocol(), seed=settings.training.seed
+    )
+    with display.live():
+        collection = Collection(engine, {target: spec}, how, display)
+        with clock.part("fingerprint"):
+            mine = measure_fingerprint(engine, collection, spec)
+        with clock.part("first head"):
+            first = serve_at_once(engine, settings, spec, models, mine)
+        if samples:
+            with clock.part("measure"):
+                chosen = _measure(collection, settings, spec, samples)
+        display.finish()
+    descriptor = engine.store().devices()[target].descriptor
+    assert descriptor is not None
+    result: dict[str, Any] = {
+        "device": target,
+        "samples": 0,
+        "outcomes": {},
+        "strategy": settings.onboarding.strategy,
+        "taken": "day_zero",
+        "notes": {},
+        "unlike": shipped.unlike(descriptor),
+        "version": first,
+        "shipped": shipped.name,
+        "first_head": first,
+        "siblings": [],
+        "earlier_environment": None,
+        "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": {}},
+        "expected": shipped.expected.get("0"),
+        "reason": "nothing was measured",
+        "more": _more(shipped, 0),
+        "curve": [],
+    }
+    if samples:
+        result |= _adapted(engine, settings, spec, models, shipped, chosen, clock)
+    champion = Registry(models).champion(target)
+    serving = champion.version if champion is not None else ""
+    if serving == result["version"] != first:
+        engine.published(serving, [target])
+    result["served_by"] = serving
+    result["version"] = result["version"] or serving
+    if serving != result["version"]:
+        result["why_not_served"] = Registry(models).champions()[target].retained.partition(": ")[2]
+    result["path"] = str(models / result["version"])
+    result["seconds"] = clock.parts
+    return result
+
+
+def _measure(
+    collection: Collection, settings: FleetConfig, spec: DeviceSpec, samples: int
+) -> frozenset[CandidateId]:
+    """Measure random candidates of some workloads, none of which is kept for judging."""
+    asked = settings.workloads
+    listed = collection.network_workloads(asked.networks)
+    open_ones = [one for one in listed if not is_held_out(one)]
+    count = max(1, min(asked.count, samples // _PER_WORKLOAD))
+    workloads = choose_workloads(open_ones, count=count, min_flops=asked.min_flops, max_flops=asked.max_flops)
+    if not workloads:
+        raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
+    pools = collection.propose(workloads, _shares(workloads, samples))
+    collection.measure(pools, workloads)
+    several: list[Candidate] = [one for pool in pools[Family(spec.family)].values() for one in pool]
+    return frozenset(one.candidate_id for one in several)
+
+
+def _shares(workloads: Sequence[Workload], samples: int) -> dict[WorkloadId, int]:
+    """Samples of each workload, which differ by one at most."""
+    each, rest = divmod(samples, len(workloads))
+    return {one.workload_id: max(1, each + (place < rest)) for place, one in enumerate(workloads)}
+
+
+def _adapted(
+    engine: EngineSession,
+    settings: FleetConfig,
+    spec: DeviceSpec,
+    models: Path,
+    shipped: ShippedModel,
+    chosen: frozenset[CandidateId],
+    clock: Clock,
+) -> dict[str, Any]:
+    """Move the head by what the device measured, and keep it as a version."""
+    import numpy as np
+
+    from transfer.evaluate.onboarding_cases import Regime
+
+    target, store = spec.device_id, engine.store()
+    environment_id = engine.environment_id(target)
+    snapshot = load_snapshot(store, device_ids=[target], environments={target: {environment_id: target}})
+    known = {one: (its.spec, its.descriptor) for one, its in shipped.devices.items()}
+    snapshot = with_columns(snapshot, known)
+    config = train_config(settings.training.epochs)
+    one = onboarding_of(
+        *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
+    )
+    one = replace(one, source_rows=np.zeros(0, dtype=np.int64))
+    strategy = alone_strategy(settings.onboarding.strategy, Regime.BOTH_NEW)
+    with clock.part("adapt"):
+        adapted, version = adapt_version(one, snapshot, models, strategy, strangers=list(known))
+    taken = str(adapted.notes.get("strategy", strategy.name))
+    outcomes: dict[str, int] = {}
+    for record in store.records(device_id=target):
+        if record.candidate_id in chosen and record.environment_id == environment_id and not record.attempt:
+            outcomes[str(record.outcome)] = outcomes.get(str(record.outcome), 0) + 1
+    with clock.part("report"):
+        said = told(one, adapted, taken, one.few_shot, None, len(one.few_shot))
+    if said["expected"] is None:
+        said["expected"] = shipped.expected.get("0")
+    return {
+        "samples": len(one.few_shot),
+        "outcomes": outcomes,
+        "ok": outcomes.get(str(Outcome.OK), 0),
+        "taken": taken,
+        "notes": dict(adapted.notes),
+        "version": version,
+        **said,
+        "more": _more(shipped, len(one.few_shot)),
+    }
+
+
+def alone_strategy(name: str, regime: Regime) -> Strategy:
+    """The strategy of this name for a device without source devices; `auto` has fewer to choose from.
+
+    Raises:
+        FleetError: There is none.
+    """
+    from transfer.adapt.registry import strategies
+    from transfer.auto.strategy import Auto
+
+    if name != AUTO:
+        return strategy_for(name, regime, None)
+    known = strategies()
+    return Auto(strategies=tuple(known[one] for one in _CHOICES), regime=regime, waits=False)
+
+
+def _more(shipped: ShippedModel, samples: int) -> list[dict[str, float]]:
+    """What more samples bought where each device of the shipped model was left out in turn."""
+    found = {int(k): figures["top1"] for k, figures in shipped.expected.items()}
+    return [{"samples": k, "top1": top1} for k, top1 in sorted(found.items()) if k > samples]

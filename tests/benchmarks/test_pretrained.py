@@ -1,0 +1,88 @@
+"""`benchmarks.pretrained`: what is held out together, and what its figures are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import Family
+from benchmarks.pretrained import (
+    GROUPS,
+    architecture,
+    cases_of,
+    expectations,
+    figures,
+    groups_of,
+    run_case,
+    ship,
+)
+from fleet.models.shipped_model import read_shipped
+from fleet.store.store import Store
+from tests.onboarding_fixtures import NEW, SOURCES, fill
+
+
+def test_all_sizes_of_an_architecture_are_in_one_group() -> None:
+    networks = [f"transformers:{name},image_size={size}" for name in "abcdefgh" for size in (32, 64)]
+    groups = groups_of([*networks, "resnet-50"])
+    assert len(groups) == GROUPS
+    assert sorted(one for members in groups.values() for one in members) == sorted([*networks, "resnet-50"])
+    for members in groups.values():
+        for one in members:
+            assert {other for other in networks if architecture(other) == architecture(one)} <= {*members}
+
+
+def test_quick_holds_each_group_out_once_and_each_profile_at_least_once() -> None:
+    groups, targets = [f"group-{place}" for place in range(5)], ["a", "b", "c", "d"]
+    quick = cases_of(groups, targets, seeds=1, is_quick=True)
+    assert [one.group for one in quick] == groups
+    assert {one.target for one in quick} == set(targets)
+    assert len(cases_of(groups, targets, seeds=2, is_quick=False)) == 40
+
+
+def test_gains_are_paired_by_workload() -> None:
+    def case(shift: float) -> dict[str, object]:
+        top1 = {
+            name: {f"w{place}": 0.5 + 0.1 * (place % 3) + up + shift for place in range(9)}
+            for name, up in (("shipped/0", 0.1), ("mixed/0", 0.1), ("few/0", 0.0))
+        }
+        top1 |= {f"{name}/64": top1[f"{name}/0"] for name in ("shipped", "few")}
+        top1["scratch/64"] = top1["few/0"]
+        return {"top1": top1, "top5": top1}
+
+    found = figures({"one": case(0.0), "two": case(0.05)})
+    assert found["judged"] == 18
+    assert found["top1_k0"] == pytest.approx(0.725, abs=1e-4)
+    # The same difference everywhere has no width.
+    assert found["gain_over_store_only"] == [0.1, 0.1, 0.1]
+    assert found["gain_of_64_samples"] == [0.0, 0.0, 0.0]
+    expected = expectations(found, 4)
+    assert expected["0"]["top1"] == found["top1_k0"]
+    assert (expected["64"]["samples"], expected["0"]["devices"]) == (64, 4)
+
+
+def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
+    store = fill(tmp_path / "store", *SOURCES, NEW)
+    case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
+    found = run_case(store, case, 1)
+    assert {"shipped/0", "shipped/64", "few/0", "few/64", "scratch/64", "mixed/0"} == set(found["top1"])
+    judged = set(found["top1"]["shipped/0"])
+    assert all(set(one) == judged for one in found["top1"].values())
+    workloads = Store.read(store).workloads()
+    networks = {name for one in judged for name, _ in workloads[one].networks}  # type: ignore[index]
+    assert len(networks) == 1
+    assert found["workloads"]["shipped"] == len(workloads) - len(judged)
+    values = np.array(list(found["top1"]["shipped/64"].values()))
+    assert ((values > 0) & (values <= 1)).all()
+
+
+def test_what_it_ships_is_read_back(tmp_path: Path) -> None:
+    store = fill(tmp_path / "store", *SOURCES)
+    told = ship(store, tmp_path / "cpu", "test-1", {"0": {"top1": 0.5}}, 1)
+    found = read_shipped(Family.CPU, tmp_path / "cpu")
+    assert found is not None
+    assert (found.name, set(found.devices)) == ("test-1", set(SOURCES))
+    assert found.expected["0"]["top1"] == 0.5
+    assert told["bytes"] < 6_000_000
+    assert found.manifest["trained_workloads"]

@@ -1,0 +1,153 @@
+"""The model that comes with the program: read back, refused where damaged, and a head for who has none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.records import CandidateId, DeviceId, Family
+from fleet.models.registry import Registry
+from fleet.models.shipped_model import (
+    DEVICES_NAME,
+    SHIPPED_KEY,
+    ShippedDevice,
+    ShippedModel,
+    ShippedModelError,
+    first_head,
+    has_shipped,
+    read_shipped,
+    shipped_folder,
+    write_shipped,
+)
+from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason, save_version
+from fleet.onboarding.head_version import with_columns
+from fleet.store.store import Store
+from tests.dataset_fixtures import cpu_device
+from tests.onboarding_fixtures import SOURCES, fill
+from transfer.adapt.fingerprint import Fingerprint
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
+
+TARGET = DeviceId("board-7")
+PROGRAMS = [CandidateId(f"program-{place}") for place in range(6)]
+
+
+def secs_of(place: int) -> dict[CandidateId, float]:
+    """Each device is slow at other programs."""
+    return {one: 1e-3 * (1 + (number * (place + 1)) % 5) for number, one in enumerate(PROGRAMS)}
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> DatasetSnapshot:
+    return load_snapshot(Store.read(fill(tmp_path_factory.mktemp("shipped") / "store", *SOURCES)))
+
+
+@pytest.fixture(scope="module")
+def folder(snapshot: DatasetSnapshot, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = np.arange(len(snapshot.dataset))
+    model = train(
+        snapshot.dataset, rows, config=TrainConfig(epochs=1, trees=5), seed=0, devices=SOURCES
+    ).model
+    devices = {
+        DeviceId(one): ShippedDevice(
+            spec=snapshot.devices[DeviceId(one)][0],
+            descriptor=snapshot.devices[DeviceId(one)][1],
+            fingerprint=secs_of(place),
+        )
+        for place, one in enumerate(SOURCES)
+    }
+    found = tmp_path_factory.mktemp("release") / "cpu"
+    told = {SHIPPED_KEY: "test-1", "trained_workloads": ["w1"], "expected": {"0": {"top1": 0.7}}}
+    write_shipped(found, model, told, devices)
+    return found
+
+
+def shipped(folder: Path) -> ShippedModel:
+    found = read_shipped(Family.CPU, folder)
+    assert found is not None
+    return found
+
+
+def test_a_device_without_any_model_is_served_at_once_and_only_once(folder: Path, tmp_path: Path) -> None:
+    spec, descriptor = cpu_device(TARGET)
+    version = first_head(tmp_path, shipped(folder), spec, descriptor)
+    registry = Registry(tmp_path)
+    # The heads of the shipped devices are sources: no device of this fleet has their names.
+    assert set(registry.champions()) == {TARGET}
+    manifest = registry.manifest(version)
+    assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
+    assert first_head(tmp_path, shipped(folder), spec, descriptor) == version == registry.versions()[-1]
+    assert "test-1, without a measurement" in registry.champions()[TARGET].reason
+
+
+def test_the_fingerprint_says_whose_head_it_is(folder: Path) -> None:
+    spec, descriptor = cpu_device(TARGET)
+    for place, like in enumerate(SOURCES):
+        mine = Fingerprint(
+            device_id=TARGET, latency_secs={one: 2 * secs for one, secs in secs_of(place).items()}, tried=6
+        )
+        notes = shipped(folder).head(spec, descriptor, mine).notes
+        assert (notes["sources"], notes["likeness"]) == ([like], "fingerprint")
+    few = Fingerprint(device_id=TARGET, latency_secs=dict(list(secs_of(0).items())[:2]), tried=6)
+    assert shipped(folder).head(spec, descriptor, few).notes["likeness"] == "hardware"
+
+
+def test_its_trees_are_told_the_hardware_of_the_device(folder: Path, snapshot: DatasetSnapshot) -> None:
+    spec, descriptor = cpu_device(TARGET)
+    wide = replace(spec, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
+    narrow = replace(spec, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
+    heads = [shipped(folder).head(one, descriptor).model.hardware for one in (wide, narrow)]
+    vectors = [next(iter(one.state_dict().items())) for one in heads]
+    assert vectors
+    mine = [one[f"head:{TARGET}"].values for one in heads]
+    assert not np.array_equal(mine[0].numpy(), mine[1].numpy())
+
+
+def test_samples_take_the_place_of_a_head_without_any(folder: Path, tmp_path: Path) -> None:
+    spec, descriptor = cpu_device(TARGET)
+    first = first_head(tmp_path, shipped(folder), spec, descriptor)
+    registry = Registry(tmp_path)
+    measured = {"onboarded": TARGET, "samples": 64, "trained_heads": [TARGET]}
+    assert retention_reason(registry, TARGET, measured) == ""
+    assert "onboarded from 0 samples" in retention_reason(registry, TARGET, {**measured, "samples": 0})
+    second = save_version(tmp_path, shipped(folder).head(spec, descriptor).model, measured)
+    champion = registry.champions()[TARGET]
+    assert (champion.version, champion.before) == (second, (first,))
+    assert champion.reason == f"{first} was made without a measurement; not judged"
+
+
+def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:
+    for name in (DEVICES_NAME, "model.safetensors", "manifest.json"):
+        broken = tmp_path / name / "cpu"
+        broken.mkdir(parents=True)
+        for file in folder.iterdir():
+            raw = file.read_bytes()
+            (broken / file.name).write_bytes(raw[: len(raw) // 2] if file.name == name else raw)
+        with pytest.raises(ShippedModelError, match=r"install the program again.*onboarding\.shipped=false"):
+            read_shipped(Family.CPU, broken)
+
+
+def test_another_architecture_is_said_to_be_unseen(folder: Path) -> None:
+    _, descriptor = cpu_device(TARGET)
+    assert shipped(folder).unlike(descriptor) == ""
+    assert "never aarch64" in shipped(folder).unlike(replace(descriptor, arch="aarch64"))
+
+
+def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:
+    device = cpu_device(TARGET)
+    grown = with_columns(
+        snapshot, {TARGET: device, DeviceId(SOURCES[0]): snapshot.devices[DeviceId(SOURCES[0])]}
+    )
+    assert grown.dataset.device_ids == (*snapshot.dataset.device_ids, TARGET)
+    assert np.isnan(grown.dataset.latency_secs[:, -1]).all()
+    assert with_columns(grown, {TARGET: device}) is grown
+
+
+def test_where_none_is_shipped_nothing_is_read() -> None:
+    assert not has_shipped(Family.GPU)
+    assert read_shipped(Family.GPU) is None
+    assert shipped_folder(Family.GPU).name == "gpu"

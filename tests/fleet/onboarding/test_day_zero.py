@@ -1,0 +1,79 @@
+"""An empty store on a real device: the shipped model serves at once, and samples of its own move its head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.records import DeviceId, DeviceKind, Family
+from fleet.cli.app import run
+from fleet.config.settings import FleetConfig
+from fleet.models.registry import Registry
+from fleet.models.shipped_model import has_shipped
+from fleet.onboarding.day_zero import alone_strategy, is_alone, usable_shipped
+from fleet.onboarding.text import lines_of
+from fleet.store.store import Store
+from tests.host_fixtures import write_generic_device
+from tests.onboarding_fixtures import NEW, SOURCES, fill
+from tests.record_fixtures import make_spec
+from transfer.evaluate.onboarding_cases import Regime
+
+QUICK = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
+
+
+@pytest.mark.tvm
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_empty_folder_has_a_head_that_samples_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert has_shipped(Family.CPU)
+    monkeypatch.chdir(tmp_path)
+    write_generic_device(Path("hardware"))
+    where = ["--store", "store", "--models", "models", "--set", "devices.folder=hardware", "--json", *QUICK]
+    assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["samples"] + sum(n for name, n in found["outcomes"].items() if name == "lost") == 24
+    assert (found["first_head"], found["served_by"]) == ("v000001", "v000002")
+    assert found["fingerprint"]["ran"] >= 4
+    assert found["expected"] is not None
+    registry = Registry(tmp_path / "models")
+    assert set(registry.champions()) == {"generic"}
+    assert registry.manifest("v000001")["notes"]["likeness"] == "fingerprint"
+    assert registry.manifest("v000002")["heads"] == ["generic"], "heads of others are sources only"
+    text = "\n".join(lines_of(found))
+    assert f"the model that comes with the program, {found['shipped']}" in text
+    assert "generic is served by v000002 from now on" in text
+
+    # The same again measures nothing, and a second unjudged head takes no place.
+    before = Store.read(tmp_path / "store").version
+    assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert Store.read(tmp_path / "store").version == before
+    assert (again["served_by"], again["first_head"]) == ("v000002", "")
+    assert "nobody judged which is better" in again["why_not_served"]
+
+
+def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None:
+    store = Store.read(fill(tmp_path / "store", *SOURCES, NEW))
+    spec = store.devices()[DeviceId(NEW)].spec
+    assert is_alone(Registry(tmp_path / "models"), store, spec)
+
+
+def test_who_may_be_served_by_it() -> None:
+    live, recorded = make_spec(kind=DeviceKind.LOCAL), make_spec(kind=DeviceKind.REPLAY)
+    on = FleetConfig()
+    off = FleetConfig.model_validate({"onboarding": {"shipped": False}})
+    assert usable_shipped(on, live)
+    assert not usable_shipped(on, recorded), "recorded devices speak other dialects"
+    assert not usable_shipped(off, live)
+
+
+def test_auto_has_fewer_to_choose_from_without_source_devices() -> None:
+    auto = alone_strategy("auto", Regime.BOTH_NEW)
+    assert auto.name == "auto"
+    assert "siblings" not in {one.name for one in auto.strategies}  # type: ignore[attr-defined]
+    assert alone_strategy("momentum", Regime.BOTH_NEW).name == "momentum"
