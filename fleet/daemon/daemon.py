@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 from rich.console import Console
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
 from fleet.config.device_folder import DeviceFolder, retired_devices
@@ -38,6 +38,7 @@ from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_choice import WorkloadChoice
@@ -224,7 +225,9 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
         unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
         if unknown:
             raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
+    heads = daemon.refresh and daemon.arrival_samples > 0 and settings.onboarding.shipped and not is_embedded
     return CoordinatorSettings(
+        first_heads=frozenset(one.value for one in Family if heads and has_shipped(one)),
         protocol=settings.timing_protocol(),
         choice=WorkloadChoice(
             networks=settings.workloads.networks,

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+from fleet.core.events import RequestSubmitted
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.device_updates import DeviceUpdates
+from fleet.engine.first_heads import first_head_requests
 from fleet.engine.ingest import Ingest
 from fleet.errors import StoreFull
 from fleet.requests.progress import training_progress
@@ -41,6 +43,8 @@ class Chores:
         self._upkeep: Iterator[object] | None = None
         self._upkeep_began = 0.0
         self._chores_at = self._devices_at = 0.0
+        #: Families that nobody was asked for yet; once in a life is enough.
+        self._headless = set(parts.settings.first_heads)
 
     def do(self, now: float, *, is_stopping: bool) -> None:
         """Do what is due."""
@@ -75,6 +79,8 @@ class Chores:
         if parts.trainer is not None:
             for event in training_progress(parts.state, parts.trainer.view, now):
                 parts.event_log.tell(event)
+        if self._headless and not is_over:
+            self._ask_for_first_heads(now)
         wall = parts.clock.wall()
         for device_id, incarnation in parts.agents.up.items():
             if device_id not in parts.roster.specs:
@@ -83,6 +89,23 @@ class Chores:
             if not is_over and parts.noise.is_due(device_id, now, wall):
                 environment_id = parts.state.describe(device_id)["environment_id"]
                 parts.noise.begin(device_id, environment_id, now, wall)
+
+    def _ask_for_first_heads(self, now: float) -> None:
+        """Have a device onboard itself where no device of its family has a head."""
+        parts = self._parts
+        live = parts.roster.live_names
+        specs = {one: spec for one, spec in parts.roster.specs.items() if spec.family.value in live}
+        found = first_head_requests(
+            specs,
+            {one: parts.state.describe(one) for one in specs},
+            parts.state.open_requests(),
+            self._headless,
+            parts.settings.limits.arrival_samples,
+        )
+        for family, request in found.items():
+            self._headless.discard(family)
+            if parts.state.request(request.request_id) is None:
+                parts.event_log.tell(RequestSubmitted(at_secs=now, request=request))
 
     def _do_upkeep(self, now: float) -> None:
         """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""

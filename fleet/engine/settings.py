@@ -28,6 +28,8 @@ class CoordinatorSettings:
     #: Share of the candidates that close no gap that is random.
     exploration: float = EXPLORATION
     seed: int = 0
+    #: Families whose first head is one of the model that comes with the program.
+    first_heads: frozenset[str] = frozenset()
     #: Plan for every device once, and no more.
     once: bool = False
     #: Least seconds between two rounds of upkeep of the store.

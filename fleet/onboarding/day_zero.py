@@ -42,16 +42,21 @@ _CHOICES = ("momentum", "finetune-head", "nearest", "scratch")
 
 
 def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
-    """Whether no model has a head of another device of the family that the store knows."""
+    """Whether no model learnt a head of another device of the family that the store knows.
+
+    One of the shipped model, which learnt from none of its records, makes a device no source of others.
+    """
     others = {
         str(one)
         for one, entry in store.devices().items()
         if one != spec.device_id and entry.spec.family is spec.family
     }
-    return not any(
-        registry.kind(version) == FLEET_TLP and others & set(registry.manifest(version)["heads"])
-        for version in registry.versions()
-    )
+    for version in registry.versions():
+        if registry.kind(version) == FLEET_TLP:
+            manifest = registry.manifest(version)
+            if others & set(manifest.get("trained_heads", manifest["heads"])):
+                return False
+    return True
 
 
 def usable_shipped(settings: FleetConfig, spec: DeviceSpec) -> bool:

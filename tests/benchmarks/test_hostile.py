@@ -38,7 +38,7 @@ from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.program import program_stages
 
 #: Seed and number of the generated cases that every run of the tests reads.
-SEED, CASES = 20_260, 96
+SEED, CASES = 20_260, 64
 QUICK = ("import", "dataset", "replay", "export")
 
 

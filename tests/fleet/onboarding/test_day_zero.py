@@ -19,6 +19,8 @@ from tests.host_fixtures import write_generic_device
 from tests.onboarding_fixtures import NEW, SOURCES, fill
 from tests.record_fixtures import make_spec
 from transfer.evaluate.onboarding_cases import Regime
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model.fleet_tlp import FleetTLP, model_config
 
 QUICK = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
 
@@ -59,8 +61,13 @@ def test_an_empty_folder_has_a_head_that_samples_move(
 
 def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None:
     store = Store.read(fill(tmp_path / "store", *SOURCES, NEW))
-    spec = store.devices()[DeviceId(NEW)].spec
-    assert is_alone(Registry(tmp_path / "models"), store, spec)
+    spec, registry = store.devices()[DeviceId(NEW)].spec, Registry(tmp_path / "models")
+    assert is_alone(registry, store, spec)
+    model = FleetTLP(model_config(DEFAULT_SPEC), SOURCES[:1])
+    registry.add(model, {"trained_heads": []})
+    assert is_alone(registry, store, spec), "its records taught that head nothing"
+    registry.add(model, {"trained_heads": list(SOURCES[:1])})
+    assert not is_alone(registry, store, spec)
 
 
 def test_who_may_be_served_by_it() -> None:
