@@ -78,8 +78,11 @@ class Request:
 
     @property
     def is_background(self) -> bool:
-        """Whether its jobs are of the background: it waits for every other request, and holds up none."""
-        return bool(self.arguments.get("fingerprint"))
+        """Whether its jobs are of the background: it waits for every other request, and holds up none.
+
+        A command that measures fingerprints inside of itself has no background.
+        """
+        return bool(self.arguments.get("fingerprint")) and not self.is_embedded
 
     @property
     def priority(self) -> int:

@@ -371,3 +371,13 @@ def test_killed_after_any_event_it_comes_to_the_same_end(
             if event is not None:
                 state.apply(event)
     assert state.open_requests() == []
+
+
+def test_fingerprints_that_a_command_measures_inside_of_itself_are_no_background() -> None:
+    def asked(**arguments: object) -> Request:
+        told = {"devices": ["one"], "fingerprint": True, **arguments}
+        return Request(request_id=RequestId("prints"), kind=RequestKind.COLLECTION, arguments=told)
+
+    assert (asked().is_background, asked().priority) == (True, 0)
+    # Nothing of the background is granted there: it would wait for ever.
+    assert (asked(embedded=True).is_background, asked(embedded=True).priority) == (False, 1)

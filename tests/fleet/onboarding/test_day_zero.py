@@ -36,11 +36,14 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     monkeypatch.chdir(tmp_path)
     write_generic_device(Path("hardware"))
     where = ["--store", "store", "--models", "models", "--set", "devices.folder=hardware", "--json", *QUICK]
+    assert run(["collect", "--fingerprint", "--device", "generic", *where]) == 0
+    measured = json.loads(capfd.readouterr().out)
+    assert measured["ran"]["generic"] >= 4
     assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
     found = json.loads(capfd.readouterr().out)
+    assert found["fingerprint"]["ran"] == measured["ran"]["generic"]
     assert found["samples"] + sum(n for name, n in found["outcomes"].items() if name == "lost") == 24
     assert (found["first_head"], found["served_by"]) == ("v000001", "v000002")
-    assert found["fingerprint"]["ran"] >= 4
     assert found["expected"] is not None
     registry = Registry(tmp_path / "models")
     assert set(registry.champions()) == {"generic"}
