@@ -2,7 +2,7 @@
 
 The networks of a published dataset are parted into five groups of architectures. A group and a profile are
 held out together: a model learns from the other groups on the other profiles and gives the profile a head
-without a measurement (`transfer.adapt.day_zero`), then with k samples of the other groups, as `fleet onboard`
+without a measurement (`transfer.adapt.nearest`), then with k samples of the other groups, as `fleet onboard`
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
 workloads, as many as the store of `make run` has, and training from scratch. `--quick` holds each group out
 with one profile, else with every one.
@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,18 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import WorkloadId, content_hash
+from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import read_published
-from fleet.models.holdout import held_out
-from fleet.models.judge import training_provenance
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, has_shipped, write_shipped
-from fleet.models.training import divide
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config
+from fleet.models.shipped_model import has_shipped
+from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
-from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted, Strategy
-from transfer.adapt.day_zero import day_zero_head
+from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.data.dataset import Dataset
@@ -51,8 +47,6 @@ from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Regime
-from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 Rows = NDArray[np.int64]
 
@@ -121,7 +115,7 @@ def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
     found: dict[str, Any] = {"workloads": {}, "top1": {}, "top5": {}, "secs": {}}
     for name, rows in learnt.items():
         started = time.perf_counter()
-        source = _train(view, snapshot, rows, sources, case.seed, epochs)
+        source = train_model(view, snapshot, rows, sources, case.seed, epochs)
         found["secs"][f"{name} trained"] = round(time.perf_counter() - started, 1)
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
         zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
@@ -153,15 +147,6 @@ def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
     return found
 
 
-def _train(
-    view: Dataset, snapshot: DatasetSnapshot, rows: Rows, devices: Sequence[str], seed: int, epochs: int
-) -> FleetTLP:
-    """A model of some rows; with many workloads a tenth of them tells when to stop, as in `fleet train`."""
-    learn, held = divide(replace(snapshot, dataset=view), seed, rows)
-    config = replace(train_config(epochs), device="cpu")
-    return train(view, learn, config=config, seed=seed, devices=devices, validation_rows=held).model
-
-
 def _hardware(dataset: Dataset, devices: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     return {one: dataset.hardware[dataset.column(one)] for one in devices}
 
@@ -182,6 +167,9 @@ def _judge(
     latency, group = dataset.latency_secs[test, column], dataset.group[test]
     metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
     workloads = [dataset.workload_ids[one] for one in metrics.groups.tolist()]
+    if not found["top1"]:
+        chance = metrics.random_top1_by_workload
+        found["top1"]["random/0"] = dict(zip(workloads, chance.tolist(), strict=True))
     for measure, values in (("top1", metrics.top1_by_workload), ("top5", metrics.top5_by_workload)):
         found[measure][name] = dict(zip(workloads, values.tolist(), strict=True))
 
@@ -239,43 +227,6 @@ def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
     }
 
 
-def ship(store: Path, folder: Path, name: str, expected: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-    """Train on all that is not held out for judging, and write what the wheel carries."""
-    reader = Store.read(store)
-    snapshot = load_snapshot(reader)
-    dataset = snapshot.dataset
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
-    open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
-    started = time.perf_counter()
-    model = _train(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
-    prints = {one.device_id: one.latency_secs for one in known_fingerprints(reader, list(dataset.device_ids))}
-    devices = {
-        one: ShippedDevice(
-            spec=snapshot.devices[one][0],
-            descriptor=snapshot.devices[one][1],
-            fingerprint=prints.get(one, {}),
-        )
-        for one in dataset.device_ids
-    }
-    config = train_config(epochs)
-    told = manifest_of(
-        snapshot,
-        seed=0,
-        config=config,
-        seconds=time.perf_counter() - started,
-        sources=model.device_ids,
-    )
-    told |= training_provenance(dataset, open_rows, dataset.device_ids, {}, holds_out=bool(kept_out))
-    write_shipped(folder, model, {**told, SHIPPED_KEY: name, "expected": dict(expected)}, devices)
-    return {
-        "bytes": sum(one.stat().st_size for one in folder.iterdir()),
-        "parameters": sum(one.numel() for one in model.parameters()),
-        "fingerprints": {str(one): len(its.fingerprint) for one, its in devices.items()},
-        "train": asdict(config)["epochs"],
-        "secs": round(time.perf_counter() - started, 1),
-    }
-
-
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
     with tempfile.TemporaryDirectory() as made:
@@ -324,8 +275,13 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         **figures(done),
     }
     if options.ship is not None:
-        expected = expectations(result, len(targets))
-        result["shipped"] = ship(store, options.ship, options.name, expected, options.epochs)
+        about = ShippedAbout(
+            name=options.name,
+            dataset=dataset.name,
+            sha256=dataset.sha256,
+            expected=expectations(result, len(targets)),
+        )
+        result["shipped"] = ship(store, options.ship, about, options.epochs)
     if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
         result["secs_to_first_head"] = round(secs_to_first_head(options.device), 1)
     return result

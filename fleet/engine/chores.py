@@ -13,9 +13,9 @@ from fleet.core.events import RequestSubmitted
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.device_updates import DeviceUpdates
-from fleet.engine.first_heads import first_head_requests
 from fleet.engine.ingest import Ingest
 from fleet.errors import StoreFull
+from fleet.requests.first_heads import first_head_requests
 from fleet.requests.progress import training_progress
 
 #: Least seconds between two rounds of what is due seldom.

@@ -92,8 +92,8 @@ class ShippedModel:
             descriptor: What a probe saw of it.
             fingerprint: Its latencies on the reference programs, if it measured them.
         """
-        from transfer.adapt.day_zero import day_zero_head
         from transfer.adapt.fingerprint import Fingerprint, distances
+        from transfer.adapt.nearest import day_zero_head
         from transfer.features.hardware import hardware_vector
 
         hardware = {str(one): hardware_vector(its.spec, its.descriptor) for one, its in self.devices.items()}

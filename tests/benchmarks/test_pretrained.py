@@ -16,8 +16,8 @@ from benchmarks.pretrained import (
     figures,
     groups_of,
     run_case,
-    ship,
 )
+from benchmarks.pretrained_ship import ShippedAbout, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES, fill
@@ -66,7 +66,9 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
     found = run_case(store, case, 1)
-    assert {"shipped/0", "shipped/64", "few/0", "few/64", "scratch/64", "mixed/0"} == set(found["top1"])
+    assert {"shipped/0", "shipped/64", "few/0", "few/64", "scratch/64", "mixed/0", "random/0"} == set(
+        found["top1"]
+    )
     judged = set(found["top1"]["shipped/0"])
     assert all(set(one) == judged for one in found["top1"].values())
     workloads = Store.read(store).workloads()
@@ -79,10 +81,13 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
 
 def test_what_it_ships_is_read_back(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES)
-    told = ship(store, tmp_path / "cpu", "test-1", {"0": {"top1": 0.5}}, 1)
+    figures = {"top1": 0.5, "top1_interval": [0.4, 0.6], "top5": 0.9}
+    about = ShippedAbout(name="test-1", dataset="mine", sha256="0" * 64, expected={"0": figures})
+    told = ship(store, tmp_path / "cpu", about, 1)
     found = read_shipped(Family.CPU, tmp_path / "cpu")
     assert found is not None
     assert (found.name, set(found.devices)) == ("test-1", set(SOURCES))
     assert found.expected["0"]["top1"] == 0.5
     assert told["bytes"] < 6_000_000
     assert found.manifest["trained_workloads"]
+    assert "| 0 | 0.500 | 0.400 to 0.600 | 0.900 |" in (tmp_path / "cpu/README.md").read_text()

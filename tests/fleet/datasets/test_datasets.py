@@ -309,3 +309,12 @@ def test_the_command_line_publishes_verifies_opens_and_lists(
     assert run(["datasets", "verify", "lab-two"]) == 0
     assert "lab-two: whole, 11 records" in capsys.readouterr().out
     assert pc.count_distinct(pq.read_table("lab-two/records.parquet").column("record_id")).as_py() == 11
+
+
+def test_the_dataset_of_the_repository_is_whole_and_the_one_that_the_page_names() -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs/datasets.md").read_text()
+    found = read_published(root / "examples/open-cpu-1")
+    assert f"--sha256 {found.sha256}\n" in page
+    assert f"| {verify(found):,}, {found.card['candidates']:,}, {len(found.workloads)} of" in page
+    assert sum(one.stat().st_size for one in found.folder.iterdir()) < 30_000_000

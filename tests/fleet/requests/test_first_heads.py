@@ -6,7 +6,7 @@ from typing import Any
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.core.request_words import Request, RequestId, RequestKind
-from fleet.engine.first_heads import first_head_requests
+from fleet.requests.first_heads import first_head_requests
 from tests.record_fixtures import make_spec
 
 SPECS: dict[DeviceId, DeviceSpec] = {

@@ -1,0 +1,135 @@
+"""Makes the model that comes with the program: `python -m benchmarks.pretrained --ship` calls it.
+
+Trains on everything that is not held out for judging, and writes what the wheel carries, with a model card.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.models.holdout import held_out
+from fleet.models.judge import training_provenance
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
+from fleet.models.training import divide
+from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config
+from fleet.onboarding.fingerprint import known_fingerprints
+from fleet.store.store import Store
+from transfer.adapt.fingerprint import ORIGIN
+from transfer.data.dataset import Dataset
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import train
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedAbout:
+    """What is said of a model that is shipped."""
+
+    name: str
+    #: Published dataset that it learnt from, and the sum that stands for it.
+    dataset: str
+    sha256: str
+    #: Figures by number of samples (`ShippedModel.expected`).
+    expected: Mapping[str, Any]
+
+
+def train_model(
+    view: Dataset, snapshot: DatasetSnapshot, rows: Rows, devices: Sequence[str], seed: int, epochs: int
+) -> FleetTLP:
+    """A model of some rows; with many workloads a tenth of them tells when to stop, as in `fleet train`."""
+    learn, held = divide(replace(snapshot, dataset=view), seed, rows)
+    config = replace(train_config(epochs), device="cpu")
+    return train(view, learn, config=config, seed=seed, devices=devices, validation_rows=held).model
+
+
+def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[str, Any]:
+    """Train and write.
+
+    Args:
+        store: With the dataset, opened.
+        folder: To write; must not be there.
+        about: What is said of it.
+        epochs: Passes over the data.
+
+    Returns:
+        `bytes`, `parameters`, `fingerprints` by device, `secs`.
+    """
+    reader = Store.read(store)
+    snapshot = load_snapshot(reader)
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
+    started = time.perf_counter()
+    model = train_model(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
+    secs = time.perf_counter() - started
+    names = list(dataset.device_ids)
+    # Only the first device of the store met the reference programs as new candidates.
+    programs = {
+        one.candidate_id for name in names for one in reader.records(device_id=name) if one.origin == ORIGIN
+    }
+    prints = {one.device_id: one.latency_secs for one in known_fingerprints(reader, names, programs)}
+    devices = {
+        one: ShippedDevice(
+            spec=snapshot.devices[one][0],
+            descriptor=snapshot.devices[one][1],
+            fingerprint=prints.get(one, {}),
+        )
+        for one in names
+    }
+    told = manifest_of(snapshot, seed=0, config=train_config(epochs), seconds=secs, sources=model.device_ids)
+    told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
+    told |= {SHIPPED_KEY: about.name, "dataset": about.dataset, "dataset_sha256": about.sha256}
+    write_shipped(folder, model, {**told, "expected": dict(about.expected)}, devices)
+    (folder / "README.md").write_text(card(about, told))
+    return {
+        "bytes": sum(one.stat().st_size for one in folder.iterdir()),
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "fingerprints": {str(one): len(its.fingerprint) for one, its in devices.items()},
+        "secs": round(secs, 1),
+    }
+
+
+def card(about: ShippedAbout, told: Mapping[str, Any]) -> str:
+    """The model card, as Markdown."""
+    rows = [
+        f"| {k} | {one['top1']:.3f} | {one['top1_interval'][0]:.3f} to {one['top1_interval'][1]:.3f} "
+        f"| {one['top5']:.3f} |"
+        for k, one in sorted(about.expected.items(), key=lambda item: int(item[0]))
+        if "top5" in one
+    ]
+    measured = sum(told["records"].values())
+    return "\n".join(
+        [
+            f"# Model {about.name}",
+            "",
+            "A FleetTLP: shared backbone, a head for each device, boosted trees. It comes with tensor-fleet, "
+            "as the first source of heads on machines without a model.",
+            "",
+            "| fact | value |",
+            "|---|---|",
+            f"| dataset | {about.dataset}, SHA-256 {about.sha256} |",
+            f"| learnt from | {measured:,} latencies of {len(told['trained_workloads'])} workloads |",
+            f"| heads | {', '.join(told['trained_heads'])} |",
+            "| licence | Apache-2.0 |",
+            "| made by | `python -m benchmarks.pretrained --dataset DATASET --ship FOLDER` |",
+            "",
+            "Each profile and each fifth of the architectures was held out together. Top-1 is the speed of "
+            "the first choice over the best, on programs that nobody had measured:",
+            "",
+            "| samples of the new device | top-1 | 90 % interval | top-5 |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "It has seen x86-64 processors of one maker, one thread, programs of 0.01 to 10 ms. Elsewhere "
+            "expect less, and measure samples.",
+            "",
+        ]
+    )
