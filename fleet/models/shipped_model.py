@@ -82,6 +82,16 @@ class ShippedModel:
             "of its head, and measure samples"
         )
 
+    def distances(self, fingerprint: Fingerprint) -> dict[str, float]:
+        """Distance of a device to those of the heads, nearest first; none where too few programs ran."""
+        from transfer.adapt.fingerprint import Fingerprint, distances
+
+        others = [
+            Fingerprint(device_id=one, latency_secs=its.fingerprint, tried=len(its.fingerprint))
+            for one, its in self.devices.items()
+        ]
+        return {one: round(value, 4) for one, value in distances(fingerprint, others).items()}
+
     def head(
         self, spec: DeviceSpec, descriptor: Descriptor, fingerprint: Fingerprint | None = None
     ) -> Adapted:
@@ -92,18 +102,11 @@ class ShippedModel:
             descriptor: What a probe saw of it.
             fingerprint: Its latencies on the reference programs, if it measured them.
         """
-        from transfer.adapt.fingerprint import Fingerprint, distances
         from transfer.adapt.nearest import day_zero_head
         from transfer.features.hardware import hardware_vector
 
         hardware = {str(one): hardware_vector(its.spec, its.descriptor) for one, its in self.devices.items()}
-        near = None
-        if fingerprint is not None:
-            others = [
-                Fingerprint(device_id=one, latency_secs=its.fingerprint, tried=len(its.fingerprint))
-                for one, its in self.devices.items()
-            ]
-            near = distances(fingerprint, others)
+        near = None if fingerprint is None else self.distances(fingerprint)
         return day_zero_head(self.model, spec.device_id, hardware_vector(spec, descriptor), hardware, near)
 
 

@@ -142,7 +142,11 @@ def onboard_alone(
         "first_head": first,
         "siblings": [],
         "earlier_environment": None,
-        "fingerprint": {"programs": mine.tried, "ran": len(mine.latency_secs), "distance": {}},
+        "fingerprint": {
+            "programs": mine.tried,
+            "ran": len(mine.latency_secs),
+            "distance": shipped.distances(mine),
+        },
         "expected": shipped.expected.get("0"),
         "reason": "nothing was measured",
         "more": _more(shipped, 0),
@@ -252,4 +256,5 @@ def alone_strategy(name: str, regime: Regime) -> Strategy:
 def _more(shipped: ShippedModel, samples: int) -> list[dict[str, float]]:
     """What more samples bought where each device of the shipped model was left out in turn."""
     found = {int(k): figures["top1"] for k, figures in shipped.expected.items()}
-    return [{"samples": k, "top1": top1} for k, top1 in sorted(found.items()) if k > samples]
+    now = max((top1 for k, top1 in found.items() if k <= samples), default=0.0)
+    return [{"samples": k, "top1": top1} for k, top1 in sorted(found.items()) if k > samples and top1 > now]
