@@ -129,7 +129,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "workloads swin --network corpus --json",
     ),
     "tests/fleet/cli/test_verbs_beside_a_daemon.py": ("tune x86-64-v4 --detach",),
-    "tests/fleet/onboarding/test_day_zero.py": ("onboard DEVICE --samples 0",),
+    "tests/fleet/onboarding/test_day_zero.py": (
+        "onboard DEVICE --samples 0",
+        "onboard x86-64-v3 --samples 0",
+    ),
     "tests/fleet/transport/test_ray_cluster.py": (
         "up --address",
         "up --address 10.8.0.1:6379 --device head-cpu --device epyc-1",
