@@ -25,7 +25,6 @@ def collect(
     samples: int | None = None,
     remeasure: int = 0,
     noise: int | None = None,
-    fingerprint: bool = False,
     seed: int | None = None,
     options: EngineOptions = _DEFAULT,
 ) -> dict[str, Any] | None:
@@ -38,13 +37,11 @@ def collect(
         samples: Candidates of each workload (`workloads.samples`).
         remeasure: Candidates of each device to measure a second time.
         noise: Only measure so many known candidates twice (A/A run).
-        fingerprint: Only measure the reference programs, which tell devices apart.
         seed: Of the choice of candidates.
         options: Store, settings, engine.
 
     Returns:
-        `{"spent": ...}`: seconds of each device by part, or `{"ran": ...}`: reference programs that ran; None
-        where the daemon was left alone with it.
+        `{"spent": ...}`: seconds of each device by part; None where the daemon was left alone with it.
 
     Raises:
         FleetError: It cannot be done; what was measured is stored.
@@ -66,9 +63,28 @@ def collect(
         "samples": samples,
         "remeasure": remeasure or None,
         "noise": noise,
-        "fingerprint": fingerprint or None,
         "seed": seed,
     }
+    return do_request(settings, RequestKind.COLLECTION, asked, options)
+
+
+def fingerprint(
+    devices: Sequence[str] | None = None, *, options: EngineOptions = _DEFAULT
+) -> dict[str, Any] | None:
+    """Measure the reference programs of onboardings, which tell how alike devices are.
+
+    Args:
+        devices: Device ids; all that fit this host if None.
+        options: Store, settings, engine.
+
+    Returns:
+        `{"ran": ...}`: programs that ran, by device; None where the daemon was left alone with it.
+
+    Raises:
+        FleetError: It cannot be done; what was measured is stored.
+    """
+    settings = options.read({"devices.ids": tuple(devices) if devices else None})
+    asked = {"devices": list(devices) if devices else None, "fingerprint": True}
     return do_request(settings, RequestKind.COLLECTION, asked, options)
 
 

@@ -163,17 +163,19 @@ def collect(
     settings = options.read()
     say_places(settings, config, store)
     began_at = time.time()
-    result = public_work.collect(
-        device,
-        networks=network,
-        workloads=workloads,
-        samples=samples,
-        remeasure=remeasure,
-        noise=noise,
-        fingerprint=fingerprint,
-        seed=seed,
-        options=options,
-    )
+    if fingerprint:
+        result = public_work.fingerprint(device, options=options)
+    else:
+        result = public_work.collect(
+            device,
+            networks=network,
+            workloads=workloads,
+            samples=samples,
+            remeasure=remeasure,
+            noise=noise,
+            seed=seed,
+            options=options,
+        )
     if result is None:
         return
     path = Path(settings.store.path)

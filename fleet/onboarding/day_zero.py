@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceSpec, Family, Outcome, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceSpec, Family, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
@@ -24,7 +24,13 @@ from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, re
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for, told
 from fleet.onboarding.fingerprint import measure_fingerprint
-from fleet.onboarding.head_version import adapt_version, onboarding_of, with_columns
+from fleet.onboarding.head_version import (
+    adapt_version,
+    onboarding_of,
+    sample_outcomes,
+    serving_of,
+    with_columns,
+)
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 from transfer.model.kinds import FLEET_TLP
@@ -62,6 +68,11 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
 def usable_shipped(settings: FleetConfig, spec: DeviceSpec) -> bool:
     """Whether the shipped model may serve a device: a live one, for it learnt from programs like ours."""
     return settings.onboarding.shipped and is_live(spec) and has_shipped(spec.family)
+
+
+def starts_alone(settings: FleetConfig, registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
+    """Whether an onboarding starts from the shipped model, for want of source devices."""
+    return usable_shipped(settings, spec) and is_alone(registry, store, spec)
 
 
 def serve_at_once(
@@ -154,14 +165,11 @@ def onboard_alone(
     }
     if samples:
         result |= _adapted(engine, settings, spec, models, shipped, chosen, clock)
-    champion = Registry(models).champion(target)
-    serving = champion.version if champion is not None else ""
-    if serving == result["version"] != first:
-        engine.published(serving, [target])
-    result["served_by"] = serving
-    result["version"] = result["version"] or serving
-    if serving != result["version"]:
-        result["why_not_served"] = Registry(models).champions()[target].retained.partition(": ")[2]
+    registry = Registry(models)
+    result["version"] = result["version"] or registry.champions()[target].version
+    result |= serving_of(registry, target, result["version"])
+    if result["served_by"] == result["version"] != first:
+        engine.published(result["version"], [target])
     result["path"] = str(models / result["version"])
     result["seconds"] = clock.parts
     return result
@@ -206,6 +214,7 @@ def _adapted(
 
     target, store = spec.device_id, engine.store()
     environment_id = engine.environment_id(target)
+    outcomes = sample_outcomes(store, target, environment_id, chosen)
     snapshot = load_snapshot(store, device_ids=[target], environments={target: {environment_id: target}})
     known = {one: (its.spec, its.descriptor) for one, its in shipped.devices.items()}
     snapshot = with_columns(snapshot, known)
@@ -218,10 +227,6 @@ def _adapted(
     with clock.part("adapt"):
         adapted, version = adapt_version(one, snapshot, models, strategy, strangers=list(known))
     taken = str(adapted.notes.get("strategy", strategy.name))
-    outcomes: dict[str, int] = {}
-    for record in store.records(device_id=target):
-        if record.candidate_id in chosen and record.environment_id == environment_id and not record.attempt:
-            outcomes[str(record.outcome)] = outcomes.get(str(record.outcome), 0) + 1
     with clock.part("report"):
         said = told(one, adapted, taken, one.few_shot, None, len(one.few_shot))
     if said["expected"] is None:
@@ -229,7 +234,6 @@ def _adapted(
     return {
         "samples": len(one.few_shot),
         "outcomes": outcomes,
-        "ok": outcomes.get(str(Outcome.OK), 0),
         "taken": taken,
         "notes": dict(adapted.notes),
         "version": version,

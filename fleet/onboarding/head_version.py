@@ -6,6 +6,7 @@ Called by `fleet.onboarding.onboarding`; measures nothing. Imports torch when ca
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec
+from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome
+from fleet.errors import FleetError
 from fleet.models.holdout import held_out
 from fleet.models.judge import training_provenance
+from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.earlier_environment import Earlier
@@ -177,3 +180,38 @@ def without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = N
     else:
         model.drop_head(target)
     return model.eval()
+
+
+def sample_outcomes(
+    store: StoreReader, target: DeviceId, environment_id: str, few_shot: Collection[CandidateId]
+) -> dict[str, int]:
+    """How the samples ended.
+
+    Raises:
+        FleetError: None of them ran.
+    """
+    found = {
+        record.candidate_id: (record.outcome, record.error)
+        for record in store.records(device_id=target)
+        if record.candidate_id in few_shot and record.environment_id == environment_id
+    }
+    counts = Counter(str(outcome) for outcome, _ in found.values())
+    if few_shot and not counts[Outcome.OK]:
+        error = next((error for _, error in found.values() if error), "no error text")
+        said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
+        raise FleetError(
+            f"none of the {len(few_shot)} samples ran on {target} ({said}); no head can be made of failures. "
+            f"One of them says: {error.strip().splitlines()[-1][:200] if error.strip() else 'nothing'}. Run "
+            f"`fleet doctor`, mend the device, and onboard it again"
+        )
+    return dict(counts)
+
+
+def serving_of(registry: RegistryReader, target: DeviceId, version: str) -> dict[str, str]:
+    """Which version serves the device from now on, and why not the new one."""
+    champion = registry.champions().get(target)
+    if champion is None or champion.version == version:
+        return {"served_by": version}
+    named, _, why = champion.retained.partition(": ")
+    why = why if named == version else "another was published meanwhile"
+    return {"served_by": champion.version, "why_not_served": why}

@@ -8,7 +8,6 @@ from what it has. With recorded devices: `fleet.onboarding.replay`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,11 +43,18 @@ from fleet.onboarding.choice import (
     source_devices_of,
     source_version,
 )
-from fleet.onboarding.day_zero import is_alone, onboard_alone, usable_shipped
+from fleet.onboarding.day_zero import onboard_alone, starts_alone
 from fleet.onboarding.drift import against_champion, why_as_before
 from fleet.onboarding.earlier_environment import Earlier, earlier_environment, environment_since
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
-from fleet.onboarding.head_version import adapt_version, onboarding_of, with_target, without_head
+from fleet.onboarding.head_version import (
+    adapt_version,
+    onboarding_of,
+    sample_outcomes,
+    serving_of,
+    with_target,
+    without_head,
+)
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
@@ -97,18 +103,14 @@ def onboard_device(
     from transfer.evaluate.onboarding_cases import Regime
 
     target = spec.device_id
-    if (
-        not has_drifted
-        and usable_shipped(settings, spec)
-        and is_alone(Registry(models), engine.store(), spec)
-    ):
+    if not has_drifted and starts_alone(settings, Registry(models), engine.store(), spec):
         return onboard_alone(engine, settings, spec, models, display)
     clock, config = Clock(), train_config(settings.training.epochs)
     arrival = _arrive(engine, settings, spec, models)
     samples = _measure(arrival, clock, display, fewer=fewer, has_drifted=has_drifted)
     registry = Registry(models)
     if isinstance(samples, str):
-        return {"device": target, "samples": 0, "drift": samples, **_serving(registry, target, "")}
+        return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
     cache = models.parent / DEVICE_SCORES
@@ -127,7 +129,7 @@ def onboard_device(
         adapted, version = adapt_version(
             one, snapshot, models, strategy, earlier=earlier, since=since, judge=judge
         )
-    serving = _serving(registry, target, version)
+    serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
     taken = str(adapted.notes.get("strategy", strategy.name))
@@ -251,7 +253,7 @@ def _measure(
                 collection.measure({spec.family: few}, _given(collection, few))
         few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
         store = engine.store()
-        outcomes = _outcomes(store, target, environment_id, few_shot)
+        outcomes = sample_outcomes(store, target, environment_id, few_shot)
         parts = _parts(target, environment_id, earlier)
         snapshot = with_target(store, arrival.sources, spec, parts)
         display.finish()
@@ -306,38 +308,3 @@ def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> dict
             before = found.get(row.candidate_id, math.nan)
             found[row.candidate_id] = secs if math.isnan(before) or secs < before else before
     return found
-
-
-def _outcomes(
-    store: StoreReader, target: DeviceId, environment_id: str, few_shot: CollectionOf[CandidateId]
-) -> dict[str, int]:
-    """How the samples ended.
-
-    Raises:
-        FleetError: None of them ran.
-    """
-    found = {
-        record.candidate_id: (record.outcome, record.error)
-        for record in store.records(device_id=target)
-        if record.candidate_id in few_shot and record.environment_id == environment_id
-    }
-    counts = Counter(str(outcome) for outcome, _ in found.values())
-    if few_shot and not counts[Outcome.OK]:
-        error = next((error for _, error in found.values() if error), "no error text")
-        said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
-        raise FleetError(
-            f"none of the {len(few_shot)} samples ran on {target} ({said}); no head can be made of failures. "
-            f"One of them says: {error.strip().splitlines()[-1][:200] if error.strip() else 'nothing'}. Run "
-            f"`fleet doctor`, mend the device, and onboard it again"
-        )
-    return dict(counts)
-
-
-def _serving(registry: Registry, target: DeviceId, version: str) -> dict[str, str]:
-    """Which version serves the device from now on, and why not the new one."""
-    champion = registry.champions().get(target)
-    if champion is None or champion.version == version:
-        return {"served_by": version}
-    named, _, why = champion.retained.partition(": ")
-    why = why if named == version else "another was published meanwhile"
-    return {"served_by": champion.version, "why_not_served": why}

@@ -10,8 +10,7 @@ import pytest
 from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason
-from fleet.onboarding.head_version import adapt_version, onboarding_of
-from fleet.onboarding.onboarding import _serving
+from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES, fill
@@ -53,10 +52,10 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
     assert {one.version for one in registry.champions().values()} == {first}
-    assert _serving(registry, TARGET, first) == {"served_by": first}
+    assert serving_of(registry, TARGET, first) == {"served_by": first}
     second = onboard(snapshot, tmp_path, source, samples)
     assert {one.version for one in registry.champions().values()} == {first}
-    found = _serving(registry, TARGET, second)
+    found = serving_of(registry, TARGET, second)
     why = (
         f"it was onboarded from 16 samples, this one onboarded from {samples}, and nobody judged which is "
         "better"
@@ -79,7 +78,7 @@ def test_a_pinned_device_is_onboarded_to_no_effect(
     # Even one that cannot be asked any more: a person decided.
     (registry.path(first) / "model.safetensors").write_bytes(b"torn")
     second = onboard(snapshot, tmp_path, source, 64)
-    assert _serving(registry, TARGET, second) == {
+    assert serving_of(registry, TARGET, second) == {
         "served_by": first,
         "why_not_served": f"{TARGET} is pinned to {first}",
     }
@@ -103,7 +102,7 @@ def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: FleetTLP, tmp_p
     registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
     version = onboard(snapshot, tmp_path, source, 64)
     assert registry.champions()[TARGET].version == "v000001"
-    assert "was trained" in _serving(registry, TARGET, version)["why_not_served"]
+    assert "was trained" in serving_of(registry, TARGET, version)["why_not_served"]
     # One that cannot be asked any more protects nobody.
     (registry.path("v000001") / "manifest.json").write_text("{")
     assert retention_reason(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
