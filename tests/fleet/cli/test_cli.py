@@ -194,7 +194,8 @@ def test_onboarding_without_a_model_says_what_to_run_first_and_starts_no_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.daemon.embedded.run_embedded", None)
-    assert "fleet train" in failure(["onboard", "x86-64-v2", "--samples", "8"], capsys)
+    without = ["--set", "onboarding.shipped=false"]
+    assert "fleet train" in failure(["onboard", "x86-64-v2", "--samples", "8", *without], capsys)
 
 
 @pytest.mark.ray
