@@ -105,8 +105,7 @@ def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
 def _levels(onboarding: Document) -> Plot:
     rows = []
     for start, name in _starts(onboarding):
-        names = {key: key if key.startswith("random") else start + key for key in _SCORE_KEYS}
-        scores = {key: onboarding.get(name) for key, name in names.items()}
+        scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
         if known(scores["top1"]) or known(scores["top5"]):
             rows.append(_score_row(name, scores))
     return Plot(
@@ -126,11 +125,13 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
     if onboarding is None:
         return []
     few, full = f"{onboarding['samples']:,} samples", onboarding["full_samples"]
+    # Reports of before know no shipped model.
+    shipped = [("shipped_", "shipped model, no sample")] if "shipped_top1" in onboarding else []
     return [
         ("", f"warm, {few}"),
         ("scratch_", f"scratch, {few}"),
         ("nearest_", "nearest known head"),
-        ("shipped_", "shipped model, no sample"),
+        *shipped,
         ("full_", "full" if full is None else f"full, {full:,} samples"),
     ]
 
