@@ -53,14 +53,6 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     assert f"the model that comes with the program, {found['shipped']}" in text
     assert "generic is served by v000002 from now on" in text
 
-    # The same again measures nothing, and a second unjudged head takes no place.
-    before = Store.read(tmp_path / "store").version
-    assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
-    again = json.loads(capfd.readouterr().out)
-    assert Store.read(tmp_path / "store").version == before
-    assert (again["served_by"], again["first_head"]) == ("v000002", "")
-    assert "nobody judged which is better" in again["why_not_served"]
-
 
 def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None:
     store = Store.read(fill(tmp_path / "store", *SOURCES, NEW))

@@ -279,7 +279,7 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
     # torch compiles in most of a minute: `benchmarks.networks` times it.
     monkeypatch.setattr("fleet.tuning.delivery.SIDES", ("torch_eager",))
-    assert run(["tune", "generic", "small.pt2", "--trials", "24", *where, *quick]) == 0
+    assert run(["tune", "generic", "small.pt2", "--trials", "20", *where, *quick]) == 0
     found = json.loads(capfd.readouterr().out)
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
