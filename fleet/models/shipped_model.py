@@ -40,7 +40,7 @@ DEVICES_NAME = "devices.json"
 #: Key of manifests with the name of the shipped model that a head is of.
 SHIPPED_KEY = "shipped"
 #: What manifests of first heads take over from it: where it came from, and how good it is.
-_TOLD = ("table_version", "candidates", "workloads", "seed", "train", "trained_workloads", "expected")
+_TOLD = ("candidates", "workloads", "seed", "train", "trained_workloads", "expected")
 
 
 class ShippedModelError(FleetError):
@@ -62,7 +62,6 @@ class ShippedModel:
     """The model for a family, and what came with it."""
 
     name: str
-    folder: Path
     manifest: Mapping[str, Any]
     model: FleetTLP
     devices: Mapping[DeviceId, ShippedDevice]
@@ -150,7 +149,7 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
             "go without it: --set onboarding.shipped=false"
         ) from error
     name = str(manifest.get(SHIPPED_KEY, family.value))
-    return ShippedModel(name=name, folder=folder, manifest=manifest, model=model, devices=devices)
+    return ShippedModel(name=name, manifest=manifest, model=model, devices=devices)
 
 
 def write_shipped(
@@ -208,6 +207,8 @@ def first_head(
         SHIPPED_KEY: shipped.name,
         "onboarded": spec.device_id,
         "samples": 0,
+        # It has seen nothing of this store.
+        "table_version": 0,
         "strategy": "day_zero",
         "notes": dict(adapted.notes),
         "trained_heads": [],

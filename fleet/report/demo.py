@@ -163,7 +163,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
             Store.read(folder / _STORE), device_ids=names, workload_ids={*measured.workload_ids}
         )
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
-        shipped = _judge_shipped(snapshot, target)
+        shipped = _judge_shipped(snapshot, target) if config.onboarding.shipped else None
     display.finish()
     return DemoRun(
         settings=settings,

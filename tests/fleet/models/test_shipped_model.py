@@ -79,6 +79,7 @@ def test_a_device_without_any_model_is_served_at_once_and_only_once(folder: Path
     # The heads of the shipped devices are sources: no device of this fleet has their names.
     assert set(registry.champions()) == {TARGET}
     manifest = registry.manifest(version)
+    assert manifest["table_version"] == 0, "it learnt from another store, and from none of this one"
     assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
     assert first_head(tmp_path, shipped(folder), spec, descriptor) == version == registry.versions()[-1]
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
