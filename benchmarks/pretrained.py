@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,20 +30,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import WorkloadId, content_hash
+from agents.records import Workload, content_hash
+from benchmarks.onboarding_parts import listed
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import read_published
+from fleet.models.promotion import mean_of
 from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, Strategy
+from transfer.adapt.base import Adapted, Strategy, without_device
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Regime
@@ -74,6 +75,11 @@ def architecture(network: str) -> str:
     return re.split(r"[,:]", network.removeprefix("transformers:"))[0]
 
 
+def networks_of(workloads: Iterable[Workload]) -> list[str]:
+    """Names of the networks that run some workloads."""
+    return sorted({name for one in workloads for name, count in one.networks if count > 0})
+
+
 def groups_of(networks: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Networks in `GROUPS` groups, all sizes of an architecture in one; by hash, so that it says the same."""
     found: dict[str, list[str]] = {f"group-{place + 1}": [] for place in range(GROUPS)}
@@ -98,15 +104,12 @@ def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
     """Top-1 by workload of each contender on one case."""
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
-    networks = {name for one in snapshot.workloads.values() for name, count in one.networks if count > 0}
-    groups = groups_of(sorted(networks))
+    groups = groups_of(networks_of(snapshot.workloads.values()))
     [split] = [
         one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
     ]
     column = dataset.column(case.target)
-    seen = np.ones(dataset.latency_secs.shape, dtype=np.bool_)
-    seen[:, column] = False
-    view = dataset.where(seen)
+    view = without_device(dataset, case.target)
     sources = [one for one in dataset.device_ids if one != case.target]
     random = np.random.default_rng(case.seed)
     few = random.permutation(np.unique(dataset.group[split.train]))[:FEW_WORKLOADS]
@@ -179,18 +182,18 @@ def figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
-        result[f"top1_{name.replace('/', '_k')}"] = _listed(found)
+        result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
     for k in (0, *SAMPLES):
-        result[f"top5_shipped_k{k}"] = _listed(_of_all(cases, "top5", f"shipped/{k}"))
+        result[f"top5_shipped_k{k}"] = _figure(_of_all(cases, "top5", f"shipped/{k}"))
     result["top1_k0"] = result["top1_shipped_k0"][0]
     for k in SAMPLES:
         result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
         mine = arrays[f"shipped/{k}"]
-        result[f"gain_over_scratch_k{k}"] = _listed(mine - arrays[f"scratch/{k}"])
-        result[f"gain_over_store_only_k{k}"] = _listed(mine - arrays[f"few/{k}"])
-        result[f"gain_of_{k}_samples"] = _listed(mine - arrays["shipped/0"])
-    result["gain_over_mixed"] = _listed(arrays["shipped/0"] - arrays["mixed/0"])
-    result["gain_over_store_only"] = _listed(arrays["shipped/0"] - arrays["few/0"])
+        result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
+        result[f"gain_over_store_only_k{k}"] = _figure(mine - arrays[f"few/{k}"])
+        result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
+    result["gain_over_mixed"] = _figure(arrays["shipped/0"] - arrays["mixed/0"])
+    result["gain_over_store_only"] = _figure(arrays["shipped/0"] - arrays["few/0"])
     return result
 
 
@@ -205,9 +208,9 @@ def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> 
     )
 
 
-def _listed(values: NDArray[np.float64]) -> list[float]:
-    found = resample_ratio(values, np.ones_like(values), 0).estimate()
-    return [round(one, 4) for one in (found.value, found.low, found.high)]
+def _figure(values: NDArray[np.float64]) -> list[float] | None:
+    """Mean over workloads with its 90 % interval."""
+    return listed(mean_of(values).estimate())
 
 
 def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
@@ -251,9 +254,10 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Store.open(store) as opened:
         open_dataset(dataset, opened)
     reader = Store.read(store)
-    networks = {name for one in reader.workloads().values() for name, count in one.networks if count > 0}
+    workloads = reader.workloads()
+    networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
-    cases = cases_of(list(groups_of(sorted(networks))), targets, seeds=options.seeds, is_quick=options.quick)
+    cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
     kept = folder / f"cases-{dataset.sha256[:12]}-{options.epochs}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
@@ -268,7 +272,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "dataset": dataset.name,
         "sha256": dataset.sha256,
         "records": dataset.card["records"],
-        "workloads": len({WorkloadId(one) for one in reader.workloads()}),
+        "workloads": len(workloads),
         "architectures": len({architecture(one) for one in networks}),
         "profiles": len(targets),
         "cases": len(cases),

@@ -89,8 +89,7 @@ def train_version(
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
-    open_rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
+    open_rows, holds_out = learnable(snapshot)
     rows, held = divide(snapshot, seed, open_rows)
     heads = _heads(snapshot, rows, device_ids)
     made: list[_Trained] = []
@@ -104,7 +103,7 @@ def train_version(
     if MTL_TLP in kinds:
         made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
-    told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
+    told = training_provenance(dataset, open_rows, heads, until, holds_out=holds_out)
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         [one.model for one in made], heads, told["trained_workloads"]
     )
@@ -260,6 +259,14 @@ def check_heads(
     return check_transfer(
         snapshot.dataset, splits, config, seed=seed, devices=heads, workers=workers, on_progress=on_check
     ).to_json()
+
+
+def learnable(snapshot: DatasetSnapshot) -> tuple[np.ndarray, bool]:
+    """Rows of workloads that are not held out for judging, and whether any are (`fleet.models.holdout`)."""
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
+    return rows, bool(kept_out)
 
 
 def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

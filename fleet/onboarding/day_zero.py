@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceSpec, Family, Workload, WorkloadId
+from agents.records import CandidateId, Descriptor, DeviceSpec, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
@@ -75,30 +75,41 @@ def starts_alone(settings: FleetConfig, registry: Registry, store: StoreReader, 
     return usable_shipped(settings, spec) and is_alone(registry, store, spec)
 
 
-def serve_at_once(
-    engine: EngineSession,
-    settings: FleetConfig,
-    spec: DeviceSpec,
-    models: Path,
-    fingerprint: Fingerprint | None = None,
-) -> str:
+def serve_at_once(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> None:
     """Let the shipped model serve a device that no model serves.
-
-    Returns:
-        The version that is new; empty where a model served the device already, or none is shipped.
 
     Raises:
         ShippedModelError: The shipped model is damaged.
     """
-    if not usable_shipped(settings, spec) or Registry(models).champion(spec.device_id) is not None:
-        return ""
+    if usable_shipped(settings, spec) and Registry(models).champion(spec.device_id) is None:
+        _serve(engine, _shipped(spec), spec, models)
+
+
+def _shipped(spec: DeviceSpec) -> ShippedModel:
     shipped = read_shipped(spec.family)
-    descriptor = engine.store().devices()[spec.device_id].descriptor
-    if shipped is None or descriptor is None:
+    assert shipped is not None  # it is usable
+    return shipped
+
+
+def _serve(
+    engine: EngineSession,
+    shipped: ShippedModel,
+    spec: DeviceSpec,
+    models: Path,
+    fingerprint: Fingerprint | None = None,
+) -> str:
+    """The version that serves the device from now on; empty where one did already."""
+    if Registry(models).champion(spec.device_id) is not None:
         return ""
-    version = first_head(models, shipped, spec, descriptor, fingerprint)
+    version = first_head(models, shipped, spec, _descriptor(engine, spec), fingerprint)
     engine.published(version, [spec.device_id])
     return version
+
+
+def _descriptor(engine: EngineSession, spec: DeviceSpec) -> Descriptor:
+    descriptor = engine.store().devices()[spec.device_id].descriptor
+    assert descriptor is not None  # the device is ready
+    return descriptor
 
 
 def onboard_alone(
@@ -123,8 +134,7 @@ def onboard_alone(
     """
     target, clock = spec.device_id, Clock()
     samples = settings.onboarding.samples
-    shipped = read_shipped(spec.family)
-    assert shipped is not None
+    shipped = _shipped(spec)
     how = CollectSettings(
         samples=_PER_WORKLOAD, protocol=settings.timing_protocol(), seed=settings.training.seed
     )
@@ -133,13 +143,11 @@ def onboard_alone(
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
         with clock.part("first head"):
-            first = serve_at_once(engine, settings, spec, models, mine)
+            first = _serve(engine, shipped, spec, models, mine)
         if samples:
             with clock.part("measure"):
                 chosen = _measure(collection, settings, spec, samples)
         display.finish()
-    descriptor = engine.store().devices()[target].descriptor
-    assert descriptor is not None
     result: dict[str, Any] = {
         "device": target,
         "samples": 0,
@@ -147,7 +155,7 @@ def onboard_alone(
         "strategy": settings.onboarding.strategy,
         "taken": "day_zero",
         "notes": {},
-        "unlike": shipped.unlike(descriptor),
+        "unlike": shipped.unlike(_descriptor(engine, spec)),
         "version": first,
         "shipped": shipped.name,
         "first_head": first,
@@ -188,14 +196,13 @@ def _measure(
         raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
     pools = collection.propose(workloads, _shares(workloads, samples))
     collection.measure(pools, workloads)
-    several: list[Candidate] = [one for pool in pools[Family(spec.family)].values() for one in pool]
-    return frozenset(one.candidate_id for one in several)
+    return frozenset(one.candidate_id for pool in pools[spec.family].values() for one in pool)
 
 
 def _shares(workloads: Sequence[Workload], samples: int) -> dict[WorkloadId, int]:
     """Samples of each workload, which differ by one at most."""
     each, rest = divmod(samples, len(workloads))
-    return {one.workload_id: max(1, each + (place < rest)) for place, one in enumerate(workloads)}
+    return {one.workload_id: each + (place < rest) for place, one in enumerate(workloads)}
 
 
 def _adapted(
