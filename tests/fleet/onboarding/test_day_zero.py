@@ -14,6 +14,7 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_model import has_shipped
 from fleet.onboarding.day_zero import alone_strategy, is_alone, usable_shipped
 from fleet.onboarding.text import lines_of
+from fleet.store.noise_columns import SAYS_NOTHING
 from fleet.store.store import Store
 from tests.host_fixtures import write_generic_device
 from tests.onboarding_fixtures import NEW, SOURCES, fill
@@ -42,7 +43,9 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["fingerprint"]["ran"] == measured["ran"]["generic"]
-    assert found["samples"] + sum(n for name, n in found["outcomes"].items() if name == "lost") == 24
+    assert sum(found["outcomes"].values()) == 24
+    # Lost and rejected measurements teach nothing. On a busy host one of them may be too unsteady.
+    assert found["samples"] == 24 - sum(found["outcomes"].get(name, 0) for name in SAYS_NOTHING)
     assert (found["first_head"], found["served_by"]) == ("v000001", "v000002")
     assert found["expected"] is not None
     registry = Registry(tmp_path / "models")
