@@ -110,7 +110,10 @@ def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
     found = registry.champion(ref)
     if found is None:
         served = ", ".join(registry.champions()) or "none"
-        raise FleetError(f"no model in {folder} serves device {ref!r}; served are: {served}")
+        raise FleetError(
+            f"no model in {folder} serves device {ref!r}; served are: {served}. `fleet onboard {ref} --samples 0` "
+            "gives a device of this host a head without a measurement"
+        )
     return DeviceModel(registry, found.version, ref)
 
 

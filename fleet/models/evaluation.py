@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transfer.baselines.base import Ranker
     from transfer.data.metrics import Metrics
     from transfer.data.splits import Split, SplitKind
-    from transfer.evaluate.compare import Finished
+    from transfer.evaluate.compare import Finished, Fitting
     from transfer.evaluate.comparison import Comparison
 
 #: Other people's rankers that need nothing but a store; TVM's own need its programs built again (see the
@@ -116,6 +116,7 @@ def evaluate_store(
         TransferError: There is too little to train or to judge.
     """
     from transfer.data.splits import SplitKind, make_splits
+    from transfer.evaluate.compare import Fitting
     from transfer.evaluate.rankers import ModelRanker
 
     kind = SplitKind(split)
@@ -137,7 +138,8 @@ def evaluate_store(
     passes = len(rankers) * seeds * settings.training.folds * settings.training.epochs
     workers = workers_for(len(snapshot.dataset), passes)
     tried = range(first, first + seeds)
-    return _judge(reader, snapshot, rankers, kind, splits_of, tried, workers, on_progress)
+    fitting = Fitting(workers=workers)
+    return _judge(reader, snapshot, rankers, kind, splits_of, tried, fitting, on_progress)
 
 
 def evaluate_model(
@@ -162,6 +164,7 @@ def evaluate_model(
     """
     from transfer.adapt.kept import head_of
     from transfer.data.splits import SplitKind
+    from transfer.evaluate.compare import Fitting
     from transfer.evaluate.rankers import KeptRanker
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
@@ -191,7 +194,9 @@ def evaluate_model(
     heads = {one: head_of(model, folder, manifest, one) for one in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
-    found = _judge(reader, snapshot, [ranker], kind, lambda _: [held], seeds, 1, on_progress)
+    found = _judge(
+        *(reader, snapshot, [ranker], kind, lambda _: [held], seeds), Fitting(learnt=tuple(chosen)), on_progress
+    )
     return replace(found, split=held.name, model=folder.name)
 
 
@@ -234,11 +239,11 @@ def _judge(
     kind: SplitKind,
     splits_of: Callable[[int], list[Split]],
     seeds: Sequence[int],
-    workers: int,
+    fitting: Fitting,
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
     from transfer.data.splits import SplitKind, near_copies
-    from transfer.evaluate.compare import Fitting, compare
+    from transfer.evaluate.compare import compare
 
     dataset = snapshot.dataset
     noise, ceilings = _measured_twice(reader, snapshot)
@@ -248,7 +253,7 @@ def _judge(
         splits_of,
         list(seeds),
         noise_floors={device_id: floor.median_change for device_id, floor in noise.items()},
-        fitting=Fitting(workers=workers),
+        fitting=fitting,
         on_progress=on_progress,
     )
     copies = 0

@@ -62,11 +62,13 @@ class Fitting:
         keep: Folder for the scores of each fit (`transfer.evaluate.kept_scores`); those found there are not
             made again.
         seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
+        learnt: Devices that all rankers have learnt before, whatever a split has to learn from; kept models.
     """
 
     workers: int = 1
     keep: Path | None = None
     seeds_of: Mapping[str, int] = field(default_factory=dict)
+    learnt: tuple[str, ...] = ()
 
 
 _HERE = Fitting()
@@ -227,12 +229,12 @@ def _aligned(
 def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
     """Every job with its result: what is kept is read, the rest is done and kept."""
     if fitting.keep is None:
-        yield from _run(jobs, dataset, fitting.workers)
+        yield from _run(jobs, dataset, fitting)
         return
     kept = KeptScores(fitting.keep, dataset)
     paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
     found = [kept.load(path) for path in paths]
-    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting.workers)
+    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting)
     for job, path, one in zip(jobs, paths, found, strict=True):
         if one is not None:
             yield job, _Scores(*one)
@@ -242,19 +244,19 @@ def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[
         yield job, scores
 
 
-def _run(jobs: Sequence[_Job], dataset: Dataset, workers: int) -> Iterator[tuple[_Job, _Scores]]:
+def _run(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
     """Do every job, here or in processes, and give each with its result in the order of the jobs."""
-    run = partial(_fit_and_score, whole=dataset)
-    yield from zip(jobs, run_each(run, jobs, workers, of="the comparison", pieces="fits"), strict=True)
+    run = partial(_fit_and_score, whole=dataset, known=fitting.learnt)
+    yield from zip(jobs, run_each(run, jobs, fitting.workers, of="the comparison", pieces="fits"), strict=True)
 
 
-def _fit_and_score(job: _Job, whole: Dataset) -> _Scores:
+def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores:
     """Fit on what the split shows and score its test rows for every device that it judges, on one thread."""
     split, ranker = job.split, job.ranker
     started = time.perf_counter()
     seen = split.visible(whole)
     shown = whole.where(seen)
-    learnt = trainable_devices(shown, split.train)
+    learnt = known or trainable_devices(shown, split.train)
     scores = {}
     with torch_threads(1):
         ranker.fit(shown, split.train, learnt, job.fit_seed)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from agents.records import CandidateId, DeviceId, Family
+from fleet.config.settings import FleetConfig
+from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import (
     DEVICES_NAME,
@@ -27,7 +29,7 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reas
 from fleet.onboarding.head_version import with_columns
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.onboarding_fixtures import SOURCES, fill
+from tests.onboarding_fixtures import NEW, SOURCES, fill
 from transfer.adapt.fingerprint import Fingerprint
 from transfer.train.config import TrainConfig
 from transfer.train.training import train
@@ -119,6 +121,18 @@ def test_samples_take_the_place_of_a_head_without_any(folder: Path, tmp_path: Pa
     champion = registry.champions()[TARGET]
     assert (champion.version, champion.before) == (second, (first,))
     assert champion.reason == f"{first} was made without a measurement; not judged"
+
+
+def test_a_first_head_is_judged_on_all_that_its_device_measured(folder: Path, tmp_path: Path) -> None:
+    path = fill(tmp_path / "store", NEW)
+    snapshot = load_snapshot(Store.read(path))
+    spec, descriptor = snapshot.devices[DeviceId(NEW)]
+    version = first_head(tmp_path / "models", shipped(folder), spec, descriptor)
+    settings = FleetConfig.model_validate({"store": {"path": str(path)}})
+    found = evaluate_model(settings, tmp_path / "models", version, [NEW])
+    [metrics] = found.comparison.metrics[version, NEW]
+    assert found.comparison.left_out == {}
+    assert metrics.counts.sum() == len(snapshot.dataset)
 
 
 def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:
