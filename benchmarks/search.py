@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--store", type=Path, required=True, help="records that the head is made from")
     parser.add_argument("--device", required=True, help="device of this host, by its id")
+    parser.add_argument("--without", nargs="+", default=(), help="devices that the head learns nothing from")
     parser.add_argument("--quick", action="store_true", help="4 workloads, 1 seed, 64 trials")
     parser.add_argument("--keep", type=Path, help="folder of finished runs; an earlier one goes on")
     parser.add_argument("--minutes", type=float, default=math.inf, help="nothing more begins after these")
@@ -224,7 +225,7 @@ def main() -> None:
     settings = load_fleet(None, {"store.path": str(options.store)}).config
     ends_at = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as made:
-        bench = SearchBench(settings, options.device, options.keep or Path(made))
+        bench = SearchBench(settings, options.device, options.keep or Path(made), options.without)
         found = measure(bench, plan, ends_at)
     print(json.dumps(found, indent=None if options.json else 2))
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,15 @@ class SearchBench:
         settings: With the store that the head is made from.
         device: Id of the device.
         folder: For stores, models, spools and finished runs; kept.
+        without: Devices of the store that the head learns nothing from.
     """
 
-    def __init__(self, settings: FleetConfig, device: str, folder: Path) -> None:
+    def __init__(
+        self, settings: FleetConfig, device: str, folder: Path, without: Collection[str] = ()
+    ) -> None:
         self._settings = settings
         self._folder = folder
+        self._without = without
         self._cores = os.sched_getaffinity(0)
         self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
         (folder / "runs").mkdir(parents=True, exist_ok=True)
@@ -141,12 +145,12 @@ class SearchBench:
         began = time.perf_counter()
         known = self._folder / "known"
         source = Store.read(self._settings.store.path)
-        workloads = source.own_workloads()
+        workloads = source.workloads()
         left = MOST_SAMPLES
         kept: list[Record] = []
         for record in source.records():
             workload = workloads.get(record.workload_id)
-            if workload is None or is_held_out(workload):
+            if workload is None or is_held_out(workload) or record.device_id in self._without:
                 continue
             if record.device_id == self.spec.device_id:
                 if left <= 0:
@@ -155,9 +159,11 @@ class SearchBench:
             kept.append(record)
         with Store.open(known) as store:
             for entry in source.devices().values():
-                if entry.descriptor is not None:
+                if entry.descriptor is not None and entry.spec.device_id not in self._without:
                     store.put_device(entry.spec, entry.descriptor)
-            store.put_workloads(list(workloads.values()), own=True)
+            own = source.own_workloads()
+            store.put_workloads(list(own.values()), own=True)
+            store.put_workloads([one for name, one in workloads.items() if name not in own])
             store.append(kept)
         settings = self._settings.model_copy(
             update={"store": self._settings.store.model_copy(update={"path": str(known)})}
