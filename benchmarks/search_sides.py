@@ -5,13 +5,15 @@ Every finished run is a file of the folder, so that a stopped benchmark goes on 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -203,13 +205,22 @@ class SearchBench:
         if side != NO_HEAD and found["model"] is None:
             raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
         records = sorted(Store.read(place / "store").records(), key=lambda one: one.measured_at)
-        return {**_curve(records, began), "secs": secs, "parts": found["seconds"], "ended": found["ended"]}
+        [searched] = found["workloads"]
+        ends = [tried for tried, _ in searched["curve"]]
+        return {
+            **_curve(_in_rounds(records, ends, seed), began),
+            "secs": secs,
+            "parts": found["seconds"],
+            "ended": found["ended"],
+        }
 
     def _random(self, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
         with closing(self._worker(f"random-{workload.workload_id}-{seed}")) as worker:
             began, clock = time.time(), time.perf_counter()
             drawn = worker.propose(workload, trials, seed=seed)
+            places = {one.candidate_id: place for place, one in enumerate(drawn)}
             records = self._measure(worker, workload, drawn)
+            records.sort(key=lambda one: places.get(one.candidate_id, len(places)))
             return {**_curve(records, began), "secs": time.perf_counter() - clock}
 
     def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
@@ -273,8 +284,27 @@ def settled(timed: Mapping[str, list[float]]) -> dict[str, float | None]:
     return {label: statistics.median(values) if values else None for label, values in timed.items()}
 
 
+def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[Record]:
+    """Trials in the order of their rounds, at random inside of each.
+
+    A fast program is timed once more at the end of its batch, so records end with the fastest ones: in that
+    order a search would seem to need all trials of a round to find its best.
+
+    Args:
+        records: As they ended.
+        ends: Trials after each round.
+        seed: Of the order.
+    """
+    trials = [one for one in records if one.origin not in REPEATS and not one.attempt]
+    places = random.Random(seed)
+    found: list[Record] = []
+    for start, end in itertools.pairwise([0, *ends, len(trials)]):
+        found += places.sample(trials[start:end], len(trials[start:end]))
+    return found
+
+
 def _curve(records: list[Record], began: float) -> dict[str, Any]:
-    """Trials and best traces of records in the order in which they were made; second looks are no trials."""
+    """Trials and best traces of records in their order; second looks are no trials."""
     trials: list[list[float | None]] = []
     best: dict[str, str] = {}
     least = float("inf")

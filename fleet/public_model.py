@@ -111,8 +111,8 @@ def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
     if found is None:
         served = ", ".join(registry.champions()) or "none"
         raise FleetError(
-            f"no model in {folder} serves device {ref!r}; served are: {served}. `fleet onboard {ref} --samples 0` "
-            "gives a device of this host a head without a measurement"
+            f"no model in {folder} serves device {ref!r}; served are: {served}. "
+            f"`fleet onboard {ref} --samples 0` gives a device of this host a head without a measurement"
         )
     return DeviceModel(registry, found.version, ref)
 

@@ -195,7 +195,9 @@ def evaluate_model(
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
     found = _judge(
-        *(reader, snapshot, [ranker], kind, lambda _: [held], seeds), Fitting(learnt=tuple(chosen)), on_progress
+        *(reader, snapshot, [ranker], kind, lambda _: [held], seeds),
+        Fitting(learnt=tuple(chosen)),
+        on_progress,
     )
     return replace(found, split=held.name, model=folder.name)
 

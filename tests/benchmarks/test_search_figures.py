@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from benchmarks.search_figures import (
     trials_ratios,
     wall_ratios,
 )
-from benchmarks.search_sides import best_within, settled
+from benchmarks.search_sides import _in_rounds, best_within, settled
+from tests.record_fixtures import make_record
 
 
 def run(*latencies: float | None, secs: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -69,6 +71,16 @@ def test_losses_share_and_noise() -> None:
     assert found["ours"]["speed_by_trials"] == {"1": 0.5, "2": 1.0}
     assert found["xgb"]["speed_by_secs"]["15"] == 0.0
     assert found["xgb"]["speed_by_secs"]["30"] == 0.25
+
+
+def test_a_round_is_taken_in_random_order() -> None:
+    trials = [make_record(number) for number in range(24)]
+    again = replace(trials[3], attempt=1)
+    found = _in_rounds([*trials[:8], again, *trials[8:]], [8, 16], seed=0)
+    assert [one.record_id for one in found] != [one.record_id for one in trials]
+    for start in (0, 8, 16):
+        here = {one.record_id for one in found[start : start + 8]}
+        assert here == {one.record_id for one in trials[start : start + 8]}
 
 
 def test_what_is_run_and_timed_again() -> None:

@@ -247,7 +247,9 @@ def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[
 def _run(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
     """Do every job, here or in processes, and give each with its result in the order of the jobs."""
     run = partial(_fit_and_score, whole=dataset, known=fitting.learnt)
-    yield from zip(jobs, run_each(run, jobs, fitting.workers, of="the comparison", pieces="fits"), strict=True)
+    yield from zip(
+        jobs, run_each(run, jobs, fitting.workers, of="the comparison", pieces="fits"), strict=True
+    )
 
 
 def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores:

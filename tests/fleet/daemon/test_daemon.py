@@ -68,9 +68,9 @@ def started() -> Iterator[list[Up]]:
         one.process.communicate()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ending() -> Iterator[list[psutil.Process]]:
-    """Processes of which none is left behind when the tests of this file are through."""
+    """Processes of which none is left behind when all tests are through."""
     processes: list[psutil.Process] = []
     yield processes
     # What Ray starts beside its agents takes a minute to see that a killed coordinator is gone.
