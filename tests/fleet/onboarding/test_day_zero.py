@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.records import DeviceId, DeviceKind, Family
+from agents.records import DeviceId, DeviceKind, Family, Outcome
 from fleet.cli.app import run
 from fleet.config.settings import FleetConfig
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import has_shipped
 from fleet.onboarding.day_zero import alone_strategy, is_alone, usable_shipped
+from fleet.onboarding.head_version import sample_outcomes
 from fleet.onboarding.text import lines_of
 from fleet.store.noise_columns import SAYS_NOTHING
 from fleet.store.store import Store
 from tests.host_fixtures import write_generic_device
 from tests.onboarding_fixtures import NEW, SOURCES, fill
-from tests.record_fixtures import make_spec
+from tests.record_fixtures import make_descriptor, make_record, make_spec
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model.fleet_tlp import FleetTLP, model_config
@@ -55,6 +57,21 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     text = "\n".join(lines_of(found))
     assert f"the model that comes with the program, {found['shipped']}" in text
     assert "generic is served by v000002 from now on" in text
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_rejected_second_look_leaves_a_sample_as_it_was(tmp_path: Path, turn: int) -> None:
+    good = make_record(1, outcome=Outcome.OK, error="")
+    again = replace(good, attempt=1, outcome=Outcome.REJECTED)
+    never = make_record(2, outcome=Outcome.REJECTED)
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec(good.device_id), make_descriptor())
+        for one in [good, again, never][::turn]:
+            store.append([one])
+    reader = Store.read(tmp_path / "store")
+    samples = {good.candidate_id, never.candidate_id}
+    found = sample_outcomes(reader, good.device_id, good.environment_id, samples)
+    assert found == {"ok": 1, "rejected": 1}
 
 
 def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None:
