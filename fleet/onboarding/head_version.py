@@ -22,7 +22,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.earlier_environment import Earlier
-from fleet.store.noise_columns import SAYS_NOTHING
+from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -186,20 +186,19 @@ def without_head(source: FleetTLP, target: DeviceId, earlier: Earlier | None = N
 def sample_outcomes(
     store: StoreReader, target: DeviceId, environment_id: str, few_shot: Collection[CandidateId]
 ) -> dict[str, int]:
-    """How the samples ended; a second look that was lost or rejected changes nothing.
+    """How the samples ended: of each the record that a dataset takes (`fleet.store.noise.settled`).
 
     Raises:
         FleetError: None of them ran.
     """
-    found: dict[CandidateId, tuple[Outcome, str]] = {}
-    for record in store.records(device_id=target):
-        if record.candidate_id not in few_shot or record.environment_id != environment_id:
-            continue
-        if record.candidate_id not in found or record.outcome not in SAYS_NOTHING:
-            found[record.candidate_id] = record.outcome, record.error
-    counts = Counter(str(outcome) for outcome, _ in found.values())
+    found = settled(
+        record
+        for record in store.records(device_id=target)
+        if record.candidate_id in few_shot and record.environment_id == environment_id
+    )
+    counts = Counter(str(record.outcome) for record in found)
     if few_shot and not counts[Outcome.OK]:
-        error = next((error for _, error in found.values() if error), "no error text")
+        error = next((record.error for record in found if record.error), "no error text")
         said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
         raise FleetError(
             f"none of the {len(few_shot)} samples ran on {target} ({said}); no head can be made of failures. "
