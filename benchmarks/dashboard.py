@@ -5,13 +5,12 @@ at it. `--quick` does the same with 50 devices and 20,000 records. The rows of t
 (`benchmarks.scale_parts`), because only their number and size matter.
 
 - `first_paint_secs`: from the start of the navigation until the rows of the fleet are there, median of
-several new
-  browsers; `first_contentful_paint_secs` is the browser's own figure of the frame around them.
+  several new browsers; `first_contentful_paint_secs` is the browser's own figure of the frame around them.
 - `api_p95_ms`: of requests to all views, for devices and workloads that were not asked before, while the
-fleet works
-  and the page is open.
-- `page_bytes`: what a first visit loads, data included. - `live_lag_secs`: how old the number of records on
-the page is at most before the next one appears, 95th percentile.
+  fleet works and the page is open.
+- `page_bytes`: all that a first visit loads, data included.
+- `live_lag_secs`: how old the number of records on the page is at most before the next one appears, 95th
+  percentile.
 
 There is no other side to compare with: the bounds are those of the project.
 """
@@ -68,12 +67,17 @@ _VIEWPORT = {"width": 1280, "height": 900}
 #: Notes in the page when the number of records on it changes.
 _WATCH = """
 () => {
-  window.seen = []; const find = () => [...document.querySelectorAll(".tiles div")].find((one) =>
-  one.querySelector("dt").textContent === "records"); const note = () => {
-    const value = Number(find().querySelector("dd").textContent.replaceAll(",", "")); if (!window.seen.length
-    || window.seen[window.seen.length - 1][1] !== value) window.seen.push([Date.now() / 1000, value]);
-  }; new MutationObserver(note).observe(document.getElementById("main"), { subtree: true, childList: true,
-  characterData: true }); note();
+  window.seen = [];
+  const find = () => [...document.querySelectorAll(".tiles div")]
+    .find((one) => one.querySelector("dt").textContent === "records");
+  const note = () => {
+    const value = Number(find().querySelector("dd").textContent.replaceAll(",", ""));
+    const last = window.seen[window.seen.length - 1];
+    if (!last || last[1] !== value) window.seen.push([Date.now() / 1000, value]);
+  };
+  const parts = { subtree: true, childList: true, characterData: true };
+  new MutationObserver(note).observe(document.getElementById("main"), parts);
+  note();
 }
 """
 #: Notes when the first row is there.

@@ -49,7 +49,8 @@ def recorded_file(folder: Path) -> Path:
         store.put_device(spec)
         workloads = [
             Workload(
-                workload_id=WorkloadId(f"{number:016x}"),
+                # Not one of `made_up_rows`: their candidates have ids that no trace has.
+                workload_id=WorkloadId(f"f{number:015x}"),
                 name=f"made up {number}",
                 operator="C2D",
                 arg_shapes=((64, 64),),

@@ -6,7 +6,7 @@ neither the store nor the transport.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +46,19 @@ class Sorted:
     repeated: list[Arrival] = field(default_factory=list)
     #: To be kept apart.
     late: list[Arrival] = field(default_factory=list)
+
+
+def take_records(messages: deque[Message], most: int) -> list[Message]:
+    """Take messages from the front until they hold `most` records; the last one is taken whole."""
+    taken, records = [], 0
+    while messages and records < most:
+        message = messages.popleft()
+        taken.append(message)
+        if isinstance(message, AgentUp | MorePending):
+            records += len(message.pending)
+        elif isinstance(message, Results):
+            records += len(message.records)
+    return taken
 
 
 def arrivals_of(messages: Iterable[Message]) -> list[Arrival]:

@@ -136,7 +136,7 @@ class Triggers:
         """Ask for a training if there is a reason and none is under way."""
         if self.phase is not Phase.IDLE:
             return []
-        ready = [one for one in self._families.values() if one.ready_at() <= now and one.wants(limits)]
+        ready = [one for one in self._families.values() if one.wants(limits) and one.ready_at() <= now]
         if not ready:
             return []
         # The family that has waited longest, so that one with many records does not starve the other.

@@ -268,15 +268,21 @@ class Coverage:
             return set()
         return self._matrix.spaces[self._families[device_id], workload_id].among(bits, candidate_ids)
 
-    def workload_of(
-        self, family: str, workload_ids: Iterable[WorkloadId], candidate_id: CandidateId
-    ) -> WorkloadId | None:
-        """Which of some workloads a candidate is of; None where it is not known."""
+    def by_workload(
+        self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
+    ) -> dict[WorkloadId, list[CandidateId]]:
+        """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
+        found: dict[WorkloadId, list[CandidateId]] = {}
         for workload_id in workload_ids:
             space = self._matrix.spaces.get((family, workload_id))
-            if space is not None and space.index.find([candidate_id]) != [-1]:
-                return workload_id
-        return None
+            if space is None or not candidate_ids:
+                continue
+            places = space.index.find(candidate_ids)
+            here = [one for one, at in zip(candidate_ids, places, strict=True) if at >= 0]
+            if here:
+                found[workload_id] = here
+                candidate_ids = [one for one, at in zip(candidate_ids, places, strict=True) if at < 0]
+        return found
 
     def holders(self, family: str, candidate_ids: Collection[CandidateId]) -> list[DeviceId]:
         """A few devices of a family that have measured some candidates, as far as any has."""

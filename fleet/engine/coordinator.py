@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from agents.device.messages import Message
 from fleet.core import events as ev
+from fleet.core.arrivals import take_records
 from fleet.core.events import DeviceState
 from fleet.durable import disk_errors
 from fleet.engine.chores import Chores
@@ -39,9 +41,11 @@ from fleet.requests.checks import KnownFleet
 from fleet.requests.desk import RequestDesk
 
 #: Least seconds between two views.
-_VIEW_SECS = 1.0
+_VIEW_SECS = 0.5
 #: Pause after a picture, over the time that it took.
-_VIEW_LEAST_WAIT = 30.0
+_VIEW_LEAST_WAIT = 10.0
+#: Records of one turn, or a few more: the rest waits for the next turn, so that views stay fresh.
+_RECORDS_PER_TURN = 1024
 #: States in which a device has not shown yet whether it works.
 _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 
@@ -67,6 +71,8 @@ class Coordinator:
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
         self._view_at = 0.0
+        #: What has come and is not worked on yet.
+        self._waiting: deque[Message] = deque()
         self._is_stopping = False
         self._view: dict[str, Any] = {}
         try:
@@ -91,9 +97,10 @@ class Coordinator:
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
         else:
-            messages = parts.transport.poll(timeout_secs)
+            if not self._waiting:
+                self._waiting += parts.transport.poll(timeout_secs)
             with self._turns.timed():
-                self._work(messages)
+                self._work(take_records(self._waiting, _RECORDS_PER_TURN))
         if parts.clock() >= self._view_at:
             self._look()
 
@@ -130,7 +137,8 @@ class Coordinator:
     def is_quiet(self) -> bool:
         """Whether no lease is out and nothing waits to be stored."""
         leased = self._parts.state.job_counts()[ev.JobState.LEASED]
-        return not self._ingest.held and not self._parts.event_log.has_news and not leased
+        is_heard = not self._waiting and not self._ingest.held
+        return is_heard and not self._parts.event_log.has_news and not leased
 
     @property
     def serves_requests(self) -> bool:

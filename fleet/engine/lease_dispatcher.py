@@ -131,7 +131,5 @@ class LeaseDispatcher:
             f"{job.device_id}: {len(missing)} candidates of job {job.job_id} are neither in the pools nor in "
             "the store; they are left out"
         )
-        for one in missing:
-            of = self._parts.coverage.workload_of(family, job.workload_ids, one)
-            if of is not None:
-                self._parts.coverage.block(family, of, [one])
+        for of, some in self._parts.coverage.by_workload(family, job.workload_ids, missing).items():
+            self._parts.coverage.block(family, of, some)

@@ -138,18 +138,15 @@ class RecordSink:
         """
         family, left = self._families[job.device_id], self._tallies.left(job)
         may_skip = job.attempt == 0 and job.origin not in REPEATS
-        grouped: dict[WorkloadId | None, list[CandidateId]] = {}
+        elsewhere = [one for one in left if one not in at_hand]
+        grouped = self._coverage.by_workload(family, job.workload_ids, elsewhere)
         for one in left:
             if one in at_hand:
-                of: WorkloadId | None = at_hand[one].workload_id
-            else:
-                of = self._coverage.workload_of(family, job.workload_ids, one)
-            grouped.setdefault(of, []).append(one)
+                grouped.setdefault(at_hand[one].workload_id, []).append(one)
         skipped: set[CandidateId] = set()
         for of, some in grouped.items():
-            if of is not None:
-                skipped |= self._coverage.blocked_among(family, of, some)
-                skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
+            skipped |= self._coverage.blocked_among(family, of, some)
+            skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
         return [one for one in left if one not in skipped]
 
     def _count(self, records: Sequence[Record], taken: Taken) -> None:

@@ -97,8 +97,7 @@ def from_records(
         device_id: The device.
         records: Its records.
         programs: Reference programs, whatever their records' origin (one may have been measured as an
-        ordinary
-            candidate before); where empty, all records of origin `fingerprint` count.
+            ordinary candidate before); where empty, all records of origin `fingerprint` count.
     """
     found: dict[CandidateId, float] = {}
     tried: set[CandidateId] = set()

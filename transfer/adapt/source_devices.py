@@ -53,8 +53,7 @@ class SourceDevices:
         most_steps: Most updates of the head's training: bounds the time where there are many workloads.
         nets: Small networks in an ensemble with the head on candidates that no source device measured.
         trains_head: Without it only candidates that source devices measured can be ranked, in a fraction of
-            the
-            time: what is enough to compare ways of choosing samples.
+            the time: enough to compare ways of choosing samples.
     """
 
     name: str = "siblings"

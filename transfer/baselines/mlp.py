@@ -48,8 +48,7 @@ class SummaryMlp:
     Args:
         config: Sizes and training.
         start: A fitted perceptron to go on from; it is not changed. A device that it lacks starts from the
-        mean
-            of its heads.
+            mean of its heads.
     """
 
     def __init__(self, config: MlpConfig | None = None, start: SummaryMlp | None = None) -> None:

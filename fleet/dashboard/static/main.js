@@ -10,7 +10,7 @@ import { alerts, requests, storage } from "./operation.js";
 
 const VIEWS = { fleet, device, compare, workloads, workload, candidate, requests, storage, alerts };
 /** Least milliseconds between two updates, and between two where there are no live events. */
-const LEAST_WAIT = 900;
+const LEAST_WAIT = 500;
 const POLL_WAIT = 5000;
 
 const main = document.getElementById("main");

@@ -90,7 +90,8 @@ def test_proposed_candidates_are_gaps_of_every_device(make) -> None:  # type: ig
     coverage.propose("cpu", W, [new])
     assert coverage.gaps(A, W, 9) == [new]
     assert not coverage.stored_among("cpu", W, [new])
-    assert coverage.workload_of("cpu", [WorkloadId("x"), W], new) == W
+    unknown = CandidateId(content_hash("unknown"))
+    assert coverage.by_workload("cpu", [WorkloadId("x"), W], [unknown, new]) == {W: [new]}
     coverage.block("cpu", W, [new])
     assert coverage.gaps(A, W, 9) == []
     assert counts(coverage, A)[1] == 0

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.device.messages import Message, Results
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from agents.row_file import read_rows
 from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.ingest import Ingest
 from fleet.errors import FleetError, StoreFull
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking
@@ -69,6 +71,40 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
     assert origins >= {"random", "paired"}
     assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
+
+
+def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled, heard = [0], [0]
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        found = ask(transport, timeout_secs)
+        polled[0] += len(found)
+        return found
+
+    def hear(ingest: Ingest, messages: Sequence[Message]) -> None:
+        assert sum(isinstance(one, Results) for one in messages) <= 1
+        heard[0] += len(messages)
+        work(ingest, messages)
+
+    ask, work = LocalTransport.poll, Ingest.hear
+    monkeypatch.setattr(LocalTransport, "poll", poll)
+    monkeypatch.setattr(Ingest, "hear", hear)
+    monkeypatch.setattr("fleet.engine.coordinator._RECORDS_PER_TURN", 1)
+    behind = 0
+    is_done = everything_measured(fleet)
+
+    def is_over(coordinator: Coordinator) -> bool:
+        nonlocal behind
+        if polled != heard:
+            behind += 1
+            assert not coordinator.is_quiet
+        return is_done(coordinator)
+
+    check_books(fleet, fleet.run(is_over, 1000))
+    assert behind > 0
+    assert polled == heard
 
 
 def test_what_canaries_measured_of_a_device_is_stored_with_it(
