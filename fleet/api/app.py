@@ -201,11 +201,7 @@ def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[st
 
 
 def _version_of(registry: RegistryReader, device_id: str, version: str) -> tuple[str, dict[str, Any]]:
-    """Name and manifest of the asked or serving version.
-
-    Raises:
-        HTTPException: The device has none, or the version has no head for it.
-    """
+    """Name and manifest of the asked or serving version."""
     champions = registry.champions()
     serving = {str(one): champion.version for one, champion in champions.items()}
     if not version:

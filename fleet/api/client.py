@@ -218,11 +218,7 @@ def _detail(answer: httpx.Response) -> str:
 
 
 def _is_here(daemon: ProcessName, root: Path) -> bool:
-    """Whether a daemon runs on this host.
-
-    Raises:
-        FleetError: It cannot be told.
-    """
+    """Whether a daemon runs on this host."""
     try:
         return ProcessName.of(daemon.pid) == daemon and is_alive(daemon)
     except (FileNotFoundError, ProcessLookupError):

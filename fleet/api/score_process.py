@@ -144,11 +144,7 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """The fields of a request.
-
-    Raises:
-        ScoreRefusalError: It is no such request.
-    """
+    """The fields of a request."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -179,11 +175,7 @@ def _kind(found: Mapping[str, Any], key: str) -> str:
 
 
 def _ref(registry: RegistryReader, store: Path, device: str, version: str) -> ModelRef:
-    """The head to ask.
-
-    Raises:
-        ScoreRefusalError: There is none.
-    """
+    """The head to ask."""
     champions = registry.champions()
     serving = {str(one): champion.ref for one, champion in champions.items()}
     if not version:
@@ -208,11 +200,7 @@ def _ref(registry: RegistryReader, store: Path, device: str, version: str) -> Mo
 
 
 def _workload(store: Path, given: str | dict[str, Any]) -> Workload:
-    """The workload of a store, or the one that was given.
-
-    Raises:
-        ScoreRefusalError: The store has none of that id, or what was given is none.
-    """
+    """The workload of a store, or the one that was given."""
     if isinstance(given, str):
         from fleet.store.store import Store
 

@@ -296,11 +296,7 @@ class Collection:
         )
 
     def _leave(self, device_id: DeviceId, error: DeviceUnusableError) -> None:
-        """Go on without a device that is out of order.
-
-        Raises:
-            DeviceUnusableError: No other is left.
-        """
+        """Go on without a device that is out of order."""
         self.fallen[device_id] = str(error)
         self._proposer.leave(device_id)
         if self.fallen.keys() >= self._specs.keys():

@@ -191,11 +191,7 @@ class _Samples:
 
 
 def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:
-    """Load the model to start from, and find the source devices.
-
-    Raises:
-        FleetError: There is no model, or no source device.
-    """
+    """Load the model to start from, and find the source devices."""
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
 
@@ -269,11 +265,7 @@ def _measure(
 
 
 def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Workload]:
-    """The workloads of the chosen candidates.
-
-    Raises:
-        FleetError: The module of one may be of others.
-    """
+    """The workloads of the chosen candidates."""
     found = collection.stored_workloads(few)
     if missing := sorted(set(few) - found.keys()):
         raise FleetError(
