@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 
 import pyarrow as pa
 
@@ -233,15 +234,10 @@ class Coverage:
         if space is None or limit <= 0:
             return []
         row, blocked = self._of(device_id), space.blocked
-        found: list[CandidateId] = []
-        for place in row.rows.get(workload_id, PlaceBits()).open_places(len(space.index)):
-            one = space.index.id_at(place)
-            if one in blocked or one in skipped or row.losses.get(one, 0) >= MAX_LOSSES:
-                continue
-            found.append(one)
-            if len(found) == limit:
-                break
-        return found
+        places = row.rows.get(workload_id, PlaceBits()).open_places(len(space.index))
+        every = (space.index.id_at(place) for place in places)
+        left = (one for one in every if one not in blocked and one not in skipped)
+        return list(islice((one for one in left if row.losses.get(one, 0) < MAX_LOSSES), limit))
 
     def sample(self, device_id: DeviceId, count: int, seed: int) -> list[CandidateId]:
         """Draw candidates that a device has measured in its present environment, each as likely."""
