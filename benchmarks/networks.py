@@ -1,10 +1,10 @@
 """Whole networks, tuned and timed: `python -m benchmarks.networks --json --device DEVICE`.
 
 MobileNet-V2 (128 x 128) and BERT-tiny with random weights are tuned by `fleet tune` in an empty store for
-some minutes. Then TVM's `tune_relax` gets the same wall time with the same tensor programs. The libraries of
-both, TVM's without schedules, torch eager, `torch.compile` and ONNX Runtime are timed in turn in one process,
-on the device's cores. The search has no head unless `--models` names a folder with one for the device. Needs
-the extra `networks`, two cores and some 45 minutes; `--quick` some 5.
+some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner. The
+libraries of both, TVM's without schedules, torch eager, `torch.compile` and ONNX Runtime are timed in turn in
+one process, on the device's cores. The search has no head unless `--models` names a folder with one for the
+device. Needs the extra `networks`, two cores and some 40 minutes; `--quick` some 5.
 
 `tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
 ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
@@ -30,7 +30,6 @@ from rich.console import Console
 
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, WorkloadId, canonical_json
-from benchmarks.search_sides import EVALUATOR
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.core.request_words import RequestKind
@@ -102,9 +101,8 @@ def tune_relax(
         "work_dir": str(folder),
         "trials": _MOST_TRIALS,
         "per_round": per_round,
-        "workers": len(os.sched_getaffinity(0)),
         "seed": 0,
-        "evaluator": EVALUATOR,
+        "device": spec.device_id,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.tvm_network"],
@@ -192,7 +190,7 @@ def measure(
         "device": device,
         "target": spec.target,
         "threads": spec.threads,
-        "baseline": "TVM without schedules; TVM tune_relax with XGBoost for the same wall time",
+        "baseline": "TVM without schedules; tune_relax with XGBoost, our builder and runner, equal wall time",
         "networks": rows,
         "is_equal": all(row["is_equal"] for row in rows.values()),
         # Above 1: the library of `fleet tune` is faster. Geometric means over the networks.
@@ -216,7 +214,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--device", default="x86-64-v4", help="local device of this host, by its id")
     parser.add_argument("--models", type=Path, default=Path("none"), help="folder with a head of the device")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each search of each side")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of each search of each side")
     parser.add_argument("--trials", type=int, default=4096, help="candidates of a search, if minutes allow")
     parser.add_argument(
         "--per-round",

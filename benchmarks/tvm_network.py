@@ -2,7 +2,8 @@
 
 Run as a process of its own, `python -m benchmarks.tvm_network`, with one JSON object on stdin. It searches
 until it is ended; its database lies in the folder that the question names. It gets the same fused tensor
-programs as the other side.
+programs as the other side, and measures with the same worker processes: its own builder starts processes anew
+for each round, half a minute on two cores, and would see few candidates in the same time.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ from agents.networks.network_name import read_network_name
 from agents.networks.sources import load
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
-
-#: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
-_TIMEOUT_SECS = 180.0
+from fleet import tvm_measure
 
 
 def search(question: dict[str, Any]) -> None:
     """Search a network.
 
     Args:
-        question: `network`, `target`, `work_dir`, `trials`, `per_round`, `workers`, `seed`, `evaluator`.
+        question: `network`, `target`, `work_dir`, `trials`, `per_round`, `seed`, `device`.
     """
     load_tensor_intrinsics()
     import tvm
@@ -33,19 +32,19 @@ def search(question: dict[str, Any]) -> None:
 
     text = question["network"]
     module = fused(relax_module(load(read_network_name(text))), Family.CPU, text)
-    evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)
-    ms.relax_integration.tune_relax(
-        mod=module,
-        params={},
-        target=tvm.target.Target(question["target"]),
-        work_dir=question["work_dir"],
-        max_trials_global=question["trials"],
-        num_trials_per_iter=question["per_round"],
-        builder=ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS),
-        runner=ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SECS, evaluator_config=evaluator),
-        cost_model="xgb",
-        seed=question["seed"],
-    )
+    with tvm_measure(question["device"]) as ours:
+        ms.relax_integration.tune_relax(
+            mod=module,
+            params={},
+            target=tvm.target.Target(question["target"]),
+            work_dir=question["work_dir"],
+            max_trials_global=question["trials"],
+            num_trials_per_iter=question["per_round"],
+            builder=ours.builder,
+            runner=ours.runner,
+            cost_model="xgb",
+            seed=question["seed"],
+        )
 
 
 def main() -> None:
