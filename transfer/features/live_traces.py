@@ -82,7 +82,8 @@ class LiveReader:
             key = workload.workload_id, self._form.key(instructions)
             space = self._spaces[key] = self._compile(instructions, workload)
         pairs = [one[:] for one in decisions[:]]
-        return Decided(space, {place: self._value(value, self._form.key) for place, value in pairs})
+        # TVM's own numbers compare by way of an expression, which dictionaries would make for each look-up.
+        return Decided(space, {int(place): self._value(value, self._form.key) for place, value in pairs})
 
     def _beginning(self, trace: Any, workload: Workload) -> Any:
         """The trace up to post-processing if that begins where it does in a known space, else all of it."""
