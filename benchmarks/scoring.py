@@ -100,7 +100,7 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
     }
     for case in cases:
         live(warm, case)
-    # A full collection walks all candidates of the benchmark, and would strike one side or the other by chance.
+    # A full collection walks all candidates of the benchmark, and would strike one side by chance.
     gc.collect()
     gc.freeze()
     spent: dict[str, list[float]] = {name: [] for name in ways}
