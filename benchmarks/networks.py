@@ -4,7 +4,7 @@ MobileNet-V2 (128 x 128) and BERT-tiny with random weights are tuned by `fleet t
 some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner. The
 libraries of both, TVM's without schedules, torch eager, `torch.compile` and ONNX Runtime are timed in turn in
 one process, on the device's cores. The search has no head unless `--models` names a folder with one for the
-device. Needs the extra `networks`, two cores and some 40 minutes; `--quick` some 5.
+device. Needs the extra `networks`, two cores and some 55 minutes; `--quick` some 5.
 
 `tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
 ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
@@ -214,12 +214,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--device", default="x86-64-v4", help="local device of this host, by its id")
     parser.add_argument("--models", type=Path, default=Path("none"), help="folder with a head of the device")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of each search of each side")
+    parser.add_argument("--minutes", type=float, default=12.0, help="of each search of each side")
     parser.add_argument("--trials", type=int, default=4096, help="candidates of a search, if minutes allow")
     parser.add_argument(
         "--per-round",
         type=int,
-        default=4,
+        default=8,
         help="candidates of a round of `tune_relax`; its own default is 64",
     )
     parser.add_argument("--network", action="append", choices=sorted(NETWORKS), help="only this one")
