@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fleet.models.judge import training_provenance
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
-from fleet.models.training import divide, learnable
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config
+from fleet.models.training import divide
+from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, train_config
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.fingerprint import ORIGIN
@@ -64,7 +64,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
     dataset = snapshot.dataset
-    open_rows, holds_out = learnable(snapshot)
+    open_rows, kept_out = learnable(snapshot)
     started = time.perf_counter()
     model = train_model(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
     secs = time.perf_counter() - started
@@ -83,7 +83,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
         for one in names
     }
     told = manifest_of(snapshot, seed=0, config=train_config(epochs), seconds=secs, sources=model.device_ids)
-    told |= training_provenance(dataset, open_rows, names, {}, holds_out=holds_out)
+    told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
     told |= {SHIPPED_KEY: about.name, "dataset": about.dataset, "dataset_sha256": about.sha256}
     write_shipped(folder, model, {**told, "expected": dict(about.expected)}, devices)
     (folder / "README.md").write_text(card(about, told))

@@ -9,7 +9,7 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +72,6 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
-        from dataclasses import asdict
-
         return {
             "split": self.split,
             "table_version": self.table_version,

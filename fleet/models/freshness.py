@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.promotion import Floats, Standing, listed, mean_of
+from fleet.models.pairs import Floats
+from fleet.models.promotion import Standing, listed, mean_of
 from transfer.data.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.holdout import RULE, SHARE, clean, held_out
-from fleet.models.promotion import (
-    DecisionKind,
-    DeviceDecision,
-    Standing,
-    held_back,
-    judge,
-    standing,
-)
+from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, held_back, judge, standing
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from transfer.errors import TransferError
@@ -129,10 +122,23 @@ class Judge:
         return replace(self._told(verdict, challenger), model_kind=model.kind), challenger
 
     def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
-        """A verdict with the figures of each workload, from which the fleet plans what to measure."""
+        """A verdict with the figures of each workload, from which the fleet plans what to measure.
+
+        By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
+        90 % interval (`fleet.models.pairs.pair_width`).
+        """
         if verdict.judged is None or challenger is None:
             return verdict
-        found = by_workload(challenger, self._dataset.workload_ids, self._workloads)
+        names = [WorkloadId(self._dataset.workload_ids[one]) for one in challenger.groups.tolist()]
+        found = {
+            str(name): {
+                "operator": self._workloads[name].operator,
+                "candidates": int(challenger.counts[place]),
+                "pairs": round(float(challenger.right[place] / max(challenger.decided[place], 1)), 4),
+                "width": round(float(challenger.width[place]), 4),
+            }
+            for place, name in enumerate(names)
+        }
         return replace(verdict, judged={**verdict.judged, "by_workload": found})
 
     def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]]:
@@ -217,31 +223,6 @@ def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[Dev
     ]
 
 
-def by_workload(
-    found: Standing, workload_ids: Sequence[str], workloads: Mapping[WorkloadId, Workload]
-) -> dict[str, Any]:
-    """What a head was judged to be on each workload, JSON-ready.
-
-    Args:
-        found: How it orders candidates.
-        workload_ids: Name of each of its groups.
-        workloads: What they are.
-
-    Returns:
-        By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
-        90 % interval (`fleet.models.promotion.pair_width`).
-    """
-    return {
-        str(workload_ids[one]): {
-            "operator": workloads[WorkloadId(workload_ids[one])].operator,
-            "candidates": int(found.counts[place]),
-            "pairs": round(float(found.right[place] / max(found.decided[place], 1)), 4),
-            "width": round(float(found.width[place]), 4),
-        }
-        for place, one in enumerate(found.groups.tolist())
-    }
-
-
 def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> Standing | None:
     """How a head orders some measured rows as a search asks it; None where no workload has enough of them."""
     if not len(rows):
@@ -294,21 +275,12 @@ def publish_if_better(
 
 
 def retention_reasons(verdicts: Sequence[DeviceDecision], challenger: str) -> dict[str, str]:
-    """Why champions stay, by device, as a registry keeps it.
-
-    Args:
-        verdicts: On the heads of a challenger.
-        challenger: What it is called.
-    """
+    """Why champions stay, by device, as a registry keeps it."""
     return {one.device_id: f"{challenger}: {one.reason}" for one in verdicts if not one.moves_on}
 
 
 def counting_verdicts(each: Sequence[Sequence[DeviceDecision]]) -> list[DeviceDecision]:
-    """Of each device the decision on the challenger that takes the place; else that on the first one.
-
-    Args:
-        each: Of `Judge.verdicts`.
-    """
+    """Of each device the decision (`Judge.verdicts`) on who takes the place; else that on the first one."""
     return [next((one for one in of_head if one.moves_on), of_head[0]) for of_head in zip(*each, strict=True)]
 
 

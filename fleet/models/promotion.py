@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.pairs import decided_pairs, pair_width
+from fleet.models.pairs import Floats, decided_pairs, pair_width
 from transfer.data.intervals import LEVEL, Estimate, Resampled, resample_ratio
 from transfer.data.metrics import evaluate_ranking
-
-Floats = NDArray[np.float64]
 
 #: Held-out workloads that judge a head at least, and their measured candidates: fewer are an anecdote.
 LEAST_JUDGED = 3

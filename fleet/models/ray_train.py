@@ -46,15 +46,8 @@ def train_with_workers(
 ) -> TrainResult:
     """Train one model with several workers on this host; arguments as in `transfer.train.training.train`.
 
-    Args:
-        dataset: Candidates of all devices; each worker maps the same copy of its arrays.
-        rows: Row numbers to train on.
-        config: How; a batch of it is dealt to the workers.
-        seed: Of everything random.
-        workers: Processes; on a GPU one for each card.
-        run_folder: Folder for curves and what is kept of the run.
-        devices: Devices to train heads for.
-        validation_rows: Rows for early stopping.
+    Each of the `workers` processes maps the same copy of the dataset's arrays, and a batch is dealt to them.
+    On a GPU there is one for each card. Curves and what is kept of the run go into `run_folder`.
 
     Raises:
         FleetError: Ray Train is not installed whole, does not start, or a worker failed.
@@ -64,6 +57,10 @@ def train_with_workers(
             "training with several workers needs Ray Train, which needs the package pandas: "
             "pip install 'tensor-fleet[workers]', or train with one worker"
         )
+    from transfer.model import checkpoint
+    from transfer.train.config import torch_device
+    from transfer.train.training import result_from_json
+
     folder = run_folder.absolute()
     shutil.rmtree(folder / _RESULT, ignore_errors=True)
     shutil.rmtree(folder / _DATA, ignore_errors=True)
@@ -81,12 +78,14 @@ def train_with_workers(
             "validation_rows": validation_rows,
             "run_folder": folder,
         }
-        _run(settings, workers, folder, use_gpu=_on_gpu(config))
+        _run(settings, workers, folder, use_gpu=torch_device(config.device).type == "cuda")
     finally:
         ray.shutdown()
         ray_folder.close()
         shutil.rmtree(folder / _DATA, ignore_errors=True)
-    return _read_result(folder / _RESULT)
+    model, manifest = checkpoint.load_fleet_tlp(folder / _RESULT)
+    shutil.rmtree(folder / _RESULT, ignore_errors=True)
+    return result_from_json(model, manifest["training"])
 
 
 def _run(settings: dict[str, Any], workers: int, folder: Path, *, use_gpu: bool) -> None:
@@ -138,18 +137,3 @@ def _work(settings: dict[str, Any]) -> None:
     if peers.is_first:
         folder = settings["run_folder"] / _RESULT
         checkpoint.save(folder, result.model, {"training": result_to_json(result)})
-
-
-def _read_result(folder: Path) -> TrainResult:
-    from transfer.model import checkpoint
-    from transfer.train.training import result_from_json
-
-    model, manifest = checkpoint.load_fleet_tlp(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    return result_from_json(model, manifest["training"])
-
-
-def _on_gpu(config: TrainConfig) -> bool:
-    from transfer.train.config import torch_device
-
-    return torch_device(config.device).type == "cuda"

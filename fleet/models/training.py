@@ -16,12 +16,12 @@ import numpy as np
 
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
-from fleet.models.holdout import held_out
 from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.versions import (
     DatasetSnapshot,
+    learnable,
     manifest_of,
     published_layout,
     read_snapshot,
@@ -89,7 +89,7 @@ def train_version(
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute)
     seed = settings.training.seed
-    open_rows, holds_out = learnable(snapshot)
+    open_rows, kept_out = learnable(snapshot)
     rows, held = divide(snapshot, seed, open_rows)
     heads = _heads(snapshot, rows, device_ids)
     made: list[_Trained] = []
@@ -103,7 +103,7 @@ def train_version(
     if MTL_TLP in kinds:
         made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
-    told = training_provenance(dataset, open_rows, heads, until, holds_out=holds_out)
+    told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
         [one.model for one in made], heads, told["trained_workloads"]
     )
@@ -259,14 +259,6 @@ def check_heads(
     return check_transfer(
         snapshot.dataset, splits, config, seed=seed, devices=heads, workers=workers, on_progress=on_check
     ).to_json()
-
-
-def learnable(snapshot: DatasetSnapshot) -> tuple[np.ndarray, bool]:
-    """Rows of workloads that are not held out for judging, and whether any are (`fleet.models.holdout`)."""
-    dataset = snapshot.dataset
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
-    rows = np.flatnonzero([dataset.workload_ids[one] not in kept_out for one in dataset.group.tolist()])
-    return rows, bool(kept_out)
 
 
 def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import (
-    Descriptor,
-    DeviceId,
-    DeviceSpec,
-    Family,
-    Workload,
-    WorkloadId,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
 from fleet.errors import FleetError
+from fleet.models.holdout import held_out
 from fleet.models.registry_file import Champion
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
@@ -43,6 +40,14 @@ class DatasetSnapshot:
     workloads: Mapping[WorkloadId, Workload]
     devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]]
     table_version: int
+
+
+def learnable(snapshot: DatasetSnapshot) -> tuple[NDArray[np.int64], frozenset[WorkloadId]]:
+    """Rows of workloads that are not held out for judging, and the held-out workloads."""
+    dataset = snapshot.dataset
+    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
+    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)
+    return np.flatnonzero(is_open[dataset.group]), kept_out
 
 
 def load_snapshot(
@@ -273,8 +278,6 @@ def manifest_of(
     sources: Sequence[str],
 ) -> dict[str, Any]:
     """What a model's manifest says of how it came about."""
-    from dataclasses import asdict
-
     return {
         "table_version": snapshot.table_version,
         "candidates": len(snapshot.dataset.candidate_ids),

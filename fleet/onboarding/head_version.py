@@ -16,10 +16,9 @@ import numpy as np
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome
 from fleet.errors import FleetError
-from fleet.models.holdout import held_out
 from fleet.models.judge import training_provenance
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, save_version
+from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.earlier_environment import Earlier
 from fleet.store.noise import settled
@@ -59,15 +58,14 @@ def onboarding_of(
     from transfer.evaluate.onboarding_cases import Regime
 
     dataset = snapshot.dataset
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids) if holds_out else frozenset()
-    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    chosen = np.array([one in few_shot for one in dataset.candidate_ids], dtype=np.bool_)
+    rows, kept_out = learnable(snapshot) if holds_out else (np.arange(len(dataset)), frozenset())
+    chosen = np.flatnonzero([one in few_shot for one in dataset.candidate_ids])
     return Onboarding(
         dataset=dataset,
         target=target,
-        few_shot=np.flatnonzero(is_open & chosen),
+        few_shot=np.intersect1d(rows, chosen),
         source=source,
-        source_rows=np.flatnonzero(is_open),
+        source_rows=rows,
         regime=regime or Regime.DEVICE_NEW,
         config=config,
         seed=seed,

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.mtl_tlp import TlpModel
-    from transfer.train.config import TrainConfig
 
-#: Learning rate of a warm start over that of a training from nothing (the trade: `docs/models.md`).
-WARM_RATE = 1.0
 #: Candidates of a new device that choose the head to start from.
 _LIKENESS = 512
 #: Name of the trained challengers in the folder of a request.
@@ -78,8 +75,10 @@ def challenger(
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
-    make = _fleet_tlp if kind == FLEET_TLP else _mtl_tlp
-    model, told = make(request, run, base, rows, heads, data)
+    if kind == FLEET_TLP:
+        model, told = _fleet_tlp(request, run, base, rows, heads, data)
+    else:
+        model, told = _mtl_tlp(request, rows, heads, data)
     dataset = data.snapshot.dataset
     about = {
         "candidates": len(dataset),
@@ -107,7 +106,7 @@ def _fleet_tlp(
     config = TrainConfig(epochs=request.epochs, device=request.compute)
     init = None
     if base is not None:
-        config = warm_config(config)
+        config = replace(config, epochs=warm_epochs(config.epochs))
         init = _with_heads(base, dataset, rows, heads, request.seed)
     learn, stop = divide(data.snapshot, request.seed, rows)
     result = train(
@@ -129,12 +128,7 @@ def _fleet_tlp(
 
 
 def _mtl_tlp(
-    request: RefreshRequest,
-    run: str,
-    base: FleetTLP | None,
-    rows: np.ndarray,
-    heads: Sequence[str],
-    data: RefreshData,
+    request: RefreshRequest, rows: np.ndarray, heads: Sequence[str], data: RefreshData
 ) -> tuple[TlpModel, dict[str, Any]]:
     """From nothing, whatever the base; it holds back rows of its own to choose the epoch by, as published."""
     from transfer.train.config import TrainConfig
@@ -152,15 +146,6 @@ def _mtl_tlp(
         "best_epoch": result.best_epoch,
         "resumed_epochs": 0,
     }
-
-
-def warm_config(config: TrainConfig) -> TrainConfig:
-    """How a champion is trained on: for less long than from nothing."""
-    return replace(
-        config,
-        epochs=warm_epochs(config.epochs),
-        learning_rate=config.learning_rate * WARM_RATE,
-    )
 
 
 def _with_heads(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agents.records import DeviceId, Family, WorkloadId
+from agents.records import DeviceId, Family
 from fleet.models.freshness import NOT_RANKED
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
@@ -77,7 +77,6 @@ def read_refresh_data(
     version: int | None = None,
     new_since: float = 0.0,
     only_new: bool = False,
-    most: int = MOST_OF_WORKLOAD,
     published: bool = False,
 ) -> RefreshData:
     """Read what a refresh, or a look at fresh records, needs.
@@ -90,7 +89,6 @@ def read_refresh_data(
         version: Version of the table; the reader's own where None.
         new_since: Unix seconds; records measured later are new.
         only_new: Leave out the others.
-        most: Candidates of a workload on a device.
         published: Make the features of MTL-TLP too.
 
     Raises:
@@ -108,7 +106,7 @@ def read_refresh_data(
         if (descriptor := entries[one].descriptor) is not None
     }
     chosen = {
-        one: _choose(reader, one, table, new_since if only_new else None, new_since, most)
+        one: _choose(reader, one, table, new_since if only_new else None, new_since)
         for one in sorted(devices)
     }
 
@@ -139,16 +137,8 @@ def read_refresh_data(
     )
 
 
-def held_workloads(data: RefreshData) -> frozenset[WorkloadId]:
-    """Held-out workloads among those that the dataset has records of."""
-    from fleet.models.holdout import held_out
-
-    snapshot = data.snapshot
-    return held_out(snapshot.workloads[one] for one in snapshot.dataset.workload_ids)
-
-
 def _choose(
-    reader: StoreReader, device_id: DeviceId, version: int, after: float | None, new_since: float, most: int
+    reader: StoreReader, device_id: DeviceId, version: int, after: float | None, new_since: float
 ) -> _Chosen:
     names = (*READING_COLUMNS, "workload_id")
     batches = [batch for _, batch in reader.columns(names, device_ids=[device_id], version=version)]
@@ -162,7 +152,7 @@ def _choose(
     candidate = _codes(table, "candidate_id")
     if after is not None:
         mask &= measured_at > after
-    mask = _bounded(mask, _codes(table, "workload_id"), candidate, measured_at > new_since, most)
+    mask = _bounded(mask, _codes(table, "workload_id"), candidate, measured_at > new_since)
     kept = np.flatnonzero(mask)
     return _Chosen(
         mask=mask,
@@ -178,15 +168,14 @@ def _bounded(
     workload: NDArray[np.int64],
     candidate: NDArray[np.int64],
     is_new: NDArray[np.bool_],
-    most: int,
 ) -> NDArray[np.bool_]:
-    """At most so many rows of each workload: new ones first, then by the order of the candidates' ids."""
+    """`MOST_OF_WORKLOAD` rows of each workload at most: new ones first, then by the candidates' ids."""
     rows = np.flatnonzero(mask)
     order = rows[np.lexsort((candidate[rows], ~is_new[rows], workload[rows]))]
     starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff([*starts.tolist(), len(order)]))
     chosen = np.zeros(len(mask), dtype=np.bool_)
-    chosen[order[rank < most]] = True
+    chosen[order[rank < MOST_OF_WORKLOAD]] = True
     return chosen
 
 

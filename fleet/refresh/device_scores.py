@@ -9,13 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agents.records import Family
-from fleet.models.holdout import held_out
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.versions import load_snapshot, train_config
+from fleet.models.versions import learnable, load_snapshot, train_config
 from fleet.refresh.data import family_devices
 from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store
@@ -42,11 +39,9 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     since = RegistryReader(Path(request.models)).environments_since()
     reader = Store.read(Path(request.store)).parted(since)
     snapshot = load_snapshot(reader, device_ids=family_devices(reader, Family(request.family)))
-    dataset = snapshot.dataset
     # What judges heads is not looked at when they are chosen.
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
-    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    shown = dataset.take(is_open) if is_open.any() else dataset
+    rows, _ = learnable(snapshot)
+    shown = snapshot.dataset.take(rows) if len(rows) else snapshot.dataset
     how = (without_fingerprints(list(strategies().values())), Regime.DEVICE_NEW, train_config(request.epochs))
     cache = Path(request.models).parent / DEVICE_SCORES
     found = made_ahead(shown, *how, cache, growth=_GROWTH) or leave_one_out(shown, *how, cache)

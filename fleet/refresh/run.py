@@ -30,8 +30,9 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
+from fleet.models.versions import learnable
 from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
-from fleet.refresh.data import RefreshData, family_devices, held_workloads, read_refresh_data
+from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -83,9 +84,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         published=MTL_TLP in kinds or registry.asks_published(devices),
     )
     dataset = data.snapshot.dataset
-    held = held_workloads(data)
-    is_held = np.array([one in held for one in dataset.workload_ids], dtype=np.bool_)[dataset.group]
-    rows = np.flatnonzero(~is_held)
+    rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
     if not heads:
         raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))

@@ -20,15 +20,7 @@ from agents.host import cpu_features as isa
 from agents.host.differences import differences
 from agents.host.probe import probe
 from agents.programs.networks import NETWORKS
-from agents.records import (
-    DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
-    Protocol,
-    Workload,
-    WorkloadId,
-)
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Workload
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.progress import TerminalDisplay
@@ -84,24 +76,31 @@ class DemoSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredDemo:
+    """What is known when nothing more is measured."""
+
+    workloads: tuple[Workload, ...]
+    #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see
+    #: their time.
+    resumed: bool
+    #: Strategy that `auto` took for the new device.
+    strategy: str
+    model: TlpModel
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemoRun:
     """Everything that the report is made of."""
 
     settings: DemoSettings
     sources: tuple[DeviceSpec, ...]
     target: DeviceSpec
-    workloads: tuple[Workload, ...]
-    #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see
-    #: their time.
-    resumed: bool
+    measured: MeasuredDemo
     snapshot: DatasetSnapshot
     held_out: CrossValidation
     #: The shipped model's head of the new device, without a sample; None where none is shipped.
     shipped: Approach | None
-    #: Strategy that `auto` took for the new device.
-    strategy: str
-    model: TlpModel
-    model_version: str
     #: Wall seconds by part; those of the onboarding begin with `onboard`.
     parts: Mapping[str, float]
     wall_secs: float
@@ -159,9 +158,8 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         lambda engine: _measure(engine, fleet, sources, target, folder, settings, clock, display),
     )
     with clock.part("judge"):
-        snapshot = load_snapshot(
-            Store.read(folder / _STORE), device_ids=names, workload_ids={*measured.workload_ids}
-        )
+        chosen = {one.workload_id for one in measured.workloads}
+        snapshot = load_snapshot(Store.read(folder / _STORE), device_ids=names, workload_ids=chosen)
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
         shipped = _judge_shipped(snapshot, target) if config.onboarding.shipped else None
     display.finish()
@@ -169,34 +167,14 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         settings=settings,
         sources=sources,
         target=target,
-        workloads=measured.workloads,
-        resumed=measured.resumed,
+        measured=measured,
         snapshot=snapshot,
         held_out=held_out,
         shipped=shipped,
-        strategy=measured.strategy,
-        model=measured.model,
-        model_version=measured.version,
         parts=clock.parts,
         wall_secs=clock.wall_secs,
         store=folder / _STORE,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Measured:
-    """What is known when nothing more is measured."""
-
-    workloads: tuple[Workload, ...]
-    resumed: bool
-    #: Strategy that `auto` took.
-    strategy: str
-    model: TlpModel
-    version: str
-
-    @property
-    def workload_ids(self) -> set[WorkloadId]:
-        return {one.workload_id for one in self.workloads}
 
 
 def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: list[DeviceId]) -> FleetConfig:
@@ -219,7 +197,7 @@ def _measure(
     settings: DemoSettings,
     clock: Clock,
     display: TerminalDisplay,
-) -> _Measured:
+) -> MeasuredDemo:
     """Measure the known devices, learn from them, give the new one a head, and measure the rest.
 
     Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
@@ -273,7 +251,7 @@ def _measure(
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
 
-    return _Measured(
+    return MeasuredDemo(
         workloads=tuple(workloads),
         resumed=resumed,
         strategy=taken,

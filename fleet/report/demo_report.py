@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.codec import protocol_by_key
-from agents.records import (
-    CONFIRM,
-    REMEASURE,
-    DeviceId,
-    DeviceSpec,
-    Outcome,
-    Record,
-    WorkloadId,
-)
+from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
 from fleet.collection.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.report import complete
@@ -46,12 +38,12 @@ def build_report(run: DemoRun) -> dict[str, Any]:
     """Make the report of a finished demo; reads the records from its store."""
     devices = (*run.sources, run.target)
     reader = Store.read(run.store)
-    chosen = {workload.workload_id for workload in run.workloads}
+    chosen = {workload.workload_id for workload in run.measured.workloads}
     records = {
         spec.device_id: [r for r in reader.records(device_id=spec.device_id) if r.workload_id in chosen]
         for spec in devices
     }
-    names = {workload.workload_id: workload.name for workload in run.workloads}
+    names = {workload.workload_id: workload.name for workload in run.measured.workloads}
     return complete(
         {
             "devices": {
@@ -78,13 +70,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
 def summarise_device(
     spec: DeviceSpec, records: Sequence[Record], names: Mapping[WorkloadId, str]
 ) -> dict[str, Any]:
-    """Counts, failures, latencies and repeatability of one device.
-
-    Args:
-        spec: The device.
-        records: All its records.
-        names: Names of workloads for people.
-    """
+    """Counts, failures, latencies and repeatability of one device; `names` are those of workloads."""
     failed: dict[Outcome, list[str]] = {}
     latencies: dict[WorkloadId, list[float]] = {}
     for record in settled(records):
@@ -183,8 +169,8 @@ def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, An
 def _model(run: DemoRun) -> dict[str, Any]:
     heads = {**run.held_out.sources, run.target.device_id: run.held_out.target["warm"]}
     return {
-        "version": run.model_version,
-        "heads": list(run.model.device_ids),
+        "version": run.measured.version,
+        "heads": list(run.measured.model.device_ids),
         "top1": {name: head.metrics.top1 for name, head in heads.items()},
         "top5": {name: head.metrics.top5 for name, head in heads.items()},
         "top1_interval": {name: head.interval("top1") for name, head in heads.items()},
@@ -192,7 +178,7 @@ def _model(run: DemoRun) -> dict[str, Any]:
         "random_top1": {name: head.metrics.random_top1 for name, head in heads.items()},
         "random_top5": {name: head.metrics.random_top5 for name, head in heads.items()},
         "kendall_tau": {name: head.metrics.tau for name, head in heads.items()},
-        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in run.measured.model.parameters()),
         "train_seconds": run.parts["train"],
     }
 
@@ -219,7 +205,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
     return {
         "device": run.target.device_id,
         "samples": held_out.samples,
-        "strategy": run.strategy,
+        "strategy": run.measured.strategy,
         "seconds": sum(parts.values()) if parts else None,
         **scores,
         "full_samples": held_out.full_samples,
@@ -298,11 +284,11 @@ def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list
     caveats = [
         "The devices are instruction-set profiles of one CPU. Each is built for and timed for real. They "
         "share caches, memory and clock, so they are more alike than boards from different makers.",
-        f"Scores are means over {len(run.workloads)} workloads of at most {run.settings.samples} random "
-        "candidates each. Every workload was held out, and the head that ranked it knew nothing of it. "
+        f"Scores are means over {len(run.measured.workloads)} workloads of at most {run.settings.samples} "
+        "random candidates each. Every workload was held out, and the head that ranked it knew nothing of it. "
         f"The judging was done {times}, each time with other samples and initial weights.",
     ]
-    if run.resumed:
+    if run.measured.resumed:
         caveats.append(
             "This run went on with records of an earlier run. The time to measure the new device's samples "
             "is therefore the sum of building and timing them one after the other."

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fleet.durable import write_durably
 from fleet.errors import FleetError
-from fleet.report.words import score_text
+from fleet.report.words import scored
 
 #: Endings of a card's file, and the template of each.
 TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
@@ -71,10 +71,7 @@ def _head(shown: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _score(found: list[float] | None) -> str:
     """Value and its interval, or that there is none."""
-    if not found:
-        return "not judged"
-    value, low, high = found
-    return f"{score_text(value)} ({low:.2f} to {high:.2f})"
+    return scored(found[0], found[1:]) if found else "not judged"
 
 
 def _day(at_secs: float | None) -> str:
