@@ -24,12 +24,7 @@ class ChampionChanges:
 
 
 def hold_reason(champion: Champion, version: str) -> str:
-    """Why a version may not take a champion's place by itself; empty where it may.
-
-    Args:
-        champion: Who serves.
-        version: The version that would.
-    """
+    """Why a version may not take a champion's place by itself; empty where it may."""
     if champion.pinned_at is not None:
         return f"{champion.device_id} is pinned to {champion.version} (fleet models unpin lets it go)"
     left = champion.rolled_back_from
@@ -48,13 +43,7 @@ def published(
 ) -> ChampionChanges:
     """Let a version serve devices; where it may not (`hold_reason`), the champion stays and says why.
 
-    Args:
-        state: What was before.
-        version: The version.
-        sha256: Of its manifest.
-        devices: What is known of each device's head: `reason` (one sentence) and `judged` (figures).
-        at_secs: Unix seconds.
-        reason: Of those that say none.
+    Arguments are those of `Registry.publish`; `sha256` is of the version's manifest, `at_secs` Unix seconds.
     """
     champions, changes = dict(state.champions), []
     for device_id in sorted(map(DeviceId, devices)):
@@ -90,17 +79,9 @@ def rolled_back(
     reason: str,
     by_hand: bool,
 ) -> ChampionChanges:
-    """Give a device an earlier champion back.
+    """Let `target` serve a device in place of its present champion, as `Registry.rollback` does.
 
-    Args:
-        state: What was before.
-        present: Who serves now.
-        target: Version that serves from now on.
-        sha256: Of its manifest.
-        there: Names of the versions that can be gone back to.
-        at_secs: Unix seconds.
-        reason: Why, for people.
-        by_hand: The version that served must not come back by itself.
+    `sha256` is of its manifest, `there` are the versions that can be gone back to, `at_secs` Unix seconds.
     """
     known = set(there)
     before = [version for version in present.before if version in known]

@@ -202,13 +202,7 @@ def judge(
 
 
 def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:
-    """The verdict, or that a person does not want it.
-
-    Args:
-        verdict: Of `judge`.
-        pinned_to: Version that the device is pinned to; empty where it is not.
-        rolled_back_from: Version that was rolled back by hand; only a better head follows it.
-    """
+    """The verdict of `judge`, or that a person does not want it: by a pin, or by a rollback by hand."""
     if verdict.moves_on and pinned_to:
         why = f"the device is pinned to {pinned_to}"
     elif verdict.kind is DecisionKind.AS_GOOD and rolled_back_from:
@@ -247,10 +241,7 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> di
 def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision | None:
     """Why a device gets no head for want of data; None where it has enough.
 
-    Args:
-        device_id: The device.
-        candidates: Ok candidates in workloads that may be learnt from.
-        workloads: Such workloads with two of them.
+    `candidates` are the ok ones in workloads that may be learnt from, `workloads` those with two of them.
     """
     if candidates >= LEAST_CANDIDATES and workloads >= LEAST_WORKLOADS:
         return None

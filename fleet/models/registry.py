@@ -51,11 +51,7 @@ _LOCK_SECS = 60.0
 
 
 class PinnedError(RegistryError):
-    """A device is pinned to its champion.
-
-    Args:
-        champion: The pinned one.
-    """
+    """A device is pinned to its champion."""
 
     def __init__(self, champion: Champion) -> None:
         device = champion.device_id
@@ -67,9 +63,7 @@ class PinnedError(RegistryError):
 class Registry(RegistryReader):
     """The versions of a folder, to be changed. Several processes may do so at once: they wait for each other.
 
-    Args:
-        folder: Folder of the versions; made when something is added.
-        clock: Gives Unix seconds.
+    The folder is made when something is added; `clock` gives Unix seconds.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -79,16 +73,11 @@ class Registry(RegistryReader):
     def add(
         self, model: TlpModel, manifest: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
     ) -> str:
-        """Keep a model as the next version, which serves nobody yet.
+        """Keep a model as the next version, which serves nobody yet, and give the version's name.
 
-        Args:
-            model: The model.
-            manifest: What to remember of it. Where it has a `run` and a version of that run is there already
-                (its maker was killed before it could say so), that version is the answer.
-            beside: Further files of the version by name (`transfer.adapt.kept`).
-
-        Returns:
-            The version's name.
+        Where the manifest has a `run` and a version of that run is there already (its maker was killed before
+        it could say so), that version is the answer. `beside` are further files by name
+        (`transfer.adapt.kept`).
 
         Raises:
             CheckpointError: The manifest is not plain JSON.
@@ -160,17 +149,10 @@ class Registry(RegistryReader):
     def rollback(
         self, device_id: str, to: str | None = None, *, reason: str, by_hand: bool = False
     ) -> Champion:
-        """Give a device an earlier champion back.
+        """Give a device an earlier champion back: `to`, or the one before the present one; it is returned.
 
-        Args:
-            device_id: A device with a champion.
-            to: A version with its head; the champion before this one where None.
-            reason: Why, for people.
-            by_hand: A person wants it: the version that served comes back by no publication, and only a
-                newer one that is judged better takes the place.
-
-        Returns:
-            The champion from now on.
+        With `by_hand` a person wants it: the version that served comes back by no publication, and only a
+        newer one that is judged better takes the place.
 
         Raises:
             PinnedError: The device is pinned.
@@ -196,15 +178,9 @@ class Registry(RegistryReader):
             return done.champions[present.device_id]
 
     def pin(self, device_id: str, version: str | None = None, *, reason: str) -> Champion:
-        """Let nobody change the champion of a device until it is unpinned.
+        """Let nobody change the champion of a device until it is unpinned, and give that champion.
 
-        Args:
-            device_id: A device with a champion.
-            version: A version with its head that is to serve it; the champion where None.
-            reason: Why, for people.
-
-        Returns:
-            The champion, pinned.
+        With a `version` that one serves the device from now on.
 
         Raises:
             PinnedError: The device is pinned to another version.
@@ -272,10 +248,7 @@ class Registry(RegistryReader):
     def prune(self, keep: int = KEEP) -> list[str]:
         """Remove old versions, never one that serves a device, one to go back to, or one of the last `keep`.
 
-        The newest FleetTLP stays too: new devices start from it.
-
-        Returns:
-            Names of the removed ones.
+        The newest FleetTLP stays too: new devices start from it. Gives the names of the removed ones.
         """
         with self._changing():
             there = self.versions()

@@ -42,11 +42,7 @@ class RegistryError(FleetError):
 
 
 class RegistryReader:
-    """The versions of a folder as they are at each call. Calls may come from several threads.
-
-    Args:
-        folder: Folder of the versions; it need not be there yet.
-    """
+    """The versions of a folder, which need not be there yet. Calls may come from several threads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -94,13 +94,7 @@ class ShippedModel:
     def head(
         self, spec: DeviceSpec, descriptor: Descriptor, fingerprint: Fingerprint | None = None
     ) -> Adapted:
-        """A head for a device that no record is known of.
-
-        Args:
-            spec: The device.
-            descriptor: What a probe saw of it.
-            fingerprint: Its latencies on the reference programs, if it measured them.
-        """
+        """A head for a device that no record is known of, by its fingerprint if it measured one."""
         from transfer.adapt.nearest import day_zero_head
         from transfer.features.hardware import hardware_vector
 
@@ -120,14 +114,7 @@ def has_shipped(family: Family) -> bool:
 
 
 def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | None:
-    """Read the shipped model of a family.
-
-    Args:
-        family: The family.
-        folder: Another folder than that of this release.
-
-    Returns:
-        None where none is shipped.
+    """Read the shipped model of a family, from `folder` or that of this release; None where none is shipped.
 
     Raises:
         ShippedModelError: It is damaged, or reads other features than this release makes.
@@ -155,13 +142,9 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
 def write_shipped(
     folder: Path, model: FleetTLP, manifest: Mapping[str, Any], devices: Mapping[DeviceId, ShippedDevice]
 ) -> None:
-    """Write a model as it is shipped; the folder must not be there.
+    """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
 
-    Args:
-        folder: Of the family.
-        model: Has a head for each of the devices.
-        manifest: What to say of it, as of versions, with its name under `SHIPPED_KEY`, and `expected`.
-        devices: What the devices of its heads are.
+    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`.
     """
     from transfer.model import checkpoint
 
@@ -184,13 +167,6 @@ def first_head(
     fingerprint: Fingerprint | None = None,
 ) -> str:
     """Let the shipped model serve a device that nothing serves.
-
-    Args:
-        models: Folder of the model versions.
-        shipped: The shipped model.
-        spec: The device.
-        descriptor: What a probe saw of it.
-        fingerprint: Its latencies on the reference programs, if it measured them.
 
     Returns:
         The version that serves the device now: a new one, or its champion where it had one already.

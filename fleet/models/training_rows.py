@@ -67,16 +67,8 @@ def rows_at(
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of some rows of one device.
 
-    Args:
-        reader: The store.
-        device_id: A device.
-        version: Version of the table.
-        chosen: (n,) which of the device's rows, in the order of the store.
-        workload_ids: The rows are counted among these workloads only; among all if empty.
-        names: As of `counting_rows`.
-
-    Yields:
-        One value a chosen row.
+    `chosen` (n,) tells which of the device's rows, in the order of the store; they are counted among
+    `workload_ids` only, among all if that is empty. The other arguments are those of `counting_rows`.
 
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.

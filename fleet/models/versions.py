@@ -190,14 +190,8 @@ def save_version(
 
     Nobody has judged it: a device that was onboarded with it keeps a champion that can serve.
 
-    Args:
-        folder: Of the versions.
-        model: The model.
-        manifest: What to remember of it; `onboarded` and `samples` name the device and what it measured.
-        beside: Further files of the version by name.
-
-    Returns:
-        The version's name.
+    Arguments are those of `Registry.add`; `onboarded` and `samples` of the manifest name the device and what
+    it measured. Gives the version's name.
     """
     from fleet.models.registry import Registry
 
@@ -221,12 +215,7 @@ def save_version(
 def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
     """Why the champion of a device stays when the device is onboarded again; empty where it cannot serve.
 
-    A few samples, all of them learnt from, judge nothing.
-
-    Args:
-        registry: Who serves now.
-        target: The device.
-        manifest: Of the new version.
+    A few samples, all of them learnt from, judge nothing. The manifest is that of the new version.
     """
     from transfer.adapt.kept import head_of
     from transfer.errors import TransferError

@@ -128,13 +128,7 @@ def strategy_for(
 
 
 def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, ranked: Rows) -> Expectation:
-    """What the head's first choices among some rows will reach.
-
-    Args:
-        one: What the head was made from.
-        adapted: The head.
-        strategy: What made it, the same with fewer samples.
-        ranked: Rows that the head will rank.
+    """What the first choices of a head, made by `strategy`, among the rows `ranked` will reach.
 
     Raises:
         TransferError: There are too few samples.

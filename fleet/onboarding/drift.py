@@ -35,13 +35,7 @@ _MOVED_SHARE = 0.2
 def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreReader) -> str:
     """Why a device needs no new head after an alarm: its reference programs run as they did.
 
-    Args:
-        now: Its fingerprint since the alarm.
-        before: Of the time before; None where there is none.
-        store: Tells how far its numbers repeat.
-
-    Returns:
-        One sentence; empty where they changed, or too few of them tell.
+    One sentence; empty where they changed, or too few of them tell. The store says how far numbers repeat.
     """
     from transfer.adapt.fingerprint import LEAST_SHARED, drifted
 
@@ -68,13 +62,7 @@ def against_champion(
     """Compare a new head with the one that serves, on the samples that were measured since the drift.
 
     Each sample is scored by a head that was made without it. The champion knows what the device measured of
-    it before.
-
-    Args:
-        one: What the new head was made from.
-        registry: Knows who serves.
-        asked: Name of the strategy that made the new head, or chose one that did.
-        adapted: The new head.
+    it before. `asked` is the name of the strategy that made the new head, or chose one that did.
 
     Returns:
         JSON-ready: `champion`, share of `pairs` in the right order of both, `says` (one sentence), and

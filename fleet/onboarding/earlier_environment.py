@@ -31,11 +31,6 @@ class Earlier:
 def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -> Earlier | None:
     """Find the environment in which a device measured before its present one.
 
-    Args:
-        store: The records.
-        device_id: The device.
-        present: Its environment now.
-
     Returns:
         The one of the newest record among those with enough ok records; None where there is none.
     """

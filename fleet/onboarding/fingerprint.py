@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 def measure_fingerprint(engine: EngineSession, collection: Collection, spec: DeviceSpec) -> Fingerprint:
     """Draw the reference programs on the device, and measure those that it has not measured yet.
 
-    Args:
-        engine: Draws, measures and stores.
-        collection: Of that engine.
-        spec: The device.
-
     Returns:
         What ran; fewer programs than there are, or none, where the device cannot make or build them.
     """
@@ -86,13 +81,8 @@ def known_fingerprints(
 ) -> list[Fingerprint]:
     """Fingerprints of some devices as far as the store has them.
 
-    Args:
-        store: The store.
-        device_ids: The devices.
-        programs: Reference programs, whose records count whatever their origin: only the first device met
-            them as new candidates.
-        earlier: Another environment of the device `of`, told as a device of its own.
-        of: A device.
+    Records of the reference `programs` count whatever their origin: only the first device met them as new
+    candidates. An `earlier` environment of the device `of` is told as a device of its own.
     """
     from transfer.adapt.fingerprint import from_records
 

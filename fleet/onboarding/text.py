@@ -14,11 +14,7 @@ _MEANT = {
 
 
 def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
-    """What `fleet onboard` prints of what `--json` gives.
-
-    Args:
-        result: Of `fleet.onboarding.onboarding.onboard_device` or `fleet.onboarding.replay.onboard_recorded`.
-    """
+    """What `fleet onboard` prints of what `--json` gives, with `--replay` or without."""
     yield f"{result['device']}: {result['samples']} samples{_ended(result)}"
     taken = result["taken"]
     said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"

@@ -51,7 +51,7 @@ def challenger(
     heads: Sequence[str],
     data: RefreshData,
 ) -> Challenger:
-    """Train a challenger; read it where it is there already.
+    """Train a challenger of a kind; read it where it is there already.
 
     Args:
         kind: Of the model.

@@ -20,11 +20,7 @@ _LAST = 19
 
 
 class StrategyScorer:
-    """One family at a time; trainings and looks go on beside it.
-
-    Args:
-        request: Makes the request for a family.
-    """
+    """One family at a time; trainings and looks go on beside it. `request` makes the one for a family."""
 
     def __init__(self, request: Callable[[str], RefreshRequest]) -> None:
         self._request = request

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,7 @@ _TAIL_CHARS = 2000
 
 
 class RefreshChild:
-    """A process at work on a request.
-
-    Args:
-        request: What it is asked for; written to its folder.
+    """A process at work on a request, which is written to its folder.
 
     Raises:
         OSError: There is no room, or no process to be had.
@@ -175,13 +172,7 @@ def _read(folder: Path) -> RefreshRequest | None:
         return None
 
 
-def refresh_cores(specs: Iterable[DeviceSpec], usable_cores: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Logical CPUs of this host on which a refresh disturbs no timing.
-
-    Args:
-        specs: The devices of the fleet.
-        usable_cores: Logical CPUs that may be used; those of this process where None.
-    """
+def refresh_cores(specs: Iterable[DeviceSpec]) -> tuple[int, ...]:
+    """Logical CPUs of this process on which a refresh disturbs no timing of the fleet's devices."""
     timing = {core for spec in specs if spec.kind is DeviceKind.LOCAL for core in spec.cores}
-    usable = os.sched_getaffinity(0) if usable_cores is None else usable_cores
-    return quiet_cores(sorted(timing), sorted(usable), core_groups())
+    return quiet_cores(sorted(timing), sorted(os.sched_getaffinity(0)), core_groups())

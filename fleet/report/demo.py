@@ -132,13 +132,7 @@ def choose_devices(specs: Sequence[DeviceSpec]) -> tuple[tuple[DeviceSpec, ...],
 
 
 def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console: Console) -> DemoRun:
-    """Run the whole job in `folder`.
-
-    Args:
-        config: Where the device files are.
-        folder: Gets store, models and the engine's folder.
-        settings: How large it is.
-        console: Where progress is shown.
+    """Run the whole job in `folder`, which gets store, models and the engine's folder.
 
     Raises:
         FleetError, AgentError, TransferError: A step failed; what was measured stays in the store.

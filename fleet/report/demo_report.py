@@ -285,8 +285,8 @@ def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list
         "The devices are instruction-set profiles of one CPU. Each is built for and timed for real. They "
         "share caches, memory and clock, so they are more alike than boards from different makers.",
         f"Scores are means over {len(run.measured.workloads)} workloads of at most {run.settings.samples} "
-        "random candidates each. Every workload was held out, and the head that ranked it knew nothing of it. "
-        f"The judging was done {times}, each time with other samples and initial weights.",
+        "random candidates each. Every workload was held out, and the head that ranked it knew nothing of "
+        f"it. The judging was done {times}, each time with other samples and initial weights.",
     ]
     if run.measured.resumed:
         caveats.append(

@@ -22,11 +22,7 @@ TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
 
 
 def write_card(shown: Mapping[str, Any], path: Path) -> None:
-    """Write the card of a version.
-
-    Args:
-        shown: What `show_version` gives.
-        path: File to write; its ending says which form it has.
+    """Write the card of a version from what `show_version` gives; the file's ending says its form.
 
     Raises:
         FleetError: The ending is none of `TEMPLATES`.

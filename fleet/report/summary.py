@@ -34,10 +34,7 @@ LEGEND = (
 def print_summary(report: Document, page: Path | None = None, console: Console | None = None) -> None:
     """Print a row for each device, then what was measured, what was learned, and the verdict.
 
-    Args:
-        report: The finished run.
-        page: Where `report.html` lies, named last; left out where it was not written.
-        console: Where to print; standard output by default.
+    The place of `report.html` comes last, where it was written. By default all goes to standard output.
     """
     console = console or TerminalConsole()
     if report["devices"]:

@@ -62,12 +62,7 @@ def known(number: float | None) -> TypeGuard[float]:
 
 
 def verdict(difference: float | None, interval: Sequence[float] | None, pairs: int) -> WarmStartVerdict:
-    """Judge warm minus rival by its interval.
-
-    Args:
-        difference: Mean of warm minus rival top-1.
-        interval: Its low and high end, if there is one.
-        pairs: Held-out workloads behind it.
+    """Judge the mean of warm minus rival top-1 by its interval, over `pairs` held-out workloads.
 
     Returns:
         `BETTER` or `WORSE` only where the whole interval lies on one side of 0 and there are at least

@@ -646,7 +646,7 @@ def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Re
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
     spec, _ = cpu_device("box.a")
     usable = sorted(os.sched_getaffinity(0))
-    cores = refresh_cores([replace(spec, cores=(usable[0],))], usable)
+    cores = refresh_cores([replace(spec, cores=(usable[0],))])
     if len(usable) > 1:
         assert usable[0] not in cores
     assert set(cores) <= set(usable)
