@@ -83,10 +83,13 @@ class Judge:
     def _verdict(
         self, model: TlpModel, device_id: DeviceId, trained: Collection[WorkloadId]
     ) -> tuple[DeviceDecision, Standing | None]:
+        from transfer.adapt.base import Adapted
+
         held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
         floor = self._floors.get(device_id, 0.0)
         serving = self._registry.champions().get(device_id)
-        gone = ""
+        gone = why_not = served_by = ""
+        head, fair = None, clean(held, trained)
         if serving is not None:
             try:
                 head, manifest = self._load(serving.ref)
@@ -94,28 +97,20 @@ class Judge:
                 gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
             except OSError as error:
                 # The disk may give it again the next time.
-                why = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
-                verdict = judge(device_id, None, None, served_by=serving.version, why_not=why)
+                why_not = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
+            else:
+                served_by, fair = serving.version, clean(held, trained, self._learnt(manifest))
+                if fair is None:
+                    why_not = f"nobody knows any more what {serving.version} learnt from"
+            if why_not:
+                verdict = judge(device_id, None, None, served_by=serving.version, why_not=why_not)
                 return replace(verdict, model_kind=model.kind), None
-        if serving is None or gone:
-            rows = self._rows(device_id, clean(held, trained) or frozenset())
-            challenger = self._standing(model, device_id, rows, floor)
-            verdict = judge(device_id, challenger, None, floor=floor, gone=gone)
-        else:
-            fair = clean(held, trained, self._learnt(manifest))
-            if fair is None:
-                why = f"nobody knows any more what {serving.version} learnt from"
-                verdict = judge(device_id, None, None, served_by=serving.version, why_not=why)
-                return replace(verdict, model_kind=model.kind), None
-            rows = self._rows(device_id, fair)
-            challenger = self._standing(model, device_id, rows, floor)
-            verdict = judge(
-                device_id,
-                challenger,
-                head_standing(head, self._dataset, rows, floor),
-                served_by=serving.version,
-                floor=floor,
-            )
+        rows = self._rows(device_id, fair or frozenset())
+        # It has nothing beside it yet.
+        mine = Adapted(device_id=device_id, model=model)
+        challenger = head_standing(mine, self._dataset, rows, floor)
+        champion = None if head is None else head_standing(head, self._dataset, rows, floor)
+        verdict = judge(device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone)
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
@@ -178,14 +173,6 @@ class Judge:
         if self._not_ranked is not None:
             chosen &= self._not_ranked[:, column]
         return np.flatnonzero(chosen)
-
-    def _standing(
-        self, model: TlpModel, device_id: str, rows: NDArray[np.int64], floor: float
-    ) -> Standing | None:
-        """How a head of the challenger, which has nothing beside it yet, orders some rows."""
-        from transfer.adapt.base import Adapted
-
-        return head_standing(Adapted(device_id=device_id, model=model), self._dataset, rows, floor)
 
 
 def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:

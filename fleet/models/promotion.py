@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,7 @@ def judge(
         why_not: Why nothing could be judged, where that is known.
         gone: Why a champion that was there cannot serve any more; empty where none was.
     """
+    decided = partial(DeviceDecision, device_id=device_id)
     gone = gone and f"{gone}; "
     count = 0 if challenger is None else len(challenger.groups)
     if challenger is None or count < LEAST_JUDGED:
@@ -165,18 +167,16 @@ def judge(
         if served_by:
             reason += f"; {served_by} stays, for nobody has judged the new head"
         kind = DecisionKind.UNJUDGED if served_by else DecisionKind.FIRST
-        return DeviceDecision(device_id=device_id, kind=kind, reason=gone + reason)
+        return decided(kind=kind, reason=gone + reason)
     mine = challenger.pairs().estimate()
     on = f"on {count} held-out workloads"
     if champion is None:
         judged = figures(challenger, None, floor)
         if mine.low <= 0.5:
             reason = f"no better than chance: {_share(mine)} of the pairs right {on} ({_range(mine)})"
-            return DeviceDecision(
-                device_id=device_id, kind=DecisionKind.REFUSED, reason=gone + reason, judged=judged
-            )
+            return decided(kind=DecisionKind.REFUSED, reason=gone + reason, judged=judged)
         reason = f"{gone or 'first head: '}{_share(mine)} of the pairs right {on}"
-        return DeviceDecision(device_id=device_id, kind=DecisionKind.FIRST, reason=reason, judged=judged)
+        return decided(kind=DecisionKind.FIRST, reason=reason, judged=judged)
     if not np.array_equal(challenger.groups, champion.groups):
         raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
     pairs = challenger.pairs().minus(champion.pairs()).estimate()
@@ -187,18 +187,16 @@ def judge(
         f"({_points(pairs.low)} to {_points(pairs.high)})"
     )
     if pairs.high < 0:
-        return DeviceDecision(
-            device_id=device_id, kind=DecisionKind.WORSE, reason=f"worse: {told}", judged=judged
-        )
+        return decided(kind=DecisionKind.WORSE, reason=f"worse: {told}", judged=judged)
     if top5.high < 0 and pairs.low <= 0:
         slower = (
             f"its first five choices reach {_points(top5.value)} of the best speed ({_points(top5.low)} to"
         )
         reason = f"worse: {slower} {_points(top5.high)}); {told}"
-        return DeviceDecision(device_id=device_id, kind=DecisionKind.WORSE, reason=reason, judged=judged)
+        return decided(kind=DecisionKind.WORSE, reason=reason, judged=judged)
     kind = DecisionKind.BETTER if pairs.low > 0 else DecisionKind.AS_GOOD
     word = "better" if kind is DecisionKind.BETTER else "no worse beyond noise"
-    return DeviceDecision(device_id=device_id, kind=kind, reason=f"{word}: {told}", judged=judged)
+    return decided(kind=kind, reason=f"{word}: {told}", judged=judged)
 
 
 def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:

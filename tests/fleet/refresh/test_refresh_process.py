@@ -32,7 +32,6 @@ from fleet.core.events import (
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
-from fleet.models.versions import save_version
 from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.data import read_refresh_data
 from fleet.refresh.device_scores import run_device_scores
@@ -113,6 +112,14 @@ def with_device(store: Path, name: str) -> None:
     with Store.open(store) as writer:
         writer.put_device(*cpu_device(name))
         writer.append(records_for(LEARNT[:1], 5, devices=[name]))
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing that catches errors catches it."""
+
+
+def killed(*_: object) -> None:
+    raise Killed
 
 
 @pytest.mark.slow
@@ -221,12 +228,6 @@ def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
     bad = registry.add(small_model(*DEVICES), {"trained_workloads": []})
     registry.publish(bad, {one: {} for one in DEVICES})
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise Killed
-
     # It dies between its publication and the end of its work.
     monkeypatch.setattr(Registry, "prune", killed)
     with pytest.raises(Killed):
@@ -288,11 +289,17 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
     assert registry.history()[-1].kind == "rolled_back"
 
 
-def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(refreshed: RefreshRequest) -> None:
+@pytest.mark.parametrize("says_what_it_learnt", [True, False])
+def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
+    says_what_it_learnt: bool, refreshed: RefreshRequest
+) -> None:
     registry = Registry(Path(refreshed.models))
     model, _ = checkpoint.load(registry.path("v000001"))
-    everything = [one.workload_id for one in (*LEARNT, *HELD)]
-    registry.publish(registry.add(model, {"trained_workloads": everything}), {"box.a": {}})
+    # An old one does not say; the store knows what there was then.
+    told: dict[str, Any] = {"table_version": Store.read(Path(refreshed.store)).version}
+    if says_what_it_learnt:
+        told = {"trained_workloads": [one.workload_id for one in (*LEARNT, *HELD)]}
+    registry.publish(registry.add(model, told), {"box.a": {}})
     found = run_refresh(again(refreshed, "two"))
     assert found["verdicts"]["box.a"]["kind"] == "unjudged"
     champion = registry.champions()[DeviceId("box.a")]
@@ -301,17 +308,6 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(refreshed:
     assert "box.a" not in found["published"]
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
     assert found["verdicts"]["box.b"]["kind"] != "unjudged"
-
-
-def test_a_version_that_does_not_say_what_it_learnt_is_looked_up_in_the_store(
-    refreshed: RefreshRequest,
-) -> None:
-    registry = Registry(Path(refreshed.models))
-    model, _ = checkpoint.load(registry.path("v000001"))
-    old = save_version(registry.folder, model, {"table_version": Store.read(Path(refreshed.store)).version})
-    registry.publish(old, {"box.a": {}})
-    found = run_refresh(again(refreshed, "two"))
-    assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
 
 
 def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequest) -> None:
@@ -413,13 +409,7 @@ def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, nu
 def test_a_refresh_killed_after_training_publishes_without_training_again(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     from fleet.refresh import run as refresh_run
-
-    def killed(*_: object) -> None:
-        raise Killed
 
     keep = refresh_run.publish_if_better
     monkeypatch.setattr(refresh_run, "publish_if_better", killed)
@@ -440,26 +430,20 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     assert Registry(Path(request_.models)).versions() == ["v000001"]
 
 
+#: Whoever starts a refresh and is killed.
+STARTER = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-m", "fleet.refresh.process", sys.argv[1]]).pid, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.slow
-def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest, tmp_path: Path) -> None:
+def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest) -> None:
     long = replace(request_, epochs=5000)
-    Path(long.folder).mkdir()
-    path = Path(long.folder) / "request.json"
-    path.write_text(request_text(long))
-    starter = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys, time\n"
-            "p = subprocess.Popen([sys.executable, '-m', 'fleet.refresh.process', sys.argv[1]])\n"
-            "print(p.pid, flush=True)\ntime.sleep(600)",
-            str(path),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    starter = launched(long, "-c", STARTER)
     assert starter.stdout is not None
+    assert starter.stderr is not None
     child = int(starter.stdout.readline())
     until = time.monotonic() + 60
     while not list(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")):
@@ -477,6 +461,7 @@ def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest, tmp_pa
             break
         assert time.monotonic() < until, "the refresh outlived its starter"
         time.sleep(0.02)
+    starter.stderr.close()
 
 
 # ---- the coordinator's side ----
@@ -655,34 +640,28 @@ def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
 
 @pytest.mark.slow
 def test_a_training_tells_how_far_it_is_and_one_that_nobody_wants_leaves_nothing(
-    request_: RefreshRequest, tmp_path: Path
+    request_: RefreshRequest,
 ) -> None:
-    registry = Registry(Path(request_.models))
-    refresher = Refresher(
-        registry, Path(request_.store), tmp_path / "work", RefreshSettings(epochs=100_000, nice=0)
-    )
-    try:
-        refresher.start("cpu", [])
-        deadline = time.monotonic() + 120
-        while not refresher.view["epochs"]:
-            assert [type(one) for one in refresher.poll()] in ([], [TrainingStarted])
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        epochs = refresher.view["epochs"]
-        assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (100_000, True, True)
-        assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 100000, loss ")
-        refresher.stop("gpu")
-        assert refresher.view["state"] == "training", "the training of another family is not meant"
-        refresher.stop("cpu")
-        assert refresher.poll() == []
-        assert (refresher.view["state"], refresher.view["epochs"]) == ("idle", {})
-        assert unfinished(tmp_path / "work" / "cpu") is None, "the next one begins anew"
-        # One that is started and stopped in one turn has not begun for anybody.
-        refresher.start("cpu", [])
-        refresher.stop("cpu")
-        assert refresher.poll() == []
-    finally:
-        refresher.close()
+    refresher = make_refresher(request_, epochs=100_000)
+    refresher.start("cpu", [])
+    deadline = time.monotonic() + 120
+    while not refresher.view["epochs"]:
+        assert [type(one) for one in refresher.poll()] in ([], [TrainingStarted])
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    epochs = refresher.view["epochs"]
+    assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (100_000, True, True)
+    assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 100000, loss ")
+    refresher.stop("gpu")
+    assert refresher.view["state"] == "training", "the training of another family is not meant"
+    refresher.stop("cpu")
+    assert refresher.poll() == []
+    assert (refresher.view["state"], refresher.view["epochs"]) == ("idle", {})
+    assert unfinished(Path(request_.folder) / "cpu") is None, "the next one begins anew"
+    # One that is started and stopped in one turn has not begun for anybody.
+    refresher.start("cpu", [])
+    refresher.stop("cpu")
+    assert refresher.poll() == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import FleetError
-from fleet.report import page
 from fleet.report.report import complete, write
 from fleet.report.words import (
     MIN_PAIRS,
@@ -77,48 +76,35 @@ def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tm
     assert ">inf<" not in page
 
 
-def test_an_empty_report_is_written_with_nulls(tmp_path: Path) -> None:
-    json_path, html_path = write(complete({}), tmp_path / "deep" / "demo")
+def test_an_empty_report_is_written_with_nulls_and_replaced_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "demo"
+    json_path, html_path = write(complete({}), folder)
     got = json.loads(json_path.read_text())
-    assert got["devices"] == {}
-    assert got["model"] is None
-    assert got["onboarding"] is None
+    assert (got["devices"], got["model"], got["onboarding"]) == ({}, None, None)
     assert "No devices measured" in html_path.read_text()
+    write(full_report(), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json"]
+    assert json.loads(json_path.read_text())["command"] == "fleet demo --seed 7"
 
 
-def test_writing_again_replaces_both_files_and_leaves_nothing_else(tmp_path: Path) -> None:
-    write(complete({}), tmp_path)
-    write(full_report(), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
-    assert json.loads((tmp_path / "report.json").read_text())["command"] == "fleet demo --seed 7"
-
-
-def test_a_page_that_cannot_be_made_leaves_the_old_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "error", "told"),
+    [
+        ("fleet.report.page.render", ValueError("no page"), ValueError),
+        ("os.fsync", OSError(28, "No space left on device"), FleetError),
+    ],
+)
+def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_temporary_files(
+    step: str, error: Exception, told: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(full_report(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def fail(report: dict[str, Any]) -> str:
-        raise ValueError("no page")
+    def fail(_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(page, "render", fail)
-    with pytest.raises(ValueError, match="no page"):
-        write(full_report(command="other"), tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_full_disk_leaves_the_old_files_and_no_temporary_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(full_report(), tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(FleetError, match="No space left on device"):
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(told, match=r"no page|No space left on device"):
         write(full_report(command="other"), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
