@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from agents.records import Candidate, Record, Workload, WorkloadId, content_hash
 from fleet.models.holdout import is_held_out
+from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of
 from transfer.features.extractor import DEFAULT_SPEC
@@ -92,6 +94,21 @@ def make_store(path: Path, made: Sequence[Workload], *, candidates: int = 12) ->
             store.put_device(*cpu_device(device))
         store.put_workloads(made)
         store.append(records_for(made, candidates))
+
+
+def request_in(folder: Path, **changes: Any) -> RefreshRequest:
+    """A refresh of the store in a folder, whose models and own files lie beside it."""
+    request = RefreshRequest(
+        kind="refresh",
+        family="cpu",
+        store=str(folder / "store"),
+        models=str(folder / "models"),
+        folder=str(folder / "refresh"),
+        request_id="one",
+        epochs=6,
+        nice=0,
+    )
+    return replace(request, **changes)
 
 
 def append(path: Path, records: Sequence[Record]) -> None:

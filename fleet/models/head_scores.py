@@ -28,11 +28,7 @@ _MOST_HEADS = 64
 
 
 class HeadCache:
-    """The heads that were asked for last, read once. Not safe between threads.
-
-    Args:
-        registry: Where they are.
-    """
+    """The heads of a registry that were asked for last, read once. Not safe between threads."""
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry

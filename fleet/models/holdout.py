@@ -46,12 +46,7 @@ def held_out(workloads: Iterable[Workload]) -> frozenset[WorkloadId]:
 def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> frozenset[WorkloadId] | None:
     """Held-out workloads that no version of a comparison has learnt from.
 
-    Args:
-        held: Held-out workloads.
-        trained: What each version learnt from; None where nobody knows.
-
-    Returns:
-        None where nobody knows of one of them.
+    None where nobody knows what one of the versions has learnt from.
     """
     left = frozenset(held)
     for learnt in trained:

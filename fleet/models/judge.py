@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import DeviceId, ModelRef, Workload, WorkloadId
+from agents.records import DeviceId, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
+from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import RULE, SHARE, clean, held_out
 from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, held_back, judge, standing
 from fleet.models.registry import Registry
@@ -59,17 +60,14 @@ class Judge:
         self._workloads = workloads
         self._not_ranked = not_ranked
         self._floors = dict(floors or {})
-        self._loaded: dict[str, tuple[TlpModel, dict[str, Any]]] = {}
+        self._heads = HeadCache(registry)
 
     def verdicts(
         self, models: Sequence[TlpModel], heads: Sequence[str], trained: Collection[WorkloadId]
     ) -> list[list[DeviceDecision]]:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
 
-        Args:
-            models: The challengers, the one that goes first where they are equals first.
-            heads: Their heads to be judged.
-            trained: Workloads that each has learnt from.
+        Of equals the first goes first. `trained` are the workloads that each of them has learnt from.
 
         Returns:
             Of each challenger one decision a head; at most one challenger takes the place of a champion.
@@ -92,7 +90,8 @@ class Judge:
         head, fair = None, clean(held, trained)
         if serving is not None:
             try:
-                head, manifest = self._load(serving.ref)
+                head = self._heads.head(serving.ref)
+                manifest = self._registry.manifest(serving.version)
             except (FleetError, TransferError) as error:
                 gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
             except OSError as error:
@@ -136,21 +135,6 @@ class Judge:
         }
         return replace(verdict, judged={**verdict.judged, "by_workload": found})
 
-    def _load(self, ref: ModelRef) -> tuple[Adapted, dict[str, Any]]:
-        """A champion's head as it serves, and manifest.
-
-        Raises:
-            FleetError: The version is damaged, or not the one that was published.
-            TransferError: The same, or it has no such head.
-            OSError: The disk does not give it.
-        """
-        from transfer.adapt.kept import head_of
-
-        if ref.version not in self._loaded:
-            self._loaded[ref.version] = self._registry.load(ref)
-        model, manifest = self._loaded[ref.version]
-        return head_of(model, self._registry.path(ref.version), manifest, ref.device_id), manifest
-
     def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
         if "trained_workloads" in manifest:
             return [WorkloadId(one) for one in manifest["trained_workloads"]]
@@ -179,13 +163,7 @@ def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[Dev
     """Let one of several challengers for a device take the place: the first, unless a later one is better.
 
     Better is what `judge` says of both on the same candidates. Of two that noise cannot tell apart the first
-    takes it.
-
-    Args:
-        found: What was decided of each against the champion, and its standing; the first one first.
-
-    Returns:
-        What becomes of each.
+    takes it. `found` holds what was decided of each against the champion, and its standing; the first first.
     """
     best: int | None = None
     for place, (verdict, standing_of) in enumerate(found):

@@ -253,12 +253,9 @@ def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision |
 def start_from(
     serving: Mapping[str, str], manifests: Mapping[str, Mapping[str, Any]], spec_hash: str
 ) -> tuple[str, str]:
-    """The version that a refresh starts from.
+    """The version that a refresh starts from, of those that serve devices of the family.
 
-    Args:
-        serving: Version of the champion by device of the family.
-        manifests: Of these versions.
-        spec_hash: Of the features that the data have.
+    `spec_hash` is of the features that the data have.
 
     Returns:
         Version (empty: from nothing) and why. Heads of several versions cannot be joined, because each

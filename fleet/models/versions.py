@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
 from fleet.errors import FleetError
+from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
 from fleet.models.registry_file import Champion
 from fleet.models.registry_reader import RegistryReader
@@ -217,7 +218,6 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
 
     A few samples, all of them learnt from, judge nothing. The manifest is that of the new version.
     """
-    from transfer.adapt.kept import head_of
     from transfer.errors import TransferError
 
     champion = registry.champions().get(target)
@@ -230,8 +230,8 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
         compared = manifest.get("against_champion")
         return "" if compared is None or compared["is_better"] else str(compared["says"])
     try:
-        model, theirs = registry.load(champion.ref)
-        head_of(model, registry.path(champion.version), theirs, target)
+        HeadCache(registry).head(champion.ref)
+        theirs = registry.manifest(champion.version)
     except (FleetError, TransferError):
         return ""
     if _is_unmeasured(theirs, target) and manifest["samples"]:

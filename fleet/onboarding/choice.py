@@ -63,13 +63,7 @@ def source_version(
 ) -> Path:
     """The newest FleetTLP that serves a device of the family, to start from; else the newest of all.
 
-    An MTL-TLP is no start: it takes no new head.
-
-    Args:
-        registry: Of the versions.
-        store: Says which devices are of the family.
-        spec: The device that a head is made for.
-        with_own: Whether the version that serves the device itself counts too.
+    An MTL-TLP is no start: it takes no new head. `with_own` counts the version that serves the device itself.
 
     Raises:
         FleetError: There is no FleetTLP.

@@ -117,12 +117,7 @@ def onboard_alone(
 ) -> dict[str, Any]:
     """Fingerprint, serve, measure, adapt, report; the driver of an onboarding without source devices.
 
-    Args:
-        engine: Draws, measures and stores; the device is ready.
-        settings: Networks, samples, strategy, seed.
-        spec: The device, which `usable_shipped` allows.
-        models: Folder of the model versions.
-        display: Shows how it goes.
+    The device is ready, and one that `usable_shipped` allows.
 
     Returns:
         As of `fleet.onboarding.onboarding.onboard_device`, with `shipped` (name of the shipped model) and

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agents.records import DeviceId
 from fleet.errors import FleetError
+from fleet.models.head_scores import HeadCache
 from fleet.models.registry import Registry
 from fleet.onboarding.adaptation import Onboarding, folds, strategy_for
 from fleet.store.noise import noise_floor
@@ -68,15 +69,13 @@ def against_champion(
         JSON-ready: `champion`, share of `pairs` in the right order of both, `says` (one sentence), and
         `is_better`; None where nobody serves, or the champion cannot any more.
     """
-    from transfer.adapt.kept import head_of
     from transfer.errors import TransferError
 
     champion = registry.champions().get(DeviceId(one.target))
     if champion is None:
         return None
     try:
-        model, manifest = registry.load(champion.ref)
-        serving = head_of(model, registry.path(champion.version), manifest, one.target)
+        serving = HeadCache(registry).head(champion.ref)
         before = serving.score_unseen(one.dataset.features.take(one.few_shot))
     except (FleetError, TransferError):
         return None

@@ -33,10 +33,7 @@ _MOST = 128
 def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[str, Any]:
     """Choose, look up, adapt, tell, and compare with the truth.
 
-    Args:
-        settings: Store, samples, strategy, selector, seed, epochs.
-        device: A device with records in the store.
-        models: Folder beside which leave-one-device-out scores are kept; nothing else is written.
+    Leave-one-device-out scores are kept beside the folder `models`; nothing else is written.
 
     Raises:
         FleetError: The device has no records, no source devices, or fewer candidates than samples asked for.

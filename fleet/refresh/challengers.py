@@ -51,16 +51,9 @@ def challenger(
     heads: Sequence[str],
     data: RefreshData,
 ) -> Challenger:
-    """Train a challenger of a kind; read it where it is there already.
+    """Train a challenger of a kind on some rows of the data; read it where it is there already.
 
-    Args:
-        kind: Of the model.
-        request: What the refresh is asked for.
-        run: Of the refresh.
-        base: What a FleetTLP starts from; None for nothing.
-        rows: Rows that may be learnt from.
-        heads: Devices to learn.
-        data: What the rows are of.
+    A FleetTLP starts from `base`, or from nothing where that is None.
 
     Raises:
         TransferError: Training failed, or the data lack the features that an MTL-TLP reads.

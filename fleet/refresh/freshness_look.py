@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import DeviceId, Family
+from agents.records import DeviceId, Family, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
+from fleet.models.head_scores import HeadCache
 from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import PinnedError, Registry
@@ -28,7 +29,6 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
-    from transfer.model.mtl_tlp import TlpModel
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -72,8 +72,7 @@ class _Looks:
         self, registry: Registry, reader: StoreReader, champions: Mapping[DeviceId, Champion]
     ) -> None:
         self._registry = registry
-        #: Model and manifest by version; None where they cannot be read.
-        self._models: dict[str, tuple[TlpModel, dict[str, Any]] | None] = {}
+        self._heads = HeadCache(registry)
         self._fresh_from = {device_id: self._cutoff(one) for device_id, one in champions.items()}
         self._data = self._read(reader) if champions else None
 
@@ -133,17 +132,10 @@ class _Looks:
 
     def _head(self, version: str, device_id: DeviceId) -> Adapted | None:
         """A head as it serves; None where it cannot be asked, which the next refresh will report."""
-        from transfer.adapt.kept import head_of
         from transfer.errors import TransferError
-        from transfer.features.extractor import DEFAULT_SPEC
-        from transfer.model import checkpoint
 
         try:
-            folder = self._registry.path(version)
-            if version not in self._models:
-                self._models[version] = None
-                self._models[version] = checkpoint.load(folder, DEFAULT_SPEC)
-            loaded = self._models[version]
-            return None if loaded is None else head_of(loaded[0], folder, loaded[1], device_id)
+            sha256 = self._registry.sha256(version)
+            return self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
         except (FleetError, TransferError, OSError):
             return None

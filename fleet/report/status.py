@@ -71,11 +71,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
 
 
 def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-    """How far the numbers of one device can be trusted; reads its rows once.
-
-    Args:
-        device_id: Device of all rows.
-        batches: Its rows, with `TRUST_COLUMNS` at least.
+    """How far the numbers of one device can be trusted; reads its rows, with `TRUST_COLUMNS`, once.
 
     Returns:
         The keys `candidates`, `suspect`, `suspect_share`, `quarantined`, `noise` and `noise_suspect` of

@@ -33,6 +33,14 @@ def added(registry: Registry, *heads: str, seed: int = 0, **manifest: Any) -> st
     return registry.add(small_model(*(heads or HEADS), seed=seed), manifest)
 
 
+def with_versions(folder: Path, count: int, *devices: str) -> Registry:
+    """A registry whose versions served some devices one after the other."""
+    registry = Registry(folder / "models", clock=lambda: 7.0)
+    for number in range(count):
+        registry.publish(added(registry, seed=number), {device: {} for device in devices})
+    return registry
+
+
 def served(registry: Registry) -> dict[str, str]:
     return {device: champion.version for device, champion in registry.champions().items()}
 
@@ -158,8 +166,7 @@ def test_the_same_run_makes_one_version_however_often_it_is_tried(tmp_path: Path
 
 
 def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    registry.publish(added(registry), {"box.a": {}})
+    with_versions(tmp_path, 1, "box.a")
     path = tmp_path / "models" / "champions.json"
     for text in ("{", "[]", '{"format": 9, "serial": 1, "champions": {}, "changes": []}'):
         path.write_text(text)
@@ -168,9 +175,7 @@ def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
 
 
 def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
-    for number in range(2):
-        registry.publish(added(registry, seed=number), {"box.a": {}, "box.b": {}})
+    registry = with_versions(tmp_path, 2, "box.a", "box.b")
     pinned = registry.pin("box.a", reason="for the release")
     assert (pinned.version, pinned.pinned_at) == ("v000002", 7.0)
     assert registry.publish(added(registry, seed=2), {"box.a": {}, "box.b": {}}) == ["box.b"]
@@ -197,9 +202,7 @@ def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Pat
 
 
 def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    for number in range(2):
-        registry.publish(added(registry, seed=number), {"box.a": {}})
+    registry = with_versions(tmp_path, 2, "box.a")
     with pytest.raises(RegistryError, match="no model version 'v000009'"):
         registry.pin("box.a", "v000009", reason="")
     added(registry, "box.b")
@@ -220,9 +223,7 @@ def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> No
 
 
 def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    for number in range(4):
-        registry.publish(added(registry, seed=number), {"box.a": {}})
+    registry = with_versions(tmp_path, 4, "box.a")
     registry.rollback("box.a", reason="slower", by_hand=True)
     registry.rollback("box.a", reason="fresh records")
     registry.rollback("box.a", reason="slower still", by_hand=True)
@@ -238,8 +239,7 @@ def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Pa
 
 
 def test_why_a_champion_stays_is_kept_without_a_change_of_it(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    registry.publish(added(registry), {"box.a": {}})
+    registry = with_versions(tmp_path, 1, "box.a")
     serial = registry.state().serial
     registry.retain({"box.a": "v000002: worse", "box.z": "nobody serves it"})
     again = Registry(registry.folder)
@@ -248,8 +248,7 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it(tmp_path: Path) -> 
 
 
 def test_files_from_before_pins_open_and_newer_ones_are_refused(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    registry.publish(added(registry), {"box.a": {}})
+    registry = with_versions(tmp_path, 1, "box.a")
     path = registry.folder / "champions.json"
     value = json.loads(path.read_text())
     written = value["champions"]["box.a"]

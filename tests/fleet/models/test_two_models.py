@@ -39,6 +39,7 @@ from tests.refresh_fixtures import (
     candidates_of,
     make_store,
     records_for,
+    request_in,
     small_model,
     some_workloads,
 )
@@ -93,18 +94,7 @@ def served(tmp_path: Path, trained: MtlTLP, snapshot: DatasetSnapshot) -> Regist
 
 
 def request_of(store: Path, folder: Path, model: str, **changes: object) -> RefreshRequest:
-    request = RefreshRequest(
-        kind="refresh",
-        family="cpu",
-        store=str(store),
-        models=str(folder / "models"),
-        folder=str(folder / "refresh"),
-        request_id="one",
-        model=model,
-        epochs=1,
-        nice=0,
-    )
-    return replace(request, **changes)  # type: ignore[arg-type]
+    return request_in(folder, store=str(store), model=model, epochs=1, **changes)
 
 
 def test_the_block_holds_published_features_of_whole_sequences_where_they_are_wanted(

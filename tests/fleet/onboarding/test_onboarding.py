@@ -95,7 +95,11 @@ def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> 
     assert any("expected: not told" in line for line in lines_of(result))
 
 
-def test_auto_keeps_its_standings_for_the_next_time(recorded: Path, tmp_path: Path) -> None:
+def test_auto_keeps_its_standings_for_the_next_time(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its strategies are tried on every known device, which takes seconds each.
+    monkeypatch.setattr("transfer.adapt.registry.CHOICES", ("momentum", "nearest"))
     settings = settings_of(recorded, samples=48, strategy="auto")
     models = tmp_path / "runs" / "models"
     result = onboard_recorded(settings, NEW, models)
@@ -125,12 +129,6 @@ def test_more_samples_than_were_recorded_is_one_clear_error(recorded: Path, tmp_
 def test_an_unknown_device_names_the_recorded_ones(recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
         onboard_recorded(settings_of(recorded, samples=8), "dev-x", tmp_path / "models")
-
-
-def test_a_device_without_source_devices_has_nobody_to_learn_from(tmp_path: Path) -> None:
-    store = fill(tmp_path / "store", NEW)
-    with pytest.raises(FleetError, match="the only device of family cpu"):
-        onboard_recorded(settings_of(store, samples=8), NEW, tmp_path / "models")
 
 
 def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None:

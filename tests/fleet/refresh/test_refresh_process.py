@@ -48,6 +48,7 @@ from tests.refresh_fixtures import (
     append,
     make_store,
     records_for,
+    request_in,
     small_model,
     some_workloads,
 )
@@ -58,19 +59,6 @@ from transfer.model import checkpoint
 #: Workloads that are learnt from, then those that judge.
 LEARNT = some_workloads(10, 5)[:10]
 HELD = some_workloads(10, 5)[10:]
-
-
-def request_in(folder: Path) -> RefreshRequest:
-    return RefreshRequest(
-        kind="refresh",
-        family="cpu",
-        store=str(folder / "store"),
-        models=str(folder / "models"),
-        folder=str(folder / "refresh"),
-        request_id="one",
-        epochs=6,
-        nice=0,
-    )
 
 
 @pytest.fixture(scope="module")

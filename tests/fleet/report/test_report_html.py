@@ -67,7 +67,7 @@ def test_the_page_loads_nothing(text: str) -> None:
         assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_every_reference_finds_its_own_id(text: str) -> None:
+def test_every_reference_finds_its_own_id_and_headers_have_a_scope(text: str) -> None:
     page = Page(text)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -76,6 +76,7 @@ def test_every_reference_finds_its_own_id(text: str) -> None:
     }
     assert wanted
     assert wanted <= set(ids)
+    assert {cell.get("scope") for cell in page.all("th")} == {"col", "row"}
 
 
 def test_a_plot_says_its_numbers_in_text_and_hides_its_shapes_from_readers(text: str) -> None:
@@ -84,11 +85,6 @@ def test_a_plot_says_its_numbers_in_text_and_hides_its_shapes_from_readers(text:
     assert all(plot["aria-hidden"] == "true" for plot in page.all("svg"))
     for said in ("0.90 \u00b7 0.97", "+0.40", "0.80 \u00b7 0.95", "16 points", "60.0 s \u00b7 30 %", "0.70"):
         assert said in page.text
-
-
-def test_headers_of_tables_have_a_scope(text: str) -> None:
-    page = Page(text)
-    assert {cell.get("scope") for cell in page.all("th")} == {"col", "row"}
 
 
 def test_the_page_says_the_verdict_first_and_how_to_make_it_again(text: str) -> None:
@@ -101,22 +97,15 @@ def test_the_page_says_the_verdict_first_and_how_to_make_it_again(text: str) -> 
     assert "2.00 µs" in text
     assert "The devices are profiles of one CPU." in text
     assert "matrix product: 1 of 32\u00d732 by 32\u00d732" in text
+    assert "by its fastest repeat" in text
+    # The page and the JSON say the same sentences.
+    assert all(sentence in text for sentence in full_report()["headline"])
 
 
 def test_words_between_backticks_are_code_and_stay_escaped(text: str) -> None:
     assert "See <code>fleet doctor</code>." in text
     assert "`" not in Page(text).text
     assert "<code>&lt;b&gt;</code>" in render(complete({"caveats": ["`<b>`"]}))
-
-
-def test_the_page_and_the_json_say_the_same_sentences(text: str) -> None:
-    words = Page(text).text
-    for sentence in full_report()["headline"]:
-        assert sentence in words
-
-
-def test_the_page_says_which_latency_it_shows(text: str) -> None:
-    assert "by its fastest repeat" in text
 
 
 def test_the_same_report_gives_the_same_bytes(text: str) -> None:
