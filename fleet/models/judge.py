@@ -90,8 +90,8 @@ class Judge:
         head, fair = None, clean(held, trained)
         if serving is not None:
             try:
-                head = self._heads.head(serving.ref)
                 manifest = self._registry.manifest(serving.version)
+                head = self._heads.head(serving.ref)
             except (FleetError, TransferError) as error:
                 gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
             except OSError as error:
