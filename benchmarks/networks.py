@@ -3,8 +3,8 @@
 MobileNet-V2 (128 x 128) and BERT-tiny with random weights are tuned by `fleet tune` in an empty store for
 some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner. The
 libraries of both, TVM's without schedules, torch eager, `torch.compile` and ONNX Runtime are timed in turn in
-one process, on the device's cores. The search has no head unless `--models` names a folder with one for the
-device. Needs the extra `networks`, two cores and some 55 minutes; `--quick` some 5.
+one process, on the device's cores. The head is the shipped model's, without a sample, unless `--models` names
+a folder with one for the device. Needs the extra `networks`, two cores and some 55 minutes; `--quick` some 5.
 
 `tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
 ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
@@ -56,13 +56,14 @@ def tune(
     spec: DeviceSpec,
     settings: FleetConfig,
     text: str,
-    models: Path,
+    models: Path | None,
     folder: Path,
     minutes: float,
     trials: int,
 ) -> tuple[dict[str, Any], float]:
     """What `fleet tune` finds in an empty store, and the wall seconds of its search."""
     store = folder / "store"
+    models = models or folder / "models"
     settings = settings.model_copy(
         update={
             "store": settings.store.model_copy(update={"path": str(store)}),
@@ -137,7 +138,7 @@ def tune_relax(
 def measure(
     settings: FleetConfig,
     device: str,
-    models: Path,
+    models: Path | None,
     *,
     minutes: float,
     trials: int,
@@ -213,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--device", default="x86-64-v4", help="local device of this host, by its id")
-    parser.add_argument("--models", type=Path, default=Path("none"), help="folder with a head of the device")
+    parser.add_argument("--models", type=Path, help="folder with a head of the device")
     parser.add_argument("--minutes", type=float, default=12.0, help="of each search of each side")
     parser.add_argument("--trials", type=int, default=4096, help="candidates of a search, if minutes allow")
     parser.add_argument(

@@ -15,7 +15,6 @@ from typing import Any
 from agents.networks.graph import fused, relax_module
 from agents.networks.network_name import read_network_name
 from agents.networks.sources import load
-from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
 from fleet import tvm_measure
 
@@ -26,7 +25,6 @@ def search(question: dict[str, Any]) -> None:
     Args:
         question: `network`, `target`, `work_dir`, `trials`, `per_round`, `seed`, `device`.
     """
-    load_tensor_intrinsics()
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
