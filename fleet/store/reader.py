@@ -254,9 +254,11 @@ class StoreReader:
             known.update(batch.column("record_id").to_pylist())
         return known
 
-    def data_files(self) -> list[Path]:
-        """The Parquet files of this version: for DuckDB, pandas, polars, or a copy."""
-        return [self._path / RECORDS / file.path for file in self._snapshot.files]
+    def data_files(self, device_id: str | None = None) -> list[Path]:
+        """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""
+        every = self._snapshot.files
+        chosen = every if device_id is None else [file for file in every if file.device_id == device_id]
+        return [self._path / RECORDS / file.path for file in chosen]
 
     def _batches(
         self,

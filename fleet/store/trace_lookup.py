@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId
 from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records, read_batches
-from fleet.store.reader import StoreReader
+from fleet.store.reader import RECORDS, StoreReader
 from fleet.store.store import Store
 
 
@@ -131,12 +131,11 @@ def find_candidates(
     found: list[Candidate] = []
     unread: list[str] = []
     # Newest first: what is asked for was mostly measured lately.
-    newest = [(path.parent.name.removeprefix("device_id="), path) for path in reversed(reader.data_files())]
-    for device_id, path in sorted(newest, key=lambda one: one[0] not in first):
+    newest = [file for file in reversed(reader.snapshot.files) if file.device_id in device_ids]
+    for one in sorted(newest, key=lambda file: file.device_id not in first):
         if not left:
             break
-        if device_id not in device_ids:
-            continue
+        path = reader.path / RECORDS / one.path
         try:
             with pq.ParquetFile(path) as file:
                 for candidate in _in_file(file, left):
@@ -162,9 +161,7 @@ def find_records(
         FleetError: The store cannot be read.
     """
     names = pa.array(sorted(wanted), pa.string())
-    for path in reader.data_files():
-        if path.parent.name.removeprefix("device_id=") != device_id:
-            continue
+    for path in reader.data_files(device_id):
         ids = pq.read_table(path, columns=["candidate_id"], partitioning=None, use_threads=False).column(0)
         if not pc.any(pc.is_in(ids, names)).as_py():
             continue
