@@ -16,6 +16,8 @@ from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 #: Candidates that a round measures; a workload's first ones are short, for they teach most.
 ROUND = 16
 _SHORT, _SHORT_UNTIL = 8, 32
+#: The first round of a workload that moves more bytes than it computes: its designs differ little.
+_LIGHT = 4
 #: What a round without progress leaves of the hope for the next one.
 _HOPE = 0.6
 #: Why a workload ends whose space gives no candidate that is not measured.
@@ -63,6 +65,8 @@ class Search:
     @property
     def round_size(self) -> int:
         """Candidates that its next round measures."""
+        if not self.curve and self.workload.flops < self.workload.bytes_moved:
+            return _LIGHT
         return _SHORT if self.tried < _SHORT_UNTIL else ROUND
 
     def know(self, records: Iterable[Record]) -> None:

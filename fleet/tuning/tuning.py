@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
-from fleet.collection.selection import none_fits
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
@@ -79,7 +78,8 @@ def tune_device(
 
     Args:
         engine: Draws, measures and stores; the device is ready.
-        settings: Store, networks, bounds of FLOPs, protocol, seed.
+        settings: Store, networks, protocol, seed. Bounds of FLOPs choose what to collect: a network that is
+            tuned runs all of its programs, small ones without a schedule for longer than large ones with one.
         spec: The device.
         options: How much to measure, and where the database goes.
         display: Shows progress.
@@ -92,7 +92,7 @@ def tune_device(
         those that are graphs, see `fleet.tuning.delivery`), `seconds` by part, `database`, `report`.
 
     Raises:
-        FleetError: An unknown workload, no workload within the bounds, or nothing ran.
+        FleetError: An unknown workload, or nothing ran.
     """
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
     watcher, clock = _Round(display), Clock()
@@ -102,7 +102,7 @@ def tune_device(
         collection = Collection(engine, {target: spec}, how, watcher)
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
-            workloads = _chosen(listed, options.workloads, settings)
+            workloads = _chosen(listed, options.workloads, settings.workloads.networks)
         with clock.part("first head"):
             serve_at_once(engine, settings, spec, options.models)
         ranker = CandidateRanker(RegistryReader(options.models))
@@ -188,20 +188,17 @@ def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict
     return found
 
 
-def _chosen(listed: Sequence[Workload], names: Sequence[str], settings: FleetConfig) -> list[Workload]:
-    """The workloads to search, heaviest first."""
+def _chosen(listed: Sequence[Workload], names: Sequence[str], networks: Sequence[str]) -> list[Workload]:
+    """The workloads to search: those named, or all."""
+    if not names:
+        return list(listed)
     known = {workload.name: workload for workload in listed}
-    networks = ", ".join(settings.workloads.networks)
-    if names:
-        missing = [name for name in names if name not in known]
-        if missing:
-            raise FleetError(f"no workload {missing[0]!r} in {networks}; known: {', '.join(sorted(known))}")
-        return [known[name] for name in dict.fromkeys(names)]
-    least, most = settings.workloads.min_flops, settings.workloads.max_flops
-    chosen = [workload for workload in listed if least <= workload.flops <= most]
-    if not chosen:
-        raise none_fits(len(listed), settings.workloads.networks, least, most)
-    return chosen
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise FleetError(
+            f"no workload {missing[0]!r} in {', '.join(networks)}; known: {', '.join(sorted(known))}"
+        )
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _told(one: Search) -> dict[str, Any]:

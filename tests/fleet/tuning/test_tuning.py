@@ -8,6 +8,7 @@ import random
 import statistics
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +59,14 @@ def test_every_workload_has_its_turn_before_one_has_two() -> None:
     assert next_search(searches) is searches[1]
     searches[1].curve.append((16, 1e-6))
     assert next_search(searches) is searches[0]
+
+
+def test_a_program_that_computes_less_than_it_moves_begins_with_fewer() -> None:
+    heavy, light = search(1), search(2)
+    light.workload = replace(light.workload, flops=0.0)
+    assert (heavy.round_size, light.round_size) == (8, 4)
+    light.curve.append((4, 1e-5))
+    assert light.round_size == 8
 
 
 def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
