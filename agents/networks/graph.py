@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from agents.errors import last_line
+from agents.networks.fast_math import fast_lowerings
 from agents.networks.network_name import NetworkRefusedError
 from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
@@ -43,7 +44,7 @@ def relax_module(loaded: LoadedNetwork) -> Any:
 
 
 def fused(module: Any, family: Family, network: str) -> Any:
-    """Make the tensor programs of a module: normalisation folded into weights, neighbours fused.
+    """Make the tensor programs of a module: norms folded, exponentials as polynomials, neighbours fused.
 
     Args:
         module: As `relax_module` gives it.
@@ -66,6 +67,7 @@ def fused(module: Any, family: Family, network: str) -> Any:
             # Those that TVM has for GPUs are scheduled already, and take any length.
             if family is Family.CPU:
                 module = relax.backend.DispatchSortScan()(module)
+                module = relax.transform.LegalizeOps(fast_lowerings())(module)
             module = relax.get_pipeline("zero")(module)
     except Exception as error:
         raise NetworkRefusedError(

@@ -1,0 +1,66 @@
+"""Exponentials of a network become polynomials: as right as torch's, and nothing that a processor calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.networks.graph import fused
+from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.records import Family
+
+#: What is left of TVM's own lowering where there is any.
+_CALLS = ("T.exp(", "T.erf(", "T.tanh(", "T.sigmoid(")
+
+
+def network(dtype: str) -> Any:
+    """Every operator that has a polynomial, of one input."""
+    from tvm import relax
+
+    op = relax.op
+    x = relax.Var("x", relax.TensorType((64, 80), dtype))
+    builder = relax.BlockBuilder()
+    made = [op.erf(x), op.exp(x), op.tanh(x), op.sigmoid(x), op.nn.gelu(x), op.nn.gelu_tanh(x)]
+    made += [op.nn.silu(x), op.nn.softmax(x, axis=-1), op.nn.softmax(x, axis=0)]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            found = builder.emit_output(relax.Tuple([builder.emit(one) for one in made]))
+        builder.emit_func_output(found)
+    return builder.get()
+
+
+@pytest.mark.tvm
+def test_polynomials_are_as_right_as_torch_s_float32() -> None:
+    import numpy as np
+    import torch
+    import tvm
+    from torch.nn import functional as nn
+    from tvm import relax
+
+    load_tensor_intrinsics()
+    made = fused(network("float32"), Family.CPU, "net")
+    assert not [call for call in _CALLS if call in made.script()]
+    x = torch.linspace(-30, 30, 64 * 80).reshape(64, 80)
+    x[0, :2] = torch.tensor([-torch.inf, 0.0])
+    machine = relax.VirtualMachine(
+        relax.build(made, tvm.target.Target({"kind": "llvm", "num-cores": 1})), tvm.cpu()
+    )
+    found = machine["main"](tvm.runtime.tensor(x.numpy()))
+    wide = x.double()
+    wanted = [torch.erf(wide), torch.exp(wide), torch.tanh(wide), torch.sigmoid(wide), nn.gelu(wide)]
+    wanted += [nn.gelu(wide, approximate="tanh"), nn.silu(wide)]
+    wanted += [torch.softmax(wide, -1), torch.softmax(wide, 0)]
+    for one, right in zip(found, wanted, strict=True):
+        # Infinity times nothing is no number in torch either.
+        known = ~torch.isnan(right).numpy()
+        apart = np.abs(one.numpy()[known] - right.numpy()[known])
+        assert apart.max() <= 1e-6 * np.abs(right.numpy()[known]).max()
+
+
+@pytest.mark.tvm
+def test_other_types_and_gpus_keep_tvm_s_lowering() -> None:
+    load_tensor_intrinsics()
+    for family, dtype in ((Family.CPU, "float64"), (Family.GPU, "float32")):
+        script = fused(network(dtype), family, "net").script()
+        assert [call for call in _CALLS if call in script] == list(_CALLS)
