@@ -1,10 +1,11 @@
 """Whole networks, tuned and timed: `python -m benchmarks.networks --json --device DEVICE`.
 
 MobileNet-V2 (128 x 128) and BERT-tiny with random weights are tuned by `fleet tune` in an empty store for
-some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner. The
-libraries of both, TVM's without schedules, torch eager, `torch.compile` and ONNX Runtime are timed in turn in
-one process, on the device's cores. The head is the shipped model's, without a sample, unless `--models` names
-a folder with one for the device. Needs the extra `networks`, two cores and some 55 minutes; `--quick` some 5.
+some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner; with
+`--own-programs` those that TVM's pipeline makes. The libraries of both, TVM's without schedules, torch eager,
+`torch.compile` and ONNX Runtime are timed in turn in one process, on the device's cores. The head is the
+shipped model's, without a sample, unless `--models` names a folder with one for the device. Needs the extra
+`networks`, two cores and some 55 minutes; `--quick` some 5.
 
 `tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
 ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
@@ -29,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from agents.host.own_program import environment
-from agents.records import DeviceId, DeviceSpec, WorkloadId, canonical_json
+from agents.records import DeviceId, DeviceSpec, canonical_json
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.core.request_words import RequestKind
@@ -48,6 +49,8 @@ NETWORKS = {
     ),
 }
 _MOST_TRIALS = 100_000
+#: TVM writes a larger number for a candidate that failed.
+_FAILED_SECS = 1e9
 #: Outputs may differ by this much from torch's, relative to the largest value.
 _TOLERANCE = 1e-4
 
@@ -91,20 +94,10 @@ def tune(
     return found, time.perf_counter() - began - found["seconds"].get("compile", 0.0)
 
 
-def tune_relax(
-    spec: DeviceSpec, text: str, folder: Path, *, secs: float, per_round: int
-) -> dict[WorkloadId, str]:
-    """The fastest schedule of each workload that TVM's search finds in so many seconds."""
+def search_with_tvm(question: dict[str, Any], secs: float) -> Path:
+    """Run TVM's search for so many seconds, and return the file of its records, less those that failed."""
+    folder = Path(question["work_dir"])
     folder.mkdir()
-    question = {
-        "network": text,
-        "target": spec.target,
-        "work_dir": str(folder),
-        "trials": _MOST_TRIALS,
-        "per_round": per_round,
-        "seed": 0,
-        "device": spec.device_id,
-    }
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.tvm_network"],
         stdin=subprocess.PIPE,
@@ -121,77 +114,110 @@ def tune_relax(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     records = folder / "database_tuning_record.json"
-    if not records.exists():
-        return {}
-    # The last line may have been cut off, and TVM writes its target with every default.
-    lines = records.read_text().splitlines(keepends=True)
-    kept, target = [], canonical_json(spec.target)
-    for line in lines:
+    kept = []
+    for line in records.read_text().splitlines() if records.exists() else []:
+        # The last line may have been cut off.
         with suppress(ValueError):
-            place, [trace, run_secs, _, arguments] = json.loads(line)
-            if max(map(float, run_secs)) < 1e9:  # TVM's number for a failure
-                kept.append(json.dumps([place, [trace, run_secs, json.loads(target), arguments]]))
-    records.write_text("".join(f"{line}\n" for line in kept))
-    return read_database(folder, target).best_traces()
+            if max(map(float, json.loads(line)[1][1])) < _FAILED_SECS:
+                kept.append(f"{line}\n")
+    records.write_text("".join(kept))
+    return records
 
 
-def measure(
+def library_of_tvm(
+    spec: DeviceSpec, question: dict[str, Any], records: Path, folder: Path
+) -> tuple[Path, str]:
+    """Compile the network with TVM's schedules: the library, and how many of its programs have one."""
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    if question["own_programs"]:
+        library = folder / "own_programs.so"
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.tvm_network"],
+            input=json.dumps(question | {"library": str(library)}).encode(),
+            stdout=sys.stderr,
+            env=environment(),
+            check=True,
+        )
+        return library, f"{len({place for place, _ in lines})}, programs of its own"
+    # TVM writes its target with every default.
+    target = canonical_json(spec.target)
+    for line in lines:
+        line[1][2] = json.loads(target)
+    records.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    traces = read_database(records.parent, target).best_traces() if lines else {}
+    built = build_libraries(question["network"], spec, traces, folder)
+    return folder / "tuned.so", f"{built['applied']} of {built['workloads']}"
+
+
+def compare(
     settings: FleetConfig,
-    device: str,
+    spec: DeviceSpec,
+    name: str,
     models: Path | None,
     *,
     minutes: float,
     trials: int,
     per_round: int,
-    names: list[str],
+    own_programs: bool,
 ) -> dict[str, Any]:
-    """Tune each network on both sides and time everything in turn."""
-    spec = select_devices(settings)[DeviceId(device)]
-    cores = os.sched_getaffinity(0)
-    rows: dict[str, dict[str, Any]] = {}
-    for name in names:
-        text = NETWORKS[name]
-        with tempfile.TemporaryDirectory(prefix="tensor-fleet-networks-") as made:
-            folder = Path(made)
-            found, search_secs = tune(spec, settings, text, models, folder / "ours", minutes, trials)
-            os.sched_setaffinity(0, cores)
-            theirs = tune_relax(spec, text, folder / "tvm", secs=search_secs, per_round=per_round)
-            ours = read_database(folder / "ours" / "tuned", canonical_json(spec.target)).best_traces()
-            libraries = {}
-            for side, traces in {"tvm_tuned": ours, "tune_relax": theirs}.items():
-                (folder / side).mkdir()
-                built = build_libraries(text, spec, traces, folder / side)
-                libraries[side] = folder / side / "tuned.so"
-                libraries.setdefault("tvm_untuned", folder / side / "untuned.so")
-                rows.setdefault(name, {})[f"scheduled_{side}"] = f"{built['applied']} of {built['workloads']}"
-            timed = time_network(text, spec, libraries, folder / "tvm_tuned")
-        secs = timed["secs"]
-        rows[name] |= {
-            "network": text,
-            "trials": found["trials"],
-            "failed": found["failed"],
-            "model": found["model"],
-            "search_secs": round(search_secs, 1),
-            "latency_secs": {side: round(value, 7) for side, value in secs.items()},
-            "spread": {
-                side: round((max(turns) - min(turns)) / statistics.median(turns), 3)
-                for side, turns in timed["turns"].items()
-            },
-            "absent": timed["absent"],
-            "difference": timed["differences"],
-            "is_equal": is_right("tvm_tuned", timed, _TOLERANCE),
-            **{
-                f"speedup_vs_{side.removeprefix('tvm_')}": round(secs[side] / secs["tvm_tuned"], 3)
-                for side in secs
-                if side != "tvm_tuned"
-            },
-        }
+    """Tune a network on both sides and time everything in turn."""
+    text, cores = NETWORKS[name], os.sched_getaffinity(0)
+    question = {
+        "network": text,
+        "target": spec.target,
+        "own_programs": own_programs,
+        "trials": _MOST_TRIALS,
+        "per_round": per_round,
+        "seed": 0,
+        "device": spec.device_id,
+    }
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-networks-") as made:
+        folder = Path(made)
+        found, search_secs = tune(spec, settings, text, models, folder / "ours", minutes, trials)
+        os.sched_setaffinity(0, cores)
+        question["work_dir"] = str(folder / "tvm")
+        records = search_with_tvm(question, search_secs)
+        ours = read_database(folder / "ours" / "tuned", canonical_json(spec.target)).best_traces()
+        (built_in := folder / "built").mkdir()
+        (theirs_in := folder / "theirs").mkdir()
+        built = build_libraries(text, spec, ours, built_in)
+        libraries = {"tvm_tuned": built_in / "tuned.so", "tvm_untuned": built_in / "untuned.so"}
+        libraries["tune_relax"], scheduled = library_of_tvm(spec, question, records, theirs_in)
+        timed = time_network(text, spec, libraries, built_in)
+    secs = timed["secs"]
+    return {
+        "network": text,
+        "scheduled_tvm_tuned": f"{built['applied']} of {built['workloads']}",
+        "scheduled_tune_relax": scheduled,
+        "trials": found["trials"],
+        "failed": found["failed"],
+        "model": found["model"],
+        "search_secs": round(search_secs, 1),
+        "latency_secs": {side: round(value, 7) for side, value in secs.items()},
+        "spread": {
+            side: round((max(turns) - min(turns)) / statistics.median(turns), 3)
+            for side, turns in timed["turns"].items()
+        },
+        "absent": timed["absent"],
+        "difference": timed["differences"],
+        "is_equal": is_right("tvm_tuned", timed, _TOLERANCE),
+        **{
+            f"speedup_vs_{side.removeprefix('tvm_')}": round(secs[side] / secs["tvm_tuned"], 3)
+            for side in secs
+            if side != "tvm_tuned"
+        },
+    }
+
+
+def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]], own_programs: bool) -> dict[str, Any]:
+    """All networks together."""
+    programs = "its pipeline's programs" if own_programs else "the same programs"
     return {
         "benchmark": "networks",
-        "device": device,
+        "device": spec.device_id,
         "target": spec.target,
         "threads": spec.threads,
-        "baseline": "TVM without schedules; tune_relax with XGBoost, our builder and runner, equal wall time",
+        "baseline": f"tune_relax with XGBoost, {programs}, our builder and runner, equal wall time",
         "networks": rows,
         "is_equal": all(row["is_equal"] for row in rows.values()),
         # Above 1: the library of `fleet tune` is faster. Geometric means over the networks.
@@ -224,17 +250,29 @@ def main() -> None:
         help="candidates of a round of `tune_relax`; its own default is 64",
     )
     parser.add_argument("--network", action="append", choices=sorted(NETWORKS), help="only this one")
+    parser.add_argument(
+        "--own-programs",
+        action="store_true",
+        help="`tune_relax` gets programs as TVM's pipeline makes them, instead of those of `fleet tune`",
+    )
     parser.add_argument("--quick", action="store_true", help="searches of three quarters of a minute")
     options = parser.parse_args()
-    found = measure(
-        load_fleet(None, {}).config,
-        options.device,
-        options.models,
-        minutes=0.75 if options.quick else options.minutes,
-        trials=options.trials,
-        per_round=options.per_round,
-        names=options.network or list(NETWORKS),
-    )
+    settings = load_fleet(None, {}).config
+    spec = select_devices(settings)[DeviceId(options.device)]
+    rows = {
+        name: compare(
+            settings,
+            spec,
+            name,
+            options.models,
+            minutes=0.75 if options.quick else options.minutes,
+            trials=options.trials,
+            per_round=options.per_round,
+            own_programs=options.own_programs,
+        )
+        for name in options.network or NETWORKS
+    }
+    found = summary(spec, rows, options.own_programs)
     print(json.dumps(found, indent=None if options.json else 2))
 
 

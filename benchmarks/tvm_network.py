@@ -1,9 +1,9 @@
 """TVM's own search of a whole network: `tune_relax` with its XGBoost model, the baseline of `networks.py`.
 
 Run as a process of its own, `python -m benchmarks.tvm_network`, with one JSON object on stdin. It searches
-until it is ended; its database lies in the folder that the question names. It gets the same fused tensor
-programs as the other side, and measures with the same worker processes: its own builder starts processes anew
-for each round, half a minute on two cores, and would see few candidates in the same time.
+until it is ended; its database lies in the folder that the question names. It measures with the same worker
+processes as the other side: its own builder starts processes anew for each round, half a minute on two cores,
+and would see few candidates in the same time. Asked to compile, it makes the library of that database.
 """
 
 from __future__ import annotations
@@ -19,20 +19,37 @@ from agents.records import Family
 from fleet import tvm_measure
 
 
+def programs(question: dict[str, Any]) -> Any:
+    """The network as tensor programs: those of the other side, or as TVM's own pipeline makes them.
+
+    Args:
+        question: `network`, `target`, `own_programs`.
+    """
+    import tvm
+    from tvm import relax
+
+    text = question["network"]
+    module = relax_module(load(read_network_name(text)))
+    if not question["own_programs"]:
+        return fused(module, Family.CPU, text)
+    # As `relax.pipeline.static_shape_tuning_pipeline` begins.
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    with tvm.target.Target(question["target"]):
+        return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
+
+
 def search(question: dict[str, Any]) -> None:
     """Search a network.
 
     Args:
-        question: `network`, `target`, `work_dir`, `trials`, `per_round`, `seed`, `device`.
+        question: As of `programs`, and `work_dir`, `trials`, `per_round`, `seed`, `device`.
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    text = question["network"]
-    module = fused(relax_module(load(read_network_name(text))), Family.CPU, text)
     with tvm_measure(question["device"]) as ours:
         ms.relax_integration.tune_relax(
-            mod=module,
+            mod=programs(question),
             params={},
             target=tvm.target.Target(question["target"]),
             work_dir=question["work_dir"],
@@ -45,9 +62,26 @@ def search(question: dict[str, Any]) -> None:
         )
 
 
+def compile_found(question: dict[str, Any]) -> None:
+    """Compile the network with the schedules of a search.
+
+    Args:
+        question: As of `programs`, and `work_dir`, `library` (path of what is made).
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    database = ms.database.JSONDatabase(work_dir=question["work_dir"])
+    made = ms.relax_integration.compile_relax(
+        database, programs(question), tvm.target.Target(question["target"]), params={}
+    )
+    made.export_library(question["library"])
+
+
 def main() -> None:
-    """Search until it is done, or until somebody ends it."""
-    search(json.load(sys.stdin))
+    """Search until it is done, or until somebody ends it; or compile."""
+    question = json.load(sys.stdin)
+    (compile_found if "library" in question else search)(question)
 
 
 if __name__ == "__main__":

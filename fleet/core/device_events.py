@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
 from fleet.core.model_events import enter_environment, expect
-from fleet.core.requests import (
+from fleet.core.request_events import (
     device_is_retired,
     drivers_begun,
     fingerprint_devices,

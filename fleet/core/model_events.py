@@ -9,7 +9,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import Device
 from fleet.core.events import Event, Instruction, ReasonKind
 from fleet.core.refresh_triggers import Phase
-from fleet.core.requests import (
+from fleet.core.request_events import (
     fingerprint_devices,
     onboard_arrivals,
     onboard_drifted,

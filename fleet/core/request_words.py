@@ -1,6 +1,6 @@
 """Requests of people and programs, and what happens to them: words and events. Values only.
 
-`fleet.core.events` gives the events out again. The rules are in `requests.py`.
+`fleet.core.events` gives the events out again. The rules are in `request_events.py`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,12 @@ class Request:
             return frozenset()
         named = self.arguments.get("devices") or [self.arguments.get("device", "")]
         return frozenset(map(DeviceId, named))
+
+    @property
+    def family(self) -> str:
+        """The family whose model a request for a training is about."""
+        assert self.kind is RequestKind.TRAINING
+        return str(self.arguments.get("family", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.core import device_events, job_events, model_events, requests
+from fleet.core import device_events, job_events, model_events, request_events
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
@@ -29,7 +29,7 @@ from fleet.core.leases import Leasing
 from fleet.core.limits import Limits
 from fleet.core.refresh_triggers import Triggers
 from fleet.core.request_words import Request, RequestId
-from fleet.core.requests import Requests
+from fleet.core.requests import Requests, reserve_devices
 from fleet.core.state_core import RECENT, Core, StateError, device_of
 
 #: Version of `FleetState.to_json`.
@@ -192,7 +192,7 @@ class FleetState:
             # Snapshots of earlier versions have none.
             Requests.from_json(value.get("requests", [])),
         )
-        requests.reserve_devices(state._core)
+        reserve_devices(state._core)
         state._core.recent = {
             DeviceId(key): deque(map(event_from_json, recent), maxlen=RECENT)
             for key, recent in value["recent"].items()
@@ -232,8 +232,8 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.DiskFull: device_events.disk_full,
     ev.DiskFreed: device_events.disk_freed,
     ev.Tick: device_events.tick,
-    ev.RequestSubmitted: requests.request_submitted,
-    ev.RequestProgressed: requests.request_progressed,
-    ev.RequestEnded: requests.request_ended,
-    ev.RequestCancelled: requests.request_cancelled,
+    ev.RequestSubmitted: request_events.request_submitted,
+    ev.RequestProgressed: request_events.request_progressed,
+    ev.RequestEnded: request_events.request_ended,
+    ev.RequestCancelled: request_events.request_cancelled,
 }

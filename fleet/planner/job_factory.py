@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.collection.batch_plan import BATCH_SIZE, WORKLOADS_PER_BATCH
 from fleet.core.events import Job, JobId, Origin
-from fleet.core.queues import Queues
 from fleet.coverage.coverage import Coverage
 from fleet.planner.context import PendingJob
+from fleet.planner.queues import Queues
 
 
 class JobFactory:

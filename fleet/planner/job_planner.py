@@ -15,12 +15,12 @@ from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadI
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.collection.selection import choose_parents
 from fleet.core.events import Origin
-from fleet.core.queues import Queues
 from fleet.core.scheduling import Ask, plan
 from fleet.planner.context import PendingJob, PlannerContext
 from fleet.planner.dedup_filter import DedupFilter
 from fleet.planner.job_factory import JobFactory
 from fleet.planner.plan_view import PlanViews
+from fleet.planner.queues import Queues
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
 
 #: Devices whose best candidates others evolve from: its own, and those of some others of its family.

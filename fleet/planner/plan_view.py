@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
-from fleet.core.queues import Queues
 from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, WorkloadView
 from fleet.coverage.coverage import Coverage
+from fleet.planner.queues import Queues
 
 #: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Uncertainty.of`).
 UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]

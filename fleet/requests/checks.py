@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.core.request_words import Request, RequestId, RequestKind
-from fleet.core.requests import family_of
 from fleet.errors import FleetError
 from fleet.requests.arguments import ArgumentsError, ImportArguments, devices_of, read_arguments
 
@@ -100,9 +99,9 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
         raise RequestRefused("training: this daemon trains no models; start it with daemon.refresh on")
     checked = replace(request, arguments=_training(request.arguments, fleet.families))
     for other in open_requests:
-        if other.kind is RequestKind.TRAINING and family_of(other) == family_of(checked):
+        if other.kind is RequestKind.TRAINING and other.family == checked.family:
             raise RequestConflict(
-                f"training: request {other.request_id} asks for family {family_of(other)} already; follow it "
+                f"training: request {other.request_id} asks for family {other.family} already; follow it "
                 f"(fleet requests follow {other.request_id}) or cancel it"
             )
     return checked

@@ -1,7 +1,7 @@
 """The first head of a family in which no device has one: of the model that comes with the program.
 
 The state gives every device a head by itself as soon as one of its family has one
-(`fleet.core.requests.onboard_arrivals`). Here that one is found. Pure; `fleet.engine.chores` asks it.
+(`fleet.core.request_events.onboard_arrivals`). Here that one is found. Pure; `fleet.engine.chores` asks it.
 """
 
 from __future__ import annotations

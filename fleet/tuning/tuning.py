@@ -102,7 +102,7 @@ def tune_device(
         collection = Collection(engine, {target: spec}, how, watcher)
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
-            workloads = _chosen(listed, options.workloads, settings.workloads.networks)
+            workloads = choose_searched(listed, options.workloads, settings.workloads.networks)
         with clock.part("first head"):
             serve_at_once(engine, settings, spec, options.models)
         ranker = CandidateRanker(RegistryReader(options.models))
@@ -188,8 +188,14 @@ def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict
     return found
 
 
-def _chosen(listed: Sequence[Workload], names: Sequence[str], networks: Sequence[str]) -> list[Workload]:
-    """The workloads to search: those named, or all."""
+def choose_searched(
+    listed: Sequence[Workload], names: Sequence[str], networks: Sequence[str]
+) -> list[Workload]:
+    """Choose the workloads to search: those named, or all.
+
+    Raises:
+        FleetError: There is none of a name.
+    """
     if not names:
         return list(listed)
     known = {workload.name: workload for workload in listed}

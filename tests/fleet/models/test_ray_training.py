@@ -1,4 +1,4 @@
-"""Ray's libraries on what is ours: Ray Train on our training loop, Ray Data on our records."""
+"""Ray Train on our training loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fleet
 from fleet.errors import FleetError
 from fleet.models.ray_train import train_with_workers
-from fleet.store.store import Store
 from tests.model_fixtures import CONFIG, make_dataset
-from tests.record_fixtures import make_batch, make_descriptor, make_spec
 from transfer.train.training import train
 
 DATASET = make_dataset()
@@ -55,20 +52,3 @@ def test_two_workers_of_ray_train_find_what_one_worker_finds(tmp_path: Path) -> 
         )
     left = {path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name}
     assert left == {"curves.jsonl"}
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ray_data_takes_a_table_of_records(tmp_path: Path) -> None:
-    import ray.data
-
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec("dev-a"), make_descriptor())
-        store.append(make_batch(0, 5))
-    table = fleet.open_store(tmp_path / "store").records(columns=["device_id", "latency_secs"])
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    try:
-        assert ray.data.from_arrow(table).take_all() == table.to_pylist()
-    finally:
-        ray.shutdown()

@@ -39,12 +39,9 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     monkeypatch.chdir(tmp_path)
     write_generic_device(Path("hardware"))
     where = ["--store", "store", "--models", "models", "--set", "devices.folder=hardware", "--json", *QUICK]
-    assert run(["collect", "--fingerprint", "--device", "generic", *where]) == 0
-    measured = json.loads(capfd.readouterr().out)
-    assert measured["ran"]["generic"] >= 4
     assert run(["onboard", "generic", "--samples", "24", "--epochs", "2", *where]) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["fingerprint"]["ran"] == measured["ran"]["generic"]
+    assert found["fingerprint"]["ran"] >= 4
     assert sum(found["outcomes"].values()) == 24
     # Lost and rejected measurements teach nothing. On a busy host one of them may be too unsteady.
     assert found["samples"] == 24 - sum(found["outcomes"].get(name, 0) for name in SAYS_NOTHING)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from agents.records import DeviceId, DeviceKind, Workload, WorkloadId
-from fleet.core.queues import Queues
 from fleet.core.scheduling import NEW_RECORDS, plan
 from fleet.coverage.coverage import Coverage
 from fleet.planner.plan_view import PlanViews, turn_of
+from fleet.planner.queues import Queues
 from tests.record_fixtures import make_batch, make_spec, make_workload
 
 OLD, NEW, FAR = DeviceId("old"), DeviceId("new"), DeviceId("far")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +12,18 @@ import pytest
 
 from agents.networks.latency import difference
 from agents.networks.network_name import read_network_name
-from agents.records import DeviceId, DeviceKind, Outcome, Record, WorkloadId, canonical_json
+from agents.records import REPEATS, DeviceId, DeviceKind, Outcome, Record, WorkloadId, canonical_json
 from fleet.cli.app import run
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
+from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.tuning.conclusion import conclude
 from fleet.tuning.database import read_database, update_database
 from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
 from fleet.tuning.report import headline, render
+from fleet.tuning.search import _MANY
 from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -279,8 +280,12 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
     # torch compiles in most of a minute: `benchmarks.networks` times it.
     monkeypatch.setattr("fleet.tuning.delivery.SIDES", ("torch_eager",))
-    assert run(["tune", "generic", "small.pt2", "--trials", "20", *where, *quick]) == 0
+    assert run(["tune", "generic", "small.pt2", "--trials", "24", *where, *quick]) == 0
     found = json.loads(capfd.readouterr().out)
+    # Nothing was ever trained here: the shipped model ranks.
+    assert found["model"] == "v000001"
+    assert Registry(tmp_path / "runs/models").manifest("v000001")["samples"] == 0
+    check_records(tmp_path / "store", found, 24)
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
     assert one["is_equal"], one["differences"]
@@ -297,13 +302,41 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     database = read_database(tmp_path / "tuned", canonical_json(TARGET)).best_traces()
     assert len(database) >= one["applied"]
 
-    # A second search with an empty store, which finds worse ones, loses nothing.
-    shutil.rmtree("store")
-    assert run(["tune", "generic", "small.pt2", "--trials", "8", *where, *quick]) == 0
+    # A second search goes on from the best known, here without a head, and loses nothing.
+    headless = ["--set", "onboarding.shipped=false", "--models", "none"]
+    assert run(["tune", "generic", "small.pt2", "--trials", "8", *where, *quick, *headless]) == 0
     again = json.loads(capfd.readouterr().out)
+    assert (again["model"], "no model serves generic" in again["why_no_model"]) == (None, True)
+    assert again["trials"] == 8
+    best = {each["name"]: each["best_secs"] for each in found["workloads"]}
+    for each in again["workloads"]:
+        assert each["before_secs"] == best[each["name"]]
+        assert each["best_secs"] is None or each["best_secs"] <= each["before_secs"]
+    check_records(tmp_path / "store", again, 32)
     assert "tvm_earlier" in again["whole_networks"][label]["secs"]
     kept = read_database(tmp_path / "tuned", canonical_json(TARGET))
     assert database.keys() <= kept.best_traces().keys()
 
     assert run(["tune", "generic", "absent.pt2", *where]) == 1
     assert "absent.pt2: cannot be read on host" in capfd.readouterr().err
+    assert run(["tune", "nothing", *where]) == 1
+    assert "nothing" in capfd.readouterr().err
+
+
+def check_records(store: Path, found: dict[str, Any], trials: int) -> None:
+    """Every candidate was planned once, and the best latency of each workload is one of its records."""
+    records = list(Store.read(store).records())
+    # A canary that takes long has leaders measured again, on top of what confirms them.
+    planned = [record for record in records if record.origin not in REPEATS]
+    assert len(planned) == len({record.candidate_id for record in planned}) == trials
+    told: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if record.outcome is Outcome.OK:
+            of = told.setdefault(record.workload_id, {})
+            of.setdefault(record.candidate_id, []).append(record.latency_secs)
+    # Of a front-runner that a restless host had measured again and again, the median counts.
+    best = [
+        min(statistics.median(secs) if len(secs) >= _MANY else min(secs) for secs in of.values())
+        for of in told.values()
+    ]
+    assert sorted(best) == sorted(one["best_secs"] for one in found["workloads"] if one["best_secs"])

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record
-from fleet.cli.app import run
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.collection.clock import Clock
-from fleet.models.registry import Registry
-from fleet.store.store import Store
+from fleet.errors import FleetError
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.rounds import Rounds
-from fleet.tuning.search import _MANY, PARENTS, Search, choose, end_where_nothing_is_left, next_search
-from fleet.tuning.tuning import network_seconds
+from fleet.tuning.search import PARENTS, Search, choose, end_where_nothing_is_left, next_search
+from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.fake_fleet import done
-from tests.host_fixtures import write_generic_device
 from tests.record_fixtures import make_record, make_workload
 from transfer.search.decisions import DesignTable
 
@@ -252,54 +247,9 @@ def test_what_several_source_devices_share_is_measured_once() -> None:
     assert {each.trace for each in chosen if each.origin == "paired"} == set(shared[:3])
 
 
-@pytest.mark.tvm
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_real_search_measures_writes_a_database_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_generic_device(Path("hardware"))
-    command = ["tune", "generic", "--network", "bert-tiny", "--workload", "GMM_1x128x128x128", "--trials"]
-    where = ["--store", "store", "--out", "tuned", "--json", "--set", "devices.folder=hardware"]
-    quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1"]
-    assert run([*command, "20", *where, *quick]) == 0
-    first = json.loads(capfd.readouterr().out)
-    [one] = first["workloads"]
-    assert (first["trials"], one["trials"], one["before_secs"]) == (20, 20, None)
-    # Nothing was ever trained here: the shipped model ranks.
-    assert first["model"] == "v000001"
-    assert Registry(tmp_path / "runs/models").manifest("v000001")["samples"] == 0
-    assert [tried for tried, _ in one["curve"]] == [8, 16, 20]
-    database = Path(first["database"])
-    assert (database / "database_workload.json").read_text().count("\n") == 1
-    records = list(Store.read(tmp_path / "store").records())
-    # A canary that takes long has leaders measured again, on top of what confirms them.
-    planned = [record for record in records if record.origin not in REPEATS]
-    assert len(planned) == len({record.candidate_id for record in planned}) == 20
-    assert {record.origin for record in planned} == {"random", "model"}
-    assert first["ended"] == "trials"
-    told: dict[str, list[float]] = {}
-    for record in records:
-        if record.outcome is Outcome.OK:
-            told.setdefault(record.candidate_id, []).append(record.latency_secs)
-    # Of a front-runner that a restless host had measured again and again, the median counts.
-    assert one["best_secs"] == min(
-        statistics.median(secs) if len(secs) >= _MANY else min(secs) for secs in told.values()
-    )
-
-    headless = ["--set", "onboarding.shipped=false", "--models", "none"]
-    assert run([*command, "4", *where, *quick, *headless]) == 0
-    second = json.loads(capfd.readouterr().out)
-    assert (second["model"], "no model serves generic" in second["why_no_model"]) == (None, True)
-    [again] = second["workloads"]
-    assert again["before_secs"] == one["best_secs"]
-    assert again["best_secs"] <= one["best_secs"]
-    records = list(Store.read(tmp_path / "store").records())
-    assert len({record.candidate_id for record in records}) == 24
-
-    assert run(["tune", "generic", "--network", "bert-tiny", "--workload", "GMM_9", *where]) == 1
-    assert "no workload 'GMM_9' in bert-tiny" in capfd.readouterr().err
-    assert run(["tune", "nothing", *where]) == 1
-    assert "nothing" in capfd.readouterr().err
+def test_named_workloads_are_searched_or_all_and_an_unknown_one_is_named() -> None:
+    listed = [make_workload(1), make_workload(2)]
+    assert choose_searched(listed, (), ("net",)) == listed
+    assert choose_searched(listed, ("GMM_2", "GMM_2"), ("net",)) == [make_workload(2)]
+    with pytest.raises(FleetError, match="no workload 'GMM_9' in net; known: GMM_1, GMM_2"):
+        choose_searched(listed, ("GMM_9",), ("net",))
