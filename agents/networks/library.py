@@ -1,7 +1,8 @@
 """A network as a compiled Relax library with the fastest schedules known of its workloads.
 
 Runs in the confined process of `reader_process.py`; imports TVM when called. Two libraries are made: `tuned`
-applies the schedules, `untuned` is what TVM compiles without any.
+applies the schedules, `untuned` is what TVM compiles without any. On CPUs the weights of `tuned` lie in the
+order in which its schedules read them: a network finds few of them in a cache, and streams them from memory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from agents.networks.sources import load
 from agents.programs.build import CandidateRefused, replay
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.programs.workloads import workload_id_of
 from agents.records import Family
 
+#: The attribute by which a program tells which of its arguments are constants.
+_WEIGHTS = "layout_free_buffers"
 #: Names of the libraries in the folder of the question.
 TUNED, UNTUNED = "tuned.so", "untuned.so"
 
@@ -39,6 +43,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     """
     load_tensor_intrinsics()
     import tvm
+    from tvm import relax
 
     text, folder = question["network"], Path(question["folder"])
     target = tvm.target.Target(question["target"])
@@ -46,7 +51,9 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     known: dict[str, Any] = {one.workload_id: one for one in workloads_of(module, family, text)}
     try:
         _compile(module, target, folder / UNTUNED)
-        database, refused = _database(question["traces"], known, family)
+        if family is Family.CPU:
+            module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
+        database, refused = _database(question["traces"], known, module, family)
         _compile(_scheduled(module, database, target), target, folder / TUNED)
     except Exception as error:
         raise NetworkRefusedError(
@@ -59,46 +66,66 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     }
 
 
-def _database(traces: dict[str, str], known: dict[str, Any], family: Family) -> tuple[Any, dict[str, str]]:
-    """The schedules as TVM looks them up; those that do not fit are left out."""
+def _database(
+    traces: dict[str, str], known: dict[str, Any], module: Any, family: Family
+) -> tuple[Any, dict[str, str]]:
+    """The schedules as TVM looks them up; those that do not fit are left out.
+
+    Args:
+        traces: By workload.
+        known: The workloads of the network.
+        module: The network; its programs may say which arguments are weights.
+        family: Of the device.
+    """
     import tvm
     from tvm.s_tir import meta_schedule as ms
     from tvm.s_tir.schedule import Schedule, Trace
 
     from agents.programs.trace_rules import read_trace
 
-    made, refused = ms.database.MemoryDatabase(), {}
+    made, refused = ms.database.MemoryDatabase(), dict[str, str]()
     target = tvm.target.Target(SPACE_TARGETS[family])
-    for workload_id, trace in traces.items():
-        if workload_id not in known:
+    for task in ms.relax_integration.extract_tasks(module, target):
+        program = task.dispatched[0]
+        plain = tvm.IRModule({"main": program["main"].without_attr(_WEIGHTS)})
+        workload_id = workload_id_of(plain)
+        if workload_id not in traces:
             continue
-        module = tvm.ir.load_json(known[workload_id].module_json)
         try:
-            replay(module, trace)
+            replay(plain, traces[workload_id])
         except CandidateRefused as error:
             refused[known[workload_id].name] = str(error)[:300]
             continue
-        schedule = Schedule(module, error_render_level="none")
-        Trace.apply_json_to_schedule(read_trace(trace), schedule)
-        workload = made.commit_workload(module)
+        schedule = Schedule(program, error_render_level="none")
+        Trace.apply_json_to_schedule(read_trace(traces[workload_id]), schedule)
+        # Of a program that does not name its weights it changes nothing.
+        ms.postproc.RewriteLayout().apply(schedule)
         made.commit_tuning_record(
             ms.database.TuningRecord(
                 schedule.trace,
-                workload,
+                made.commit_workload(program),
                 # One schedule a workload: which is the fastest was decided before.
                 [1.0],
                 target,
-                ms.arg_info.ArgInfo.from_prim_func(module["main"]),
+                ms.arg_info.ArgInfo.from_prim_func(program["main"]),
             )
         )
     return made, refused
 
 
 def _scheduled(module: Any, database: Any, target: Any) -> Any:
+    """Apply the schedules, and put the weights in their order once and for all."""
+    import tvm
     from tvm import relax
 
     with target, database:
-        return relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(module)
+        passes = [
+            relax.transform.MetaScheduleApplyDatabase(enable_warning=False),
+            relax.transform.SplitLayoutRewritePreproc(),
+            relax.transform.FoldConstant(),
+            relax.transform.DeadCodeElimination(),
+        ]
+        return tvm.transform.Sequential(passes)(module)
 
 
 def _compile(module: Any, target: Any, path: Path) -> None:
