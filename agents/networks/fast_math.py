@@ -38,30 +38,29 @@ def fast_lowerings() -> dict[str, Lowering]:
     def silu(x: Any) -> Any:
         return topi.multiply(x, sigmoid(x))
 
-    made = {
-        "relax.erf": _lowering("relax.erf", topi.fast_erf),
-        "relax.exp": _lowering("relax.exp", topi.fast_exp),
-        "relax.tanh": _lowering("relax.tanh", topi.fast_tanh),
-        "relax.sigmoid": _lowering("relax.sigmoid", sigmoid),
-        "relax.nn.gelu": _lowering("relax.nn.gelu", gelu),
-        "relax.nn.gelu_tanh": _lowering("relax.nn.gelu_tanh", gelu_tanh),
-        "relax.nn.silu": _lowering("relax.nn.silu", silu),
+    plain = {
+        "relax.erf": topi.fast_erf,
+        "relax.exp": topi.fast_exp,
+        "relax.tanh": topi.fast_tanh,
+        "relax.sigmoid": sigmoid,
+        "relax.nn.gelu": gelu,
+        "relax.nn.gelu_tanh": gelu_tanh,
+        "relax.nn.silu": silu,
     }
-    softmax = _lowering("relax.nn.softmax", topi.nn.fast_softmax, lambda call: (int(call.attrs.axis),))
-    return {**made, "relax.nn.softmax": softmax}
+    found = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
+    return found | {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
 
 
-def _lowering(
-    operator: str, compute: Callable[..., Any], attributes: Callable[[Any], tuple[Any, ...]] = lambda _: ()
-) -> Lowering:
+def _lowering(operator: str, compute: Callable[..., Any], *attributes: str) -> Lowering:
+    """Lower an operator by a function of its input and of the values of some attributes."""
     from tvm.ir import Op
 
-    plain = Op.get(operator).get_attr("FLegalize")
-    name = operator.rpartition(".")[2]
+    usual, name = Op.get(operator).get_attr("FLegalize"), operator.rpartition(".")[2]
 
     def lower(builder: Any, call: Any) -> Any:
         if call.ty.dtype != "float32":
-            return plain(builder, call)
-        return builder.call_te(compute, call.args[0], *attributes(call), primfunc_name_hint=name)
+            return usual(builder, call)
+        values = [int(call.attrs[one]) for one in attributes]
+        return builder.call_te(compute, call.args[0], *values, primfunc_name_hint=name)
 
     return lower

@@ -98,8 +98,9 @@ def _database(
             continue
         schedule = Schedule(program, error_render_level="none")
         Trace.apply_json_to_schedule(read_trace(traces[workload_id]), schedule)
-        # Of a program that does not name its weights it changes nothing.
-        ms.postproc.RewriteLayout().apply(schedule)
+        # A program that names no weights stays as it is.
+        if ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
+            schedule = ordered
         made.commit_tuning_record(
             ms.database.TuningRecord(
                 schedule.trace,
