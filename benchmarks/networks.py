@@ -114,14 +114,19 @@ def search_with_tvm(question: dict[str, Any], secs: float) -> Path:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     records = folder / "database_tuning_record.json"
+    text = records.read_text() if records.exists() else ""
+    records.write_text("".join(f"{line}\n" for line in good_records(text)))
+    return records
+
+
+def good_records(text: str) -> list[str]:
+    """Lines of candidates that ran; the last one may have been cut off when the search was ended."""
     kept = []
-    for line in records.read_text().splitlines() if records.exists() else []:
-        # The last line may have been cut off.
+    for line in text.splitlines():
         with suppress(ValueError):
             if max(map(float, json.loads(line)[1][1])) < _FAILED_SECS:
-                kept.append(f"{line}\n")
-    records.write_text("".join(kept))
-    return records
+                kept.append(line)
+    return kept
 
 
 def library_of_tvm(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -15,14 +16,13 @@ import pyarrow.compute as pc
 
 from agents.codec import protocol_from_json
 from agents.errors import AgentError
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, WorkloadId
+from agents.records import Candidate, DeviceId, Outcome, Protocol, WorkloadId
 from agents.trust import IMPORTED, is_imported
 from fleet.dashboard.reproducer import reproducer
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
-from fleet.dashboard.store_reads import device_rows
+from fleet.dashboard.store_reads import PATH, device_rows
 from fleet.errors import FleetError
 from fleet.store.reader import StoreReader
-from fleet.store.trace_lookup import find_candidates
 
 #: Devices whose rows are looked at, and records that are shown; the page says where there are more.
 MOST_DEVICES, MOST_RECORDS = 4, 200
@@ -39,10 +39,23 @@ _COLUMNS = (
     ),
     *("attempt", "measured_at", "error", "environment_id", "model_version", "quality", "protocol", "schema"),
 )
+_WIDE = (*_COLUMNS, "dialect", "trace")
+#: Columns of a device's fastest record, by the fields of `_Best`.
+_OF_BEST = {"secs": "latency_secs", "candidate_id": "candidate_id", "path": PATH}
+_NARROW = ("outcome", *_OF_BEST.values())
 _SHOWN = (
     *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
     *("error", "environment_id", "model_version"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Best:
+    """The fastest candidate of a device, and the file of its record."""
+
+    secs: float
+    candidate_id: str
+    path: str
 
 
 class CandidateError(FleetError):
@@ -71,26 +84,32 @@ def candidate_view(
         StoreError: The store cannot be read.
     """
     looked = list(devices[:MOST_DEVICES])
-    records: list[dict[str, Any]] = []
-    best: dict[str, tuple[float, str]] = {}
-    for name, batch in device_rows(reader, _COLUMNS, looked, workload_id=workload_id):
-        found = batch.filter(pc.equal(batch.column("candidate_id"), candidate_id))
-        records += [{"device_id": str(name), **row} for row in found.to_pylist()]
+    best: dict[str, _Best] = {}
+    holders: dict[str, set[str]] = {}
+    for name, batch in device_rows(reader, _NARROW, looked, workload_id=workload_id):
         _keep_best(best, str(name), batch)
-    if not records:
+        found = batch.filter(pc.equal(batch.column("candidate_id"), candidate_id))
+        if found.num_rows:
+            holders.setdefault(str(name), set()).update(found.column(PATH).to_pylist())
+    if not holders:
         raise CandidateError(
             f"no record of candidate {candidate_id!r:.80} of workload {workload_id!r:.80} on "
             f"{len(looked)} of the {len(devices)} devices that measured that workload"
         )
-    device_id = best_on if best_on in best else next((one["device_id"] for one in records), "")
+    device_id = best_on if best_on in best else next(iter(holders))
     other = best.get(device_id)
-    wanted = {CandidateId(candidate_id)} | ({CandidateId(other[1])} if other else set())
-    ids = {DeviceId(one) for one in looked}
-    traces = {
-        str(one.candidate_id): one
-        for one in find_candidates(reader, ids, wanted, [DeviceId(device_id)]).candidates
-    }
-    mine = traces.get(candidate_id)
+    # The wide columns are read of the files alone that hold one of the two.
+    paths = set[str]().union(*holders.values(), {other.path} if other else ())
+    names = pa.array([candidate_id, other.candidate_id if other else candidate_id])
+    records: list[dict[str, Any]] = []
+    traces: dict[str, Candidate] = {}
+    for name, batch in device_rows(reader, _WIDE, looked, workload_id=workload_id, paths=paths):
+        for row in batch.filter(pc.is_in(batch.column("candidate_id"), names)).to_pylist():
+            trace, dialect, one = row.pop("trace"), row.pop("dialect"), row["candidate_id"]
+            if one == candidate_id:
+                records.append({"device_id": str(name), **row})
+            traces[one] = Candidate(workload_id=WorkloadId(workload_id), trace=trace, dialect=dialect)
+    mine = traces[candidate_id]
     script, why = _script(reader, workload_id, mine, records)
     return {
         "workload_id": workload_id,
@@ -99,32 +118,32 @@ def candidate_view(
         "records_of": len(records),
         "devices_seen": len(looked),
         "devices_of": len(devices),
-        "dialect": mine.dialect if mine is not None else "",
-        "best": None if other is None else _best(records, device_id, other),
-        "schedules": None if mine is None else _schedules(mine, traces.get(other[1]) if other else None),
+        "dialect": mine.dialect,
+        "best": None if other is None else _compared(records, device_id, other),
+        "schedules": _schedules(mine, traces[other.candidate_id] if other else None),
         "script": script,
         "why_no_script": why,
     }
 
 
-def _keep_best(best: dict[str, tuple[float, str]], device_id: str, rows: pa.RecordBatch) -> None:
+def _keep_best(best: dict[str, _Best], device_id: str, rows: pa.RecordBatch) -> None:
     ok = rows.filter(
         pc.and_(pc.equal(rows.column("outcome"), Outcome.OK.value), pc.is_valid(rows["latency_secs"]))
     )
     if not ok.num_rows:
         return
     place = int(pc.index(ok.column("latency_secs"), pc.min(ok.column("latency_secs"))).as_py())
-    secs, name = ok.column("latency_secs")[place].as_py(), ok.column("candidate_id")[place].as_py()
-    if device_id not in best or secs < best[device_id][0]:
-        best[device_id] = secs, name
+    found = _Best(**{name: ok.column(column)[place].as_py() for name, column in _OF_BEST.items()})
+    if device_id not in best or found.secs < best[device_id].secs:
+        best[device_id] = found
 
 
-def _best(records: Sequence[Mapping[str, Any]], device_id: str, other: tuple[float, str]) -> dict[str, Any]:
+def _compared(records: Sequence[Mapping[str, Any]], device_id: str, other: _Best) -> dict[str, Any]:
     mine = [one["latency_secs"] for one in records if one["device_id"] == device_id and one["latency_secs"]]
     return {
-        "candidate_id": other[1],
+        "candidate_id": other.candidate_id,
         "device_id": device_id,
-        "secs": other[0],
+        "secs": other.secs,
         "mine_secs": min(mine, default=None),
     }
 
@@ -135,11 +154,9 @@ def _schedules(mine: Candidate, other: Candidate | None) -> dict[str, Any]:
 
 
 def _script(
-    reader: StoreReader, workload_id: str, mine: Candidate | None, records: Sequence[Mapping[str, Any]]
+    reader: StoreReader, workload_id: str, mine: Candidate, records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str]:
     """The reproducer, or why there is none: programs of others are never run."""
-    if mine is None:
-        return "", "its schedule cannot be read"
     if mine.dialect != "meta_schedule":
         return "", f"its schedule is of the dialect {mine.dialect}, which TVM 0.27 does not build"
     wanted = WorkloadId(workload_id)

@@ -21,35 +21,44 @@ from fleet.store.delta.log import delta_errors
 from fleet.store.delta.schema import TABLE_SCHEMA
 from fleet.store.reader import RECORDS, StoreReader
 
+#: The column with the path of each row's file; the name is Arrow's.
+PATH = "__filename"
 #: Results that are kept.
 MOST_READS = 64
 _Read = TypeVar("_Read")
 
 
 def device_rows(
-    reader: StoreReader, names: Sequence[str], device_ids: Collection[str], *, workload_id: str = ""
+    reader: StoreReader,
+    names: Sequence[str],
+    device_ids: Collection[str],
+    *,
+    workload_id: str = "",
+    paths: Collection[str] | None = None,
 ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
     """Rows of some devices with some columns, as `StoreReader.columns` gives them.
 
     Args:
         reader: The store.
-        names: Columns.
+        names: Columns; `PATH` is that of the row's file.
         device_ids: The devices; a few, for all of it is in memory at once.
         workload_id: Only of this workload; of all if empty.
+        paths: Only of these files, as `PATH` names them; of all if None.
 
     Raises:
         StoreError: A file is damaged or gone.
     """
     wanted, table = set(device_ids), reader.path / RECORDS
-    files = [file for file in reader.snapshot.files if file.device_id in wanted]
+    every = {str(table / file.path): file for file in reader.snapshot.files if file.device_id in wanted}
+    files = {path: file for path, file in every.items() if paths is None or path in paths}
     if not files:
         return
     dataset = ds.FileSystemDataset.from_paths(
-        [str(table / file.path) for file in files],
+        list(files),
         schema=TABLE_SCHEMA,
         format=ds.ParquetFileFormat(),
         filesystem=pyarrow.fs.LocalFileSystem(),
-        partitions=[ds.field("device_id") == file.device_id for file in files],
+        partitions=[ds.field("device_id") == file.device_id for file in files.values()],
     )
     where = ds.field("workload_id") == workload_id if workload_id else None
     doing = f"reading version {reader.version}"
