@@ -26,6 +26,7 @@ from fleet.tuning.search import (
     choose,
     end_where_nothing_is_left,
     next_search,
+    round_count,
     unmeasured,
 )
 
@@ -167,7 +168,7 @@ class Rounds:
             The search of the workload, the candidates, the version of the model that ranked them.
         """
         one = next_search(self.open)
-        count = min(left, one.round_size)
+        count = round_count(one, self.open, left)
         evolution = self._evolutions.get(one.workload.workload_id)
         if evolution is None:
             chosen, version = self._recorded(one, count)

@@ -150,6 +150,22 @@ def next_search(searches: Sequence[Search]) -> Search:
     return max(searches, key=hope)
 
 
+def round_count(one: Search, searches: Sequence[Search], left: int) -> int:
+    """How many candidates the next round of a workload measures.
+
+    A program without any schedule takes twenty times as long as with a middling one. So where there are fewer
+    candidates than first rounds want, each workload gets a share of them.
+
+    Args:
+        one: The workload.
+        searches: All that may get a round.
+        left: Candidates of the whole search, at least one.
+    """
+    count = min(left, one.round_size)
+    fresh = sum(not each.curve for each in searches)
+    return count if one.curve else min(count, max(1, left // fresh))
+
+
 def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) -> None:
     """End workloads of which another round is not worth its time.
 

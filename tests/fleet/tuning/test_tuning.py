@@ -20,7 +20,14 @@ from fleet.errors import FleetError
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.rounds import Rounds
-from fleet.tuning.search import PARENTS, Search, choose, end_where_nothing_is_left, next_search
+from fleet.tuning.search import (
+    PARENTS,
+    Search,
+    choose,
+    end_where_nothing_is_left,
+    next_search,
+    round_count,
+)
 from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.fake_fleet import done
@@ -62,6 +69,14 @@ def test_a_program_that_computes_less_than_it_moves_begins_with_fewer() -> None:
     assert (heavy.round_size, light.round_size) == (8, 4)
     light.curve.append((4, 1e-5))
     assert light.round_size == 8
+
+
+def test_a_short_search_gives_every_workload_a_schedule_first() -> None:
+    fresh = [search(number) for number in range(1, 5)]
+    known = search(5, best=1e-3, rounds=1)
+    counts = [round_count(fresh[0], [*fresh, known], left) for left in (100, 32, 20, 9, 2)]
+    assert counts == [8, 8, 5, 2, 1]
+    assert round_count(known, [*fresh, known], 9) == 8
 
 
 def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
