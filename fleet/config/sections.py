@@ -184,7 +184,8 @@ class WorkloadsSection(Section):
     networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
     #: Distinct workloads chosen from the networks.
     count: int = Field(default=12, ge=1, le=10_000)
-    #: Bounds on the FLOPs of a workload: tiny ones are timed by their call, huge ones take seconds a run.
+    #: Bounds on the FLOPs of a workload that is collected: tiny ones are timed by their call, huge ones take
+    #: seconds a run. `fleet tune` takes all of a network.
     min_flops: float = Field(default=1e5, ge=0)
     max_flops: float = Field(default=1e9, gt=0)
     #: Candidates measured of each workload on each device.
