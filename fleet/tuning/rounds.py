@@ -158,17 +158,18 @@ class Rounds:
                 evolution.learn(records)
         end_where_nothing_is_left(self.searches, self.noise_floor)
 
-    def draw(self, left: int) -> tuple[Search, list[Candidate], str]:
+    def draw(self, left: int, expected: int) -> tuple[Search, list[Candidate], str]:
         """Choose a workload and candidates of it; none where its space gives no more.
 
         Args:
             left: Candidates at most.
+            expected: Those that the search will still measure in its minutes.
 
         Returns:
             The search of the workload, the candidates, the version of the model that ranked them.
         """
         one = next_search(self.open)
-        count = round_count(one, self.open, left)
+        count = round_count(one, self.open, left, expected)
         evolution = self._evolutions.get(one.workload.workload_id)
         if evolution is None:
             chosen, version = self._recorded(one, count)

@@ -150,7 +150,7 @@ def next_search(searches: Sequence[Search]) -> Search:
     return max(searches, key=hope)
 
 
-def round_count(one: Search, searches: Sequence[Search], left: int) -> int:
+def round_count(one: Search, searches: Sequence[Search], left: int, expected: int) -> int:
     """How many candidates the next round of a workload measures.
 
     A program without any schedule takes twenty times as long as with a middling one. So where there are fewer
@@ -159,11 +159,26 @@ def round_count(one: Search, searches: Sequence[Search], left: int) -> int:
     Args:
         one: The workload.
         searches: All that may get a round.
-        left: Candidates of the whole search, at least one.
+        left: Candidates that the search may still measure, at least one.
+        expected: Those that its minutes will allow, at most as many.
     """
     count = min(left, one.round_size)
     fresh = sum(not each.curve for each in searches)
-    return count if one.curve else min(count, max(1, left // fresh))
+    return count if one.curve else min(count, max(1, expected // fresh))
+
+
+def expected_trials(left: int, tried: int, secs: float, left_secs: float) -> int:
+    """Candidates that a search will still measure, at its pace so far.
+
+    Args:
+        left: At most so many.
+        tried: Measured so far, in `secs` seconds.
+        secs: Since its first round began.
+        left_secs: Until its last round begins; infinite without a limit.
+    """
+    if not tried or left_secs * tried >= left * secs:
+        return left
+    return int(left_secs * tried / secs)
 
 
 def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) -> None:

@@ -27,7 +27,7 @@ from fleet.requests.session import EngineSession
 from fleet.tuning.conclusion import conclude
 from fleet.tuning.delivery import labels_of
 from fleet.tuning.rounds import Rounds
-from fleet.tuning.search import ROUND, USED_UP, Search
+from fleet.tuning.search import ROUND, USED_UP, Search, expected_trials
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -111,9 +111,11 @@ def tune_device(
             environment_id = engine.environment_id(target)
             rounds.read(environment_id)
         display.phase("tune", options.trials)
-        left = options.trials
+        left, began_at = options.trials, time.monotonic()
         while not (ended := _why_end(left, rounds, ends_at)):
-            one, candidates, version = rounds.draw(left)
+            now = time.monotonic()
+            expected = expected_trials(left, options.trials - left, now - began_at, ends_at - now)
+            one, candidates, version = rounds.draw(left, expected)
             if not candidates:
                 continue
             left -= len(candidates)

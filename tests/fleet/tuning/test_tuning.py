@@ -25,6 +25,7 @@ from fleet.tuning.search import (
     Search,
     choose,
     end_where_nothing_is_left,
+    expected_trials,
     next_search,
     round_count,
 )
@@ -74,9 +75,17 @@ def test_a_program_that_computes_less_than_it_moves_begins_with_fewer() -> None:
 def test_a_short_search_gives_every_workload_a_schedule_first() -> None:
     fresh = [search(number) for number in range(1, 5)]
     known = search(5, best=1e-3, rounds=1)
-    counts = [round_count(fresh[0], [*fresh, known], left) for left in (100, 32, 20, 9, 2)]
-    assert counts == [8, 8, 5, 2, 1]
-    assert round_count(known, [*fresh, known], 9) == 8
+    every = [*fresh, known]
+    assert [round_count(fresh[0], every, left, left) for left in (100, 32, 20, 9, 2)] == [8, 8, 5, 2, 1]
+    assert round_count(fresh[0], every, 100, 12) == 3, "its minutes are short"
+    assert round_count(known, every, 9, 1) == 8
+
+
+def test_a_search_of_some_minutes_expects_as_many_candidates_as_its_pace_allows() -> None:
+    assert expected_trials(256, 0, 0.0, 60.0) == 256, "nothing is known of its pace yet"
+    assert expected_trials(248, 8, 4.0, 60.0) == 120
+    assert expected_trials(248, 8, 4.0, math.inf) == 248
+    assert expected_trials(24, 8, 4.0, 60.0) == 24
 
 
 def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
@@ -256,7 +265,7 @@ def test_what_several_source_devices_share_is_measured_once() -> None:
     [search] = rounds.searches
     search.known = {candidates(4)[3].candidate_id}
     search.tried = 32
-    _, chosen, _ = rounds.draw(left=23)
+    _, chosen, _ = rounds.draw(left=23, expected=23)
     ids = [each.candidate_id for each in chosen]
     assert len(ids) == len(set(ids)) == 16
     assert {each.trace for each in chosen if each.origin == "paired"} == set(shared[:3])
