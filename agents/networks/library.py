@@ -14,7 +14,7 @@ from agents.errors import last_line
 from agents.networks.graph import fused, relax_module, workloads_of
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import load
-from agents.programs.build import CandidateRefused, replay
+from agents.programs.build import CandidateRefused, scheduled
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.programs.workloads import workload_id_of
@@ -79,25 +79,19 @@ def _database(
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.schedule import Schedule, Trace
-
-    from agents.programs.trace_rules import read_trace
 
     made, refused = ms.database.MemoryDatabase(), dict[str, str]()
     target = tvm.target.Target(SPACE_TARGETS[family])
     for task in ms.relax_integration.extract_tasks(module, target):
         program = task.dispatched[0]
-        plain = tvm.IRModule({"main": program["main"].without_attr(_WEIGHTS)})
-        workload_id = workload_id_of(plain)
+        workload_id = workload_id_of(tvm.IRModule({"main": program["main"].without_attr(_WEIGHTS)}))
         if workload_id not in traces:
             continue
         try:
-            replay(plain, traces[workload_id])
+            schedule = scheduled(program, traces[workload_id])
         except CandidateRefused as error:
             refused[known[workload_id].name] = str(error)[:300]
             continue
-        schedule = Schedule(program, error_render_level="none")
-        Trace.apply_json_to_schedule(read_trace(traces[workload_id]), schedule)
         # A program that names no weights stays as it is.
         if ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
             schedule = ordered

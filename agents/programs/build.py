@@ -23,8 +23,8 @@ class Built:
     build_secs: float
 
 
-def replay(module: Any, trace: str) -> Any:
-    """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the scheduled one.
+def scheduled(module: Any, trace: str) -> Any:
+    """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the `tvm.s_tir.Schedule`.
 
     Raises:
         CandidateRefused: The trace says what no trace may say (`agents.programs.trace_rules`), or does not
@@ -41,7 +41,16 @@ def replay(module: Any, trace: str) -> Any:
         Trace.apply_json_to_schedule(checked, schedule)
     except Exception as error:
         raise CandidateRefused(f"the trace does not replay on its workload: {error}") from error
-    return schedule.mod
+    return schedule
+
+
+def replay(module: Any, trace: str) -> Any:
+    """Do the same, and return the scheduled module.
+
+    Raises:
+        CandidateRefused: As of `scheduled`.
+    """
+    return scheduled(module, trace).mod
 
 
 def build(module: Any, trace: str, target: Any) -> Built:
@@ -64,10 +73,10 @@ def build(module: Any, trace: str, target: Any) -> Built:
     import tvm
 
     started = time.perf_counter()
-    scheduled = replay(module, trace)
+    made = replay(module, trace)
     try:
         with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            runtime = tvm.tirx.build(scheduled, target=target)
+            runtime = tvm.tirx.build(made, target=target)
         runtime.get_function("main", query_imports=True)
     except Exception as error:
         raise CandidateRefused(f"TVM cannot compile the candidate: {error}") from error
