@@ -46,10 +46,9 @@ def request_submitted(core: Core, event: RequestSubmitted) -> list[Instruction]:
         return [ShowRequest(request_id=request.request_id), *start_drivers(core), *reserve_devices(core)]
     if request.kind is RequestKind.RETIREMENT:
         return [ShowRequest(request_id=request.request_id), *_retire(core, core.requests.open()[-1])]
-    family = request.family
     text = f"request {request.request_id} asks for it"
     reason = TrainingReason(kind=ReasonKind.REQUEST, request_id=request.request_id, text=text)
-    core.triggers.expect(family, reason, 0)
+    core.triggers.expect(request.family, reason, 0)
     return [ShowRequest(request_id=request.request_id)]
 
 

@@ -288,6 +288,11 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     assert found["model"] == "v000001"
     assert Registry(tmp_path / "runs/models").manifest("v000001")["samples"] == 0
     check_records(tmp_path / "store", found, 24)
+    assert found["ended"] == "trials"
+    # Too few for first rounds of 8: every program of the network has its share.
+    assert [(each["before_secs"], each["curve"][0][0] <= 4) for each in found["workloads"]] == [
+        (None, True)
+    ] * 6
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
     assert one.get("is_equal"), one
