@@ -37,8 +37,7 @@ class Search:
     """One workload as a search knows it."""
 
     workload: Workload
-    #: Best latency known on the device before the search; infinite where nothing was measured.
-    before_secs: float = math.inf
+    #: Best latency known of all candidates; infinite where nothing ran.
     best_secs: float = math.inf
     #: Candidates that the search has measured, and those of them that did not run.
     tried: int = 0
@@ -56,11 +55,21 @@ class Search:
     _best: dict[CandidateId, tuple[float, str]] = field(default_factory=dict)
     #: Latencies of each candidate that ran, by attempt.
     _latencies: dict[CandidateId, dict[int, float]] = field(default_factory=dict)
+    #: Candidates that had run before the search.
+    _earlier: frozenset[CandidateId] = frozenset()
 
     @property
     def parents(self) -> list[str]:
         """Traces of the best candidates, fastest first."""
         return [trace for _, trace in sorted(self._best.values())]
+
+    @property
+    def before_secs(self) -> float:
+        """Best latency of the candidates known before the search; infinite where none had run.
+
+        Measurements of them during the search count too: a leader that proves slower was slower before.
+        """
+        return min(map(self._latency, self._earlier), default=math.inf)
 
     @property
     def round_size(self) -> int:
@@ -72,7 +81,7 @@ class Search:
     def know(self, records: Iterable[Record]) -> None:
         """Take in what was measured on the device before the search."""
         self.see(records)
-        self.before_secs = self.best_secs
+        self._earlier = frozenset(self._latencies)
 
     def see(self, records: Iterable[Record]) -> None:
         """Take in measurements of the device that belong to no round."""
@@ -104,14 +113,15 @@ class Search:
         if record.outcome is not Outcome.OK:
             return
         # The index of a store may give a record again that the round has brought.
-        latencies = self._latencies.setdefault(record.candidate_id, {})
-        latencies[record.attempt] = record.latency_secs
-        told = list(latencies.values())
-        secs = statistics.median(told) if len(told) >= _MANY else min(told)
-        self._best[record.candidate_id] = secs, record.trace
+        self._latencies.setdefault(record.candidate_id, {})[record.attempt] = record.latency_secs
+        self._best[record.candidate_id] = self._latency(record.candidate_id), record.trace
         if len(self._best) > PARENTS:
             del self._best[max(self._best, key=self._best.__getitem__)]
         self.best_secs = min(secs for secs, _ in self._best.values())
+
+    def _latency(self, candidate_id: CandidateId) -> float:
+        told = self._latencies[candidate_id].values()
+        return statistics.median(told) if len(told) >= _MANY else min(told)
 
     def doubtful(self) -> tuple[str, int] | None:
         """The leader if its two latencies differ so much that the faster one may be chance.

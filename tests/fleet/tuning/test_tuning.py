@@ -138,6 +138,14 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     assert one.idle_rounds == 1
 
 
+def test_a_leader_that_proves_slower_was_slower_before() -> None:
+    one = search(1)
+    one.know([ran(0, 1e-3), ran(0, 1.4e-3, attempt=1), ran(1, 1.3e-3)])
+    assert one.before_secs == 1e-3
+    one.learn([candidate_of(ran(2, 3e-3))], [ran(2, 3e-3), ran(0, 1.2e-3, attempt=2)])
+    assert (one.before_secs, one.best_secs) == (1.2e-3, 1.2e-3)
+
+
 def test_a_leader_that_a_second_timing_beats_by_much_is_doubtful() -> None:
     one = search(1)
     assert one.doubtful() is None
@@ -246,9 +254,11 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
 
 def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     first, second = search(1, uses=3, best=1e-3), search(2, uses=2, best=2e-3)
-    first.before_secs = 2e-3
+    first.know([ran(0, 2e-3)])
+    first.best_secs = 1e-3
     assert network_seconds([first, second], ["net", "other"]) == {"net": {"best_secs": pytest.approx(7e-3)}}
-    second.before_secs = 3e-3
+    second.know([ran(1, 3e-3)])
+    second.best_secs = 2e-3
     assert network_seconds([first, second], ["net"])["net"]["before_secs"] == pytest.approx(12e-3)
     second.best_secs = math.inf
     assert network_seconds([first, second], ["net"]) == {}
