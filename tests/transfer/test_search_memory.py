@@ -193,22 +193,29 @@ def test_rounds_move_the_order_and_the_gain_shrinks() -> None:
 
 
 def test_the_guard_keeps_the_heads_order_where_learning_harms() -> None:
-    random_ = np.random.default_rng(4)
     learner = Learner()
-    for turn in range(4):
-        # Features say the opposite in every other round; the head is right.
-        x, y = sample(16, 10 + turn)
-        head = y - y.max()
-        learner.learn(
-            x * (-1) ** turn * 3, head + random_.normal(size=16) * 0.01, np.exp(-y * (1 + turn % 2))
-        )
-    assert len(learner.judged) == 3
-    x, y = sample(30, 20)
-    learner.judged.append((-1.0, 1.0))
-    learner.judged.append((-1.0, 1.0))
-    assert not learner.is_trusted
-    assert np.array_equal(learner.log_speeds(x, y), y)
-    for _ in range(4):
-        learner.judged.append((0.5, 0.4))
-    assert learner.is_trusted
+    # The head is right, and features say nothing.
+    x, _ = sample(48, 4)
+    _, y = sample(48, 5)
+    learner.learn(x[:8], y[:8], np.exp(-y[:8]))
     assert not np.array_equal(learner.log_speeds(x, y), y)
+    assert learner.is_trusted, "of a handful nothing is judged"
+    learner.learn(x[8:32], y[8:32], np.exp(-y[8:32]))
+    assert np.array_equal(learner.log_speeds(x[32:], y[32:]), y[32:])
+    assert not learner.is_trusted
+
+
+def test_the_guard_sees_what_the_head_is_wrong_about_though_rounds_are_narrow() -> None:
+    """The head orders each round's neighbours, and is wrong about where the fast ones are."""
+    random_ = np.random.default_rng(6)
+    learner = Learner()
+    place = np.linspace(-2, 2, 6)
+    x = random_.normal(size=(6, 8, 12)).astype(np.float32) * 0.05
+    x[..., 0] += place[:, None]
+    inside = random_.normal(size=(6, 8)) * 0.02
+    speed, head = place[:, None] + inside, -place[:, None] + inside
+    for one in range(6):
+        learner.learn(x[one], head[one], np.exp(-speed[one]))
+    flat = x.reshape(48, 12), head.ravel()
+    assert int(np.argmax(learner.log_speeds(*flat))) // 8 == 5
+    assert learner.is_trusted

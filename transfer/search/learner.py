@@ -3,15 +3,15 @@
 With no measurement the order is the head's; with a few hundred it is mostly theirs. The process also says how
 sure it is of each candidate: that is what choosing a diverse batch, and stopping, are made of.
 
-A guard keeps it from harm: before a round is learnt, the process and the head alone are both asked to order
-it; where the head alone ordered the last rounds better, its order counts.
+A guard keeps it from harm: of every measured candidate it is asked what the process says without that one;
+where the head alone orders all of them better, its order counts. All of them, and not the last rounds: those
+are candidates that look alike to the process, so of what the head is wrong about they show nothing.
 
 Legend: N candidates, n measured ones, P features.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +22,8 @@ from transfer.search.process import Floats, Process, fit_process
 
 #: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
 _MOST = 320
-#: Rounds that the guard looks back on, and candidates that a round must have to count.
-_ROUNDS, _LEAST = 4, 4
+#: Measured candidates from which on the guard judges: of a handful, one that is left out is missed too much.
+_LEAST = 16
 #: Candidates slower than the best by more than this factor, as a logarithm, count as this slow.
 _SLOWEST = 2.0
 #: Of a round's gain: its quantile, and the draws that it is taken from.
@@ -34,8 +34,8 @@ _QUANTILE, _DRAWS = 0.9, 512
 class Learner:
     """Learns one workload; not safe between threads."""
 
-    #: Kendall's tau of the process and of the head alone, on each of the last rounds before it was learnt.
-    judged: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    #: Whether the process orders what was measured at least as well as the head alone.
+    is_trusted: bool = True
     _features: list[NDArray[np.float32]] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
@@ -51,11 +51,6 @@ class Learner:
         """Highest logarithm of a speed that was measured; -infinity before."""
         return max((float(one.max()) for one in self._speed), default=-np.inf)
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it ordered the last rounds at least as well as the head alone."""
-        return sum(mine for mine, _ in self.judged) >= sum(other for _, other in self.judged)
-
     def learn(self, features: NDArray[np.float32], head: Floats, latency_secs: Floats) -> None:
         """Take in a round.
 
@@ -65,22 +60,18 @@ class Learner:
             latency_secs: (n,) of candidates that ran.
         """
         speed = -np.log(np.asarray(latency_secs, dtype=np.float64))
-        head = np.asarray(head, dtype=np.float64)
-        if self.count and len(speed) >= _LEAST and np.ptp(head) > 0:
-            one = np.zeros(len(speed), dtype=np.int32)
-            mine = self._fitted(features).mean(features, head)
-            self.judged.append((rank_agreement(mine, speed, one), rank_agreement(head, speed, one)))
         if len(speed):
             self._features.append(np.asarray(features, dtype=np.float32))
-            self._head.append(head)
+            self._head.append(np.asarray(head, dtype=np.float64))
             self._speed.append(speed)
             self._process = None
 
     def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
         """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
-        if not self.count or not self.is_trusted:
+        if not self.count:
             return head
-        return self._fitted(features).mean(features, head)
+        process = self._fitted(features)
+        return process.mean(features, head) if self.is_trusted else head
 
     def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.
@@ -145,4 +136,10 @@ class Learner:
             kept = np.sort(np.concatenate([best, newest]))
             features, head, speed = features[kept], head[kept], speed[kept]
         # How slow the slow ones are exactly is nothing to learn from.
-        return fit_process(features, head, np.maximum(speed, speed.max() - _SLOWEST), others)
+        speed = np.maximum(speed, speed.max() - _SLOWEST)
+        process = fit_process(features, head, speed, others)
+        if len(speed) >= _LEAST and np.ptp(head) > 0:
+            one = np.zeros(len(speed), dtype=np.int32)
+            mine = rank_agreement(process.left_out(speed), speed, one)
+            self.is_trusted = mine >= rank_agreement(head, speed, one)
+        return process
