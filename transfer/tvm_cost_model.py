@@ -174,9 +174,10 @@ class Scorer:
         if len(readable):
             found = self._head_scores(block)
             learner = self._learners.get(workload.workload_id)
-            if learner is not None and learner.is_trusted:
+            if learner is not None:
                 speeds = learner.log_speeds(self._flat(block), _logarithms(found))
-                found = bounded_scores(speeds - learner.best)
+                if learner.is_trusted:
+                    found = bounded_scores(speeds - learner.best)
             scores[readable] = found
         result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
         return result

@@ -34,7 +34,7 @@ _QUANTILE, _DRAWS = 0.9, 512
 class Learner:
     """Learns one workload; not safe between threads."""
 
-    #: Whether the process orders what was measured at least as well as the head alone.
+    #: Whether the process orders what was measured as well as the head alone, as of the last question.
     is_trusted: bool = True
     _features: list[NDArray[np.float32]] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
