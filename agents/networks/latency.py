@@ -25,8 +25,8 @@ from agents.networks.sources import LoadedNetwork, load
 #: Runs the network once and gives its outputs as NumPy arrays.
 _Run = Callable[[], list[Any]]
 
-#: Turns in which all sides are timed, and the least seconds of a side in one turn.
-_TURNS, _TURN_SECS = 7, 0.3
+#: Turns in which all sides are timed.
+_TURNS = 7
 #: Where one run takes longer, there are fewer turns.
 _LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
 _WARM_RUNS = 3
@@ -37,7 +37,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         question: `network`, `libraries` (path of each, by side), `sides` (other ways, of `SIDES`), `threads`,
-            `lock` (path of the timing lock, may be empty).
+            `turn_secs` (least seconds of a side in one turn), `lock` (path of the timing lock, may be empty).
 
     Returns:
         `secs` (median of the turns, by side), `turns` (mean seconds of each turn, by side), `absent` (why a
@@ -73,7 +73,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
                 runs.pop(side, None)
                 absent[side] = first_line(error)
         reference, differences = _compared(runs)
-        turns = _timed(runs)
+        turns = _timed(runs, question["turn_secs"])
     return {
         "secs": {side: statistics.median(found) for side, found in turns.items()},
         "turns": turns,
@@ -85,7 +85,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timed(runs: dict[str, _Run]) -> dict[str, list[float]]:
+def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
     """Mean seconds of a run in each turn; a turn begins with another side each time."""
     loops: dict[str, int] = {}
     longest = 0.0
@@ -95,7 +95,7 @@ def _timed(runs: dict[str, _Run]) -> dict[str, list[float]]:
             run()
             once = time.perf_counter() - began
         longest = max(longest, once)
-        loops[side] = max(1, round(_TURN_SECS / max(once, 1e-6)))
+        loops[side] = max(1, round(turn_secs / max(once, 1e-6)))
     found: dict[str, list[float]] = {side: [] for side in runs}
     sides = list(runs)
     for turn in range(_TURNS if longest < _LONG_RUN_SECS else _FEW_TURNS):

@@ -28,6 +28,8 @@ from fleet.store.catalog import DeviceEntry
 
 #: Longest that a network may take to be compiled twice, and to be timed.
 _BUILD_SECS, _TIME_SECS = 1800.0, 1800.0
+#: Least seconds of a side in one turn of the timing.
+_TURN_SECS = 0.3
 #: Largest relative difference from torch's output, by the type of the network's numbers.
 _TOLERANCES = {"float32": 1e-4, "float64": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _LEAST_TOLERANCE = 1e-4
@@ -164,6 +166,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "libraries": {side: str(path) for side, path in libraries.items()},
         "sides": list(SIDES),
         "threads": spec.threads,
+        "turn_secs": _TURN_SECS,
         "lock": str(lock),
     }
     return ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
