@@ -203,6 +203,11 @@ def test_the_guard_keeps_the_heads_order_where_learning_harms() -> None:
     learner.learn(x[8:32], y[8:32], np.exp(-y[8:32]))
     assert np.array_equal(learner.log_speeds(x[32:], y[32:]), y[32:])
     assert not learner.is_trusted
+    # Of further candidates the head is wrong.
+    x, y = sample(64, 7)
+    learner.learn(x, -y, np.exp(-y))
+    assert not np.array_equal(learner.log_speeds(x, -y), -y)
+    assert learner.is_trusted
 
 
 def test_the_guard_sees_what_the_head_is_wrong_about_though_rounds_are_narrow() -> None:

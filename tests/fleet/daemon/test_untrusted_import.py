@@ -24,7 +24,7 @@ from agents.records import (
 )
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
-from agents.trust import is_imported
+from agents.trust import claimed_id, is_imported
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig
@@ -37,6 +37,7 @@ from tests.hostile_fixtures import (
     GENERIC,
     QUICK,
     check_records,
+    forge,
     honest_traces,
     hostile_traces,
     store_as_before,
@@ -89,6 +90,7 @@ def collect(session: EngineSession, spec: DeviceSpec, matmul: Workload, log: Log
     return workload
 
 
+@pytest.mark.parametrize("layout", ["import", "store of an earlier version"])
 def test_a_collection_runs_nothing_of_an_imported_log(
     generic_spec: DeviceSpec,
     matmul: Workload,
@@ -96,11 +98,14 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     hostile: list[Any],
     marker: Path,
     tmp_path: Path,
+    layout: str,
 ) -> None:
-    """Of an earlier version, whose imports lie under the device: `test_untrusted_daemon.py` has today's."""
     log = Log()
     with Store.open(tmp_path / "store") as store:
-        store_as_before(store, generic_spec, matmul, [*hostile, *honest])
+        if layout == "import":
+            forge(store, tmp_path, matmul, honest, hostile)
+        else:
+            store_as_before(store, generic_spec, matmul, [*hostile, *honest])
         before = len(list(store.records(device_id=GENERIC)))
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "generic.yaml").write_text(
@@ -126,7 +131,8 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     records = list(store.records(device_id=GENERIC))
     # The stranger's module is under no id of ours any more.
     assert store.own_workloads()[matmul.workload_id] == workload
-    assert not any(map(is_imported, store.workloads()))
+    imported = [one for one in store.workloads() if is_imported(one)]
+    assert [claimed_id(one) for one in imported] == [matmul.workload_id] * (layout == "import")
     assert not marker.exists()
     check_records(records, before, hostile, honest)
     assert log.reasons == {
