@@ -27,6 +27,7 @@ from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage
 from benchmarks.onboarding_page import page
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
 from benchmarks.onboarding_table import CurveTable
+from fleet.errors import StoreError
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
@@ -95,6 +96,7 @@ _LOGGED_HELD = ("inception", "mobilenet", "vgg")
 _LOGGED_POOL = 8
 #: The strategy that users get.
 _DEFAULT = "auto"
+_BASELINES = tuple(one.name for one in baselines())
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def _contenders(options: argparse.Namespace, regime: Regime, folder: Path) -> tu
     found += [
         Adapting(strategies[0], selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors
     ]
-    return (*found, *([] if options.no_baselines else baselines()))
+    return (*found, *(one for one in baselines() if one.name in options.baselines))
 
 
 def figures(runs: Sequence[_Run]) -> dict[str, Any]:
@@ -323,7 +325,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(SELECTORS),
         help="to compare by the default strategy",
     )
-    parser.add_argument("--no-baselines", action="store_true", help="strategies alone")
+    parser.add_argument(
+        "--baselines",
+        nargs="*",
+        choices=_BASELINES,
+        default=_BASELINES,
+        help="only these; none without a name",
+    )
     parser.add_argument("--samples", nargs="+", type=int, help="numbers of samples (k)")
     parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
     parser.add_argument("--splits", type=int, help="most networks held out in turn; 0 for all")
@@ -357,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as made:
         try:
             result, runs = measure(options, Path(made))
-        except DatasetError as error:
+        except (DatasetError, StoreError) as error:
             raise SystemExit(str(error)) from error
     if options.table is not None:
         given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]

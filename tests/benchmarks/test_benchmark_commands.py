@@ -112,7 +112,7 @@ def test_onboarding_finds_the_logs(
     few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest"
-    found = told(onboarding, monkeypatch, capsys, f"{few} --target x86-amd3700x --no-baselines")
+    found = told(onboarding, monkeypatch, capsys, f"{few} --target x86-amd3700x --baselines")
     assert found["used"] == ["Devices of imported logs"]
     [table] = found["tables"]
     assert table["devices"] == ["x86-amd3700x"]

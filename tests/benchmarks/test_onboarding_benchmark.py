@@ -81,7 +81,7 @@ def test_the_curve_gives_its_keys_and_a_page(
 def test_what_stands_beside_the_curve(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(
         capsys,
-        *("--store", str(store), "--choices", "nearest", "--no-baselines", "--strategies", "nearest"),
+        *("--store", str(store), "--choices", "nearest", "--baselines", "--strategies", "nearest"),
         *("--target", "x86-64-v3", "--samples", "0", "--regime", "device-new", "--covered", "32"),
     )
     [selectors] = found["parts"]["selectors"]
