@@ -147,7 +147,6 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
     """
     from agents.programs.tvm_import import load_tensor_intrinsics
 
-    load_tensor_intrinsics()
     dataset = snapshot.dataset
     row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
     traces: dict[int, str] = {}
@@ -164,12 +163,13 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
                     f"{' and '.join(TVM_RANKERS)} out"
                 )
             traces[row] = trace
-    target = snapshot.devices[dataset.device_ids[0]][0].target
+    spec = snapshot.devices[dataset.device_ids[0]][0]
+    load_tensor_intrinsics(spec.family)
     parts: dict[int, NDArray[np.float32]] = {}
     for group in np.unique(dataset.group).tolist():
         rows = np.flatnonzero(dataset.group == group).tolist()
         workload = snapshot.workloads[dataset.workload_ids[group]]
-        found = per_store_features(workload, [traces[row] for row in rows], target)
+        found = per_store_features(workload, [traces[row] for row in rows], spec.target)
         parts.update(zip(rows, found, strict=True))
     return join_features([parts[row] for row in range(len(dataset))])
 

@@ -87,17 +87,17 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
     Returns:
         As of `stock`.
     """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
     from agents.device.batch import Batch
     from agents.device.worker import DeviceWorker
     from agents.programs.tvm_import import load_tensor_intrinsics
     from fleet.config.settings import load_fleet, select_devices
 
-    load_tensor_intrinsics()
-    import tvm
-    from tvm.s_tir import meta_schedule as ms
-
     workload = workload_from_json(question["workload"])
     spec = select_devices(load_fleet(None).config)[DeviceId(question["device"])]
+    load_tensor_intrinsics(spec.family)
     told, cores = _Curve(), os.sched_getaffinity(0)
     with closing(DeviceWorker(spec, Path(question["folder"]), usable_cores=sorted(cores))) as worker:
         os.sched_setaffinity(0, cores)  # its search waits for no timing

@@ -59,7 +59,7 @@ def tvm_measure(spec: DeviceSpec, protocol: Protocol = _PROTOCOL) -> Iterator[Tv
             with closing(worker):
                 programs = Path(made) / "programs"
                 programs.mkdir()
-                load_tensor_intrinsics()  # the search itself would take twenty seconds for it
+                load_tensor_intrinsics(spec.family)  # the search itself would take twenty seconds for it
                 yield TvmMeasure(_builder(programs), _runner(worker, protocol))
         finally:
             os.sched_setaffinity(0, cores)

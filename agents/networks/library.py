@@ -41,7 +41,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     Raises:
         NetworkRefusedError: TVM cannot read, lower or compile it.
     """
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(family)
     import tvm
     from tvm import relax
 

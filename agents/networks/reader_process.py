@@ -54,7 +54,7 @@ def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
     from agents.programs.tvm_import import load_tensor_intrinsics
     from agents.programs.workloads import network_workloads
 
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(family)
     found: dict[str, list[dict[str, Any]]] = {}
     refused: dict[str, str] = {}
     for text in networks:

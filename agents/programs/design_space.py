@@ -118,7 +118,7 @@ class DesignSpace:
     """
 
     def __init__(self, workload: Workload, family: Family) -> None:
-        load_tensor_intrinsics()
+        load_tensor_intrinsics(family)
         import tvm
         from tvm.s_tir.meta_schedule import TuneContext
 

@@ -3,12 +3,15 @@
 Every `TuneContext` of TVM 0.27 imports `tvm.s_tir.tensor_intrin`, which parses some 250 TVMScript
 functions. For each one the parser calls `inspect.stack()` twice, and that call looks up the source file
 of every frame by walking all loaded modules: 20 s on a 2.6 GHz core, and more under a deep stack. The
-parser itself only looks at frames and, at most, at the source line of the third one. `docs/decisions`
-tells the measurement. Called by `design_space.py` and `workloads.py`.
+parser itself only looks at frames and, at most, at the source line of the third one. Most of the functions
+are of tensor cores, which no design space of a CPU has. `docs/decisions` tells the measurement. Called
+before a design space is drawn from or a network is compiled.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import linecache
 import sys
@@ -16,6 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from agents.devices import Family
+
+_PACKAGE = "tvm.s_tir.tensor_intrin"
+#: Modules of the package with the intrinsics of each family's design spaces.
+_MODULES = {Family.CPU: ("arm_cpu", "x86"), Family.GPU: ("cuda",)}
 #: TVM's parser reads the source line of frame 2 at most (`is_defined_in_class`).
 _FRAMES_WITH_SOURCE = 4
 
@@ -49,11 +57,19 @@ def _light_inspection() -> Iterator[None]:
         inspect.stack = original
 
 
-def load_tensor_intrinsics() -> None:
-    """Import `tvm.s_tir.tensor_intrin` once for this process, in about 2 s instead of 20 s."""
-    if "tvm.s_tir.tensor_intrin" in sys.modules:
-        return
-    import tvm  # the package itself, before its parser is sped up
+def load_tensor_intrinsics(family: Family) -> None:
+    """Import what `tvm.s_tir.tensor_intrin` has for a family, once for this process.
 
+    The package is there afterwards without having run, so that a `TuneContext` finds it. Its other modules
+    are imported when they are named.
+    """
+    if _PACKAGE not in sys.modules:
+        import tvm.s_tir  # the package itself, before its parser is sped up
+
+        spec = importlib.util.find_spec(_PACKAGE)
+        assert spec is not None
+        package = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+        tvm.s_tir.tensor_intrin = package
     with _light_inspection():
-        import tvm.s_tir.tensor_intrin  # noqa: F401  # imported for its registrations
+        for name in _MODULES[family]:
+            importlib.import_module(f"{_PACKAGE}.{name}")

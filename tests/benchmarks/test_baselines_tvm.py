@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.programs.tvm_import import load_tensor_intrinsics
-from agents.records import Candidate, Workload
+from agents.records import Candidate, Family, Workload
 from benchmarks.learning_tvm import (
     MLP_COLUMNS,
     XGB_COLUMNS,
@@ -71,7 +71,7 @@ def test_both_models_learn_from_arrays(ranker: type[TvmXgb] | type[TvmMlp]) -> N
 
 @pytest.mark.tvm
 def test_features_of_real_candidates(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(Family.CPU)
     traces = [candidate.trace for candidate in matmul_candidates[:3]]
     foreign = '[[["GetSBlock",[],["nothing of this name","main"],["b0"]]],[]]'
     found = per_store_features(matmul, [*traces, foreign, traces[0]], GENERIC_CPU)

@@ -50,7 +50,7 @@ def workload() -> Workload:
 def context_of(workload: Workload, **changes: Any) -> Any:
     from agents.programs.tvm_import import load_tensor_intrinsics
 
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(Family.CPU)
     import tvm
     from tvm.s_tir.meta_schedule import TuneContext
 

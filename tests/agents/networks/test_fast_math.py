@@ -38,7 +38,7 @@ def test_polynomials_are_as_right_as_torch_s_float32() -> None:
     from torch.nn import functional as nn
     from tvm import relax
 
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(Family.CPU)
     made = fused(network("float32"), Family.CPU, "net")
     assert not [call for call in _CALLS if call in made.script()]
     x = torch.linspace(-30, 30, 64 * 80).reshape(64, 80)
@@ -60,7 +60,7 @@ def test_polynomials_are_as_right_as_torch_s_float32() -> None:
 
 @pytest.mark.tvm
 def test_other_types_and_gpus_keep_tvm_s_lowering() -> None:
-    load_tensor_intrinsics()
+    load_tensor_intrinsics(Family.CPU)
     for family, dtype in ((Family.CPU, "float64"), (Family.GPU, "float32")):
         script = fused(network(dtype), family, "net").script()
         assert [call for call in _CALLS if call in script] == list(_CALLS)
