@@ -54,7 +54,8 @@ Rows = NDArray[np.int64]
 GROUPS = 5
 #: Workloads of the store of `make run`.
 FEW_WORKLOADS = 32
-SAMPLES, _PER_WORKLOAD = (64,), 8
+#: Samples of the new profile, and of one workload as long as there are enough workloads.
+SAMPLES, _PER_WORKLOAD = 64, 8
 #: Candidates of a workload that is judged.
 _LEAST = 4
 _FIRST_HEAD_SECS = 600.0
@@ -100,8 +101,8 @@ def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_qu
     ]
 
 
-def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
-    """Top-1 by workload of each contender on one case."""
+def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> dict[str, Any]:
+    """Top-1 by workload of each contender on one case, with each number of samples."""
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
     groups = groups_of(networks_of(snapshot.workloads.values()))
@@ -128,7 +129,7 @@ def run_case(store: Path, case: _Case, epochs: int) -> dict[str, Any]:
             how: dict[str, Any] = {"source_rows": rows, "config": train_config(epochs), "seed": case.seed}
             mixed = ZeroShot().adapt(source, view, case.target, rows[:0], **how)
             _judge(found, "mixed/0", mixed, dataset, test, column)
-        for k in SAMPLES:
+        for k in samples:
             chosen = _samples(dataset, rows, column, k, case.seed)
             ways: dict[str, Strategy] = {name: alone_strategy("auto", Regime.BOTH_NEW)}
             if name == "shipped":
@@ -159,7 +160,8 @@ def _samples(dataset: Dataset, rows: Rows, column: int, k: int, seed: int) -> Ro
     random = np.random.default_rng(seed + k)
     there = rows[np.isfinite(dataset.latency_secs[rows, column])]
     groups = random.permutation(np.unique(dataset.group[there]))[: max(1, k // _PER_WORKLOAD)]
-    return few_of_each(dataset, there[np.isin(dataset.group[there], groups)], _PER_WORKLOAD, seed)[:k]
+    each = max(_PER_WORKLOAD, -(-k // len(groups)))
+    return few_of_each(dataset, there[np.isin(dataset.group[there], groups)], each, seed)[:k]
 
 
 def _judge(
@@ -177,16 +179,16 @@ def _judge(
         found[measure][name] = dict(zip(workloads, values.tolist(), strict=True))
 
 
-def figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
     """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
         result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
-    for k in (0, *SAMPLES):
+    for k in (0, *samples):
         result[f"top5_shipped_k{k}"] = _figure(_of_all(cases, "top5", f"shipped/{k}"))
     result["top1_k0"] = result["top1_shipped_k0"][0]
-    for k in SAMPLES:
+    for k in samples:
         result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
         mine = arrays[f"shipped/{k}"]
         result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
@@ -226,7 +228,7 @@ def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
             "samples": k,
             "regime": Regime.BOTH_NEW.value,
         }
-        for k in (0, *SAMPLES)
+        for k in (0, SAMPLES)
     }
 
 
@@ -258,11 +260,12 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
     cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
-    kept = folder / f"cases-{dataset.sha256[:12]}-{options.epochs}"
+    asked = "-".join(map(str, (options.epochs, *options.samples)))
+    kept = folder / f"cases-{dataset.sha256[:12]}-{asked}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        futures = {one: pool.submit(run_case, store, one, options.epochs) for one in waiting}
+        futures = {one: pool.submit(run_case, store, one, options.epochs, options.samples) for one in waiting}
         for one, future in futures.items():
             (kept / f"{one.name}.json").write_text(json.dumps(future.result()))
             print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
@@ -276,7 +279,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "architectures": len({architecture(one) for one in networks}),
         "profiles": len(targets),
         "cases": len(cases),
-        **figures(done),
+        **figures(done, options.samples),
     }
     if options.ship is not None:
         about = ShippedAbout(
@@ -300,11 +303,15 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
     parser.add_argument("--quick", action="store_true", help="each group with one profile")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--samples", type=int, nargs="*", default=[], help=f"beside {SAMPLES}; more than there are: all"
+    )
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--ship", type=Path, help="folder to write the shipped model to")
     parser.add_argument("--name", default="open-cpu", help="of the shipped model")
     options = parser.parse_args()
+    options.samples = sorted({SAMPLES, *options.samples})
     with tempfile.TemporaryDirectory() as made:
         folder = options.keep or Path(made)
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def test_gains_are_paired_by_workload() -> None:
         top1["scratch/64"] = top1["few/0"]
         return {"top1": top1, "top5": top1}
 
-    found = figures({"one": case(0.0), "two": case(0.05)})
+    found = figures({"one": case(0.0), "two": case(0.05)}, [64])
     assert found["judged"] == 18
     assert found["top1_k0"] == pytest.approx(0.725, abs=1e-4)
     # The same difference everywhere has no width.
@@ -65,7 +65,7 @@ def test_gains_are_paired_by_workload() -> None:
 def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    found = run_case(store, case, 1)
+    found = run_case(store, case, 1, [64])
     assert {"shipped/0", "shipped/64", "few/0", "few/64", "scratch/64", "mixed/0", "random/0"} == set(
         found["top1"]
     )
