@@ -13,7 +13,7 @@ run: $(VENV)/installed
 	$(BIN)/fleet demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -489,7 +490,7 @@ class Fleet(RuleBasedStateMachine):
             assert state.to_json() == now
 
 
-TestFleet = Fleet.TestCase
+TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)  # a failure is made small for five minutes at most
 TestFleet.settings = settings(
     max_examples=40,
     stateful_step_count=60,
