@@ -96,6 +96,7 @@ _LOGGED_HELD = ("inception", "mobilenet", "vgg")
 _LOGGED_POOL = 8
 #: The strategy that users get.
 _DEFAULT = "auto"
+#: What a run compares with, unless it names fewer.
 _BASELINES = tuple(one.name for one in baselines())
 
 

@@ -23,7 +23,10 @@ from agents.devices import Family
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 #: Modules of the package with the intrinsics of each family's design spaces.
-_MODULES = {Family.CPU: ("arm_cpu", "x86"), Family.GPU: ("cuda",)}
+_MODULES = {
+    Family.CPU: (f"{_PACKAGE}.arm_cpu", f"{_PACKAGE}.x86"),
+    Family.GPU: (f"{_PACKAGE}.cuda",),
+}
 #: TVM's parser reads the source line of frame 2 at most (`is_defined_in_class`).
 _FRAMES_WITH_SOURCE = 4
 
@@ -63,6 +66,9 @@ def load_tensor_intrinsics(family: Family) -> None:
     The package is there afterwards without having run, so that a `TuneContext` finds it. Its other modules
     are imported when they are named.
     """
+    missing = [name for name in _MODULES[family] if name not in sys.modules]
+    if not missing:
+        return
     if _PACKAGE not in sys.modules:
         import tvm.s_tir  # the package itself, before its parser is sped up
 
@@ -71,5 +77,5 @@ def load_tensor_intrinsics(family: Family) -> None:
         package = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
         tvm.s_tir.tensor_intrin = package
     with _light_inspection():
-        for name in _MODULES[family]:
-            importlib.import_module(f"{_PACKAGE}.{name}")
+        for name in missing:
+            importlib.import_module(name)

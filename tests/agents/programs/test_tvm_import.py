@@ -9,7 +9,7 @@ import pytest
 
 #: Runs in a process of its own: what is imported stays imported.
 _PROGRAM = """
-import inspect, sys
+import inspect
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
 before = inspect.stack

@@ -330,8 +330,9 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     again = json.loads(capfd.readouterr().out)
     assert (again["model"], "no model serves generic" in again["why_no_model"]) == (None, True)
     assert again["trials"] == 6
+    # Both candidates of a program may have failed in the first search.
     for each in (each for each in again["workloads"] if each["before_secs"]):
-        assert each["best_secs"] <= each["before_secs"], "both candidates of a program may have failed before"
+        assert each["best_secs"] <= each["before_secs"]
     check_records(tmp_path / "store", again, 18)
     # A leader of the first search may have been timed again: both figures are of all its records.
     told = [each["before_secs"] for each in again["workloads"] if each["before_secs"]]
