@@ -5,7 +5,8 @@ held out together: a model learns from the other groups on the other profiles an
 without a measurement (`transfer.adapt.nearest`), then with k samples of the other groups, as `fleet onboard`
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
 workloads, as many as the store of `make run` has, and training from scratch. `--quick` holds each group out
-with one profile, else with every one.
+with one profile, else with every one. With several datasets (`--dataset` again) one model learns from all of
+them, and a fourth contender, `elsewhere`, learns on other processors than the profile's only.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,13 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.onboarding_parts import listed
+from benchmarks.pretrained_figures import SAMPLES, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import read_published
-from fleet.models.promotion import mean_of
 from fleet.models.shipped_model import has_shipped
-from fleet.models.versions import load_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted, Strategy, without_device
@@ -54,8 +54,8 @@ Rows = NDArray[np.int64]
 GROUPS = 5
 #: Workloads of the store of `make run`.
 FEW_WORKLOADS = 32
-#: Samples of the new profile, and of one workload as long as there are enough workloads.
-SAMPLES, _PER_WORKLOAD = 64, 8
+#: Samples of one workload, as long as there are enough workloads.
+_PER_WORKLOAD = 8
 #: Candidates of a workload that is judged.
 _LEAST = 4
 _FIRST_HEAD_SECS = 600.0
@@ -110,17 +110,17 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
         one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
     ]
     column = dataset.column(case.target)
-    view = without_device(dataset, case.target)
-    sources = [one for one in dataset.device_ids if one != case.target]
-    random = np.random.default_rng(case.seed)
-    few = random.permutation(np.unique(dataset.group[split.train]))[:FEW_WORKLOADS]
-    learnt = {"shipped": split.train, "few": split.train[np.isin(dataset.group[split.train], few)]}
     test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
-    found: dict[str, Any] = {"workloads": {}, "top1": {}, "top5": {}, "secs": {}}
-    for name, rows in learnt.items():
+    found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
+    for name, (rows, sources) in _contenders(snapshot, split.train, case).items():
+        known = dataset
+        for one in set(dataset.device_ids) - {*sources, case.target}:
+            known = without_device(known, one)
+        view = without_device(known, case.target)
         started = time.perf_counter()
         source = train_model(view, snapshot, rows, sources, case.seed, epochs)
         found["secs"][f"{name} trained"] = round(time.perf_counter() - started, 1)
+        found["devices"][name] = sources
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
         zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
         _judge(found, f"{name}/0", zero, dataset, test, column)
@@ -130,7 +130,7 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
             mixed = ZeroShot().adapt(source, view, case.target, rows[:0], **how)
             _judge(found, "mixed/0", mixed, dataset, test, column)
         for k in samples:
-            chosen = _samples(dataset, rows, column, k, case.seed)
+            chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
             ways: dict[str, Strategy] = {name: alone_strategy("auto", Regime.BOTH_NEW)}
             if name == "shipped":
                 ways["scratch"] = Scratch()
@@ -138,7 +138,7 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
                 started = time.perf_counter()
                 adapted = way.adapt(
                     source,
-                    dataset,
+                    known,
                     case.target,
                     chosen,
                     source_rows=np.zeros(0, dtype=np.int64),
@@ -149,6 +149,25 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
                 _judge(found, f"{label}/{k}", adapted, dataset, test, column)
                 found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
     return found
+
+
+def _contenders(snapshot: DatasetSnapshot, rows: Rows, case: _Case) -> dict[str, tuple[Rows, list[str]]]:
+    """Rows and devices that each contender's model learns from."""
+    dataset = snapshot.dataset
+    sources = [str(one) for one in dataset.device_ids if one != case.target]
+    few = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[rows]))[:FEW_WORKLOADS]
+    found = {"shipped": (rows, sources), "few": (rows[np.isin(dataset.group[rows], few)], sources)}
+    processors = {str(one): told.cpu_model for one, (_, told) in snapshot.devices.items()}
+    elsewhere = [one for one in sources if processors[one] != processors[case.target]]
+    if elsewhere and len(elsewhere) < len(sources):
+        found["elsewhere"] = (_measured_by(dataset, rows, elsewhere), elsewhere)
+    return found
+
+
+def _measured_by(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Rows:
+    """The rows that one of some devices has measured."""
+    latency = dataset.latency_secs[rows][:, [dataset.column(one) for one in devices]]
+    return rows[np.isfinite(latency).any(axis=1)]
 
 
 def _hardware(dataset: Dataset, devices: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -179,59 +198,6 @@ def _judge(
         found[measure][name] = dict(zip(workloads, values.tolist(), strict=True))
 
 
-def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
-    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
-    arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
-    result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
-    for name, found in arrays.items():
-        result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
-    for k in (0, *samples):
-        result[f"top5_shipped_k{k}"] = _figure(_of_all(cases, "top5", f"shipped/{k}"))
-    result["top1_k0"] = result["top1_shipped_k0"][0]
-    for k in samples:
-        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
-        mine = arrays[f"shipped/{k}"]
-        result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
-        result[f"gain_over_store_only_k{k}"] = _figure(mine - arrays[f"few/{k}"])
-        result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
-    result["gain_over_mixed"] = _figure(arrays["shipped/0"] - arrays["mixed/0"])
-    result["gain_over_store_only"] = _figure(arrays["shipped/0"] - arrays["few/0"])
-    return result
-
-
-def _names(cases: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    return {name for one in cases.values() for name in one["top1"]}
-
-
-def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> NDArray[np.float64]:
-    """A measure of a contender by workload, case by case."""
-    return np.array(
-        [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
-    )
-
-
-def _figure(values: NDArray[np.float64]) -> list[float] | None:
-    """Mean over workloads with its 90 % interval."""
-    return listed(mean_of(values).estimate())
-
-
-def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
-    """What a first head is worth, by number of samples, as `ShippedModel.expected` has it."""
-    return {
-        str(k): {
-            "top1": found[f"top1_shipped_k{k}"][0],
-            "top1_interval": found[f"top1_shipped_k{k}"][1:],
-            "top5": found[f"top5_shipped_k{k}"][0],
-            "top5_interval": found[f"top5_shipped_k{k}"][1:],
-            "workloads": found["judged"],
-            "devices": profiles,
-            "samples": k,
-            "regime": Regime.BOTH_NEW.value,
-        }
-        for k in (0, SAMPLES)
-    }
-
-
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
     with tempfile.TemporaryDirectory() as made:
@@ -251,17 +217,20 @@ def secs_to_first_head(device: str) -> float:
 
 
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    dataset = read_published(options.dataset)
-    store = folder / f"store-{dataset.sha256[:12]}"
+    datasets = [read_published(one) for one in options.dataset]
+    sums = "-".join(one.sha256[:12] for one in datasets)
+    store = folder / f"store-{sums}"
     with Store.open(store) as opened:
-        open_dataset(dataset, opened)
+        for dataset in datasets:
+            open_dataset(dataset, opened)
     reader = Store.read(store)
     workloads = reader.workloads()
     networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
+    processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
     cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
     asked = "-".join(map(str, (options.epochs, *options.samples)))
-    kept = folder / f"cases-{dataset.sha256[:12]}-{asked}"
+    kept = folder / f"cases-{sums}-{asked}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -272,20 +241,22 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     done = {one.name: json.loads((kept / f"{one.name}.json").read_text()) for one in cases}
     result: dict[str, Any] = {
         "benchmark": "pretrained",
-        "dataset": dataset.name,
-        "sha256": dataset.sha256,
-        "records": dataset.card["records"],
+        "datasets": {one.name: one.sha256 for one in datasets},
+        "records": sum(one.card["records"] for one in datasets),
         "workloads": len(workloads),
         "architectures": len({architecture(one) for one in networks}),
         "profiles": len(targets),
+        "processors": processors,
         "cases": len(cases),
         **figures(done, options.samples),
     }
     if options.ship is not None:
         about = ShippedAbout(
             name=options.name,
-            dataset=dataset.name,
-            sha256=dataset.sha256,
+            datasets={one.name: one.sha256 for one in datasets},
+            processors=tuple(
+                sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
+            ),
             expected=expectations(result, len(targets)),
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
@@ -298,7 +269,9 @@ def main() -> None:
     """Parse the command line, run, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--dataset", type=Path, required=True, help="a published dataset")
+    parser.add_argument(
+        "--dataset", type=Path, action="append", required=True, help="a published dataset; may be given again"
+    )
     parser.add_argument("--device", default="", help="device of this host for secs_to_first_head")
     parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
     parser.add_argument("--quick", action="store_true", help="each group with one profile")

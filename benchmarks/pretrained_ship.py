@@ -33,9 +33,10 @@ class ShippedAbout:
     """What is said of a model that is shipped."""
 
     name: str
-    #: Published dataset that it learnt from, and the sum that stands for it.
-    dataset: str
-    sha256: str
+    #: Published datasets that it learnt from, and the sum that stands for each.
+    datasets: Mapping[str, str]
+    #: Models of the processors that measured them.
+    processors: Sequence[str]
     #: Figures by number of samples (`ShippedModel.expected`).
     expected: Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     }
     told = manifest_of(snapshot, seed=0, config=train_config(epochs), seconds=secs, sources=model.device_ids)
     told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
-    told |= {SHIPPED_KEY: about.name, "dataset": about.dataset, "dataset_sha256": about.sha256}
+    told |= {SHIPPED_KEY: about.name, "datasets": dict(about.datasets)}
     write_shipped(folder, model, {**told, "expected": dict(about.expected)}, devices)
     (folder / "README.md").write_text(card(about, told))
     return {
@@ -113,11 +114,12 @@ def card(about: ShippedAbout, told: Mapping[str, Any]) -> str:
             "",
             "| fact | value |",
             "|---|---|",
-            f"| dataset | {about.dataset}, SHA-256 {about.sha256} |",
+            *(f"| dataset | {name}, SHA-256 {sha256} |" for name, sha256 in about.datasets.items()),
             f"| learnt from | {measured:,} latencies of {len(told['trained_workloads'])} workloads |",
             f"| heads | {', '.join(told['trained_heads'])} |",
             "| licence | Apache-2.0 |",
-            "| made by | `python -m benchmarks.pretrained --dataset DATASET --ship FOLDER` |",
+            "| made by | `python -m benchmarks.pretrained --dataset DATASET "
+            "[--dataset ANOTHER] --ship FOLDER` |",
             "",
             "Each profile and each fifth of the architectures was held out together. Top-1 is the speed of "
             "the first choice over the best, on programs that nobody had measured:",
@@ -126,7 +128,7 @@ def card(about: ShippedAbout, told: Mapping[str, Any]) -> str:
             "|---|---|---|---|",
             *rows,
             "",
-            "It has seen x86-64 processors of one maker, one thread, programs of 0.01 to 10 ms. Elsewhere "
+            f"It has seen {' and '.join(about.processors)}, one thread, programs of 0.01 to 10 ms. Elsewhere "
             "expect less, and measure samples.",
             "",
         ]

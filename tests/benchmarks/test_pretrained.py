@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agents.records import Family
+from agents.records import DeviceId, Family
 from benchmarks.pretrained import (
     GROUPS,
     architecture,
     cases_of,
-    expectations,
-    figures,
     groups_of,
     run_case,
 )
+from benchmarks.pretrained_figures import expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
@@ -72,17 +72,40 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     judged = set(found["top1"]["shipped/0"])
     assert all(set(one) == judged for one in found["top1"].values())
     workloads = Store.read(store).workloads()
-    networks = {name for one in judged for name, _ in workloads[one].networks}  # type: ignore[index]
+    networks = {name for one in judged for name, _ in workloads[one].networks}
     assert len(networks) == 1
     assert found["workloads"]["shipped"] == len(workloads) - len(judged)
     values = np.array(list(found["top1"]["shipped/64"].values()))
     assert ((values > 0) & (values <= 1)).all()
 
 
+def test_a_contender_learns_on_other_processors_only(tmp_path: Path) -> None:
+    path = fill(tmp_path / "store", *SOURCES, NEW)
+    with Store.open(path) as store:
+        for name in SOURCES[1:]:
+            entry = store.devices()[DeviceId(name)]
+            assert entry.descriptor is not None
+            store.put_device(entry.spec, replace(entry.descriptor, cpu_model="Another"))
+    case = cases_of(["group-1", "group-2"], [SOURCES[0]], seeds=1, is_quick=True)[0]
+    found = run_case(path, case, 1, [64])
+    assert {"elsewhere/0", "elsewhere/64"} <= set(found["top1"])
+    assert set(found["top1"]["elsewhere/0"]) == set(found["top1"]["shipped/0"])
+    assert found["devices"] == {
+        "shipped": [*SOURCES[1:], NEW],
+        "few": [*SOURCES[1:], NEW],
+        "elsewhere": list(SOURCES[1:]),
+    }
+
+
 def test_what_it_ships_is_read_back(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES)
     figures = {"top1": 0.5, "top1_interval": [0.4, 0.6], "top5": 0.9}
-    about = ShippedAbout(name="test-1", dataset="mine", sha256="0" * 64, expected={"0": figures})
+    about = ShippedAbout(
+        name="test-1",
+        datasets={"mine": "0" * 64, "yours": "1" * 64},
+        processors=["One CPU", "Another"],
+        expected={"0": figures},
+    )
     told = ship(store, tmp_path / "cpu", about, 1)
     found = read_shipped(Family.CPU, tmp_path / "cpu")
     assert found is not None
@@ -90,4 +113,7 @@ def test_what_it_ships_is_read_back(tmp_path: Path) -> None:
     assert found.expected["0"]["top1"] == 0.5
     assert told["bytes"] < 6_000_000
     assert found.manifest["trained_workloads"]
-    assert "| 0 | 0.500 | 0.400 to 0.600 | 0.900 |" in (tmp_path / "cpu/README.md").read_text()
+    card = (tmp_path / "cpu/README.md").read_text()
+    assert "| 0 | 0.500 | 0.400 to 0.600 | 0.900 |" in card
+    assert "| dataset | yours, SHA-256 1111" in card
+    assert "It has seen One CPU and Another," in card

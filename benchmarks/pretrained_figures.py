@@ -1,0 +1,73 @@
+"""The figures of `benchmarks.pretrained`, from what its cases found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.onboarding_parts import listed
+from fleet.models.promotion import mean_of
+from transfer.evaluate.onboarding_cases import Regime
+
+#: Samples of the new profile that every case has.
+SAMPLES = 64
+
+
+def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
+    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
+    arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
+    result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
+    for name, found in arrays.items():
+        result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
+    for k in (0, *samples):
+        result[f"top5_shipped_k{k}"] = _figure(_of_all(cases, "top5", f"shipped/{k}"))
+    result["top1_k0"] = result["top1_shipped_k0"][0]
+    for k in samples:
+        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
+        mine = arrays[f"shipped/{k}"]
+        result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
+        result[f"gain_over_store_only_k{k}"] = _figure(mine - arrays[f"few/{k}"])
+        result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
+        if f"elsewhere/{k}" in arrays:
+            result[f"gain_of_like_processors_k{k}"] = _figure(mine - arrays[f"elsewhere/{k}"])
+    if "elsewhere/0" in arrays:
+        result["gain_of_like_processors"] = _figure(arrays["shipped/0"] - arrays["elsewhere/0"])
+    result["gain_over_mixed"] = _figure(arrays["shipped/0"] - arrays["mixed/0"])
+    result["gain_over_store_only"] = _figure(arrays["shipped/0"] - arrays["few/0"])
+    return result
+
+
+def _names(cases: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for one in cases.values() for name in one["top1"]}
+
+
+def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> NDArray[np.float64]:
+    """A measure of a contender by workload, case by case."""
+    return np.array(
+        [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
+    )
+
+
+def _figure(values: NDArray[np.float64]) -> list[float] | None:
+    """Mean over workloads with its 90 % interval."""
+    return listed(mean_of(values).estimate())
+
+
+def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
+    """What a first head is worth, by number of samples, as `ShippedModel.expected` has it."""
+    return {
+        str(k): {
+            "top1": found[f"top1_shipped_k{k}"][0],
+            "top1_interval": found[f"top1_shipped_k{k}"][1:],
+            "top5": found[f"top5_shipped_k{k}"][0],
+            "top5_interval": found[f"top5_shipped_k{k}"][1:],
+            "workloads": found["judged"],
+            "devices": profiles,
+            "samples": k,
+            "regime": Regime.BOTH_NEW.value,
+        }
+        for k in (0, SAMPLES)
+    }
