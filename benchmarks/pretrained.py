@@ -6,7 +6,9 @@ without a measurement (`transfer.adapt.nearest`), then with k samples of the oth
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
 workloads, as many as the store of `make run` has, and training from scratch. `--quick` holds each group out
 with one profile, else with every one. With several datasets (`--dataset` again) one model learns from all of
-them, and a fourth contender, `elsewhere`, learns on other processors than the profile's only.
+them, and a fourth contender, `elsewhere`, learns on other processors than the profile's only. With
+`--breadth 12 50` there are models of so many workloads too, and a power law through all of them for 1,000 and
+10,000.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -32,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.pretrained_figures import SAMPLES, expectations, figures
+from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import read_published
@@ -101,7 +103,9 @@ def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_qu
     ]
 
 
-def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> dict[str, Any]:
+def run_case(
+    store: Path, case: _Case, epochs: int, samples: Sequence[int], breadth: Sequence[int] = ()
+) -> dict[str, Any]:
     """Top-1 by workload of each contender on one case, with each number of samples."""
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
@@ -112,7 +116,7 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
     column = dataset.column(case.target)
     test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
     found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
-    for name, (rows, sources) in _contenders(snapshot, split.train, case).items():
+    for name, (rows, sources) in _contenders(snapshot, split.train, case, breadth).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
@@ -151,12 +155,17 @@ def run_case(store: Path, case: _Case, epochs: int, samples: Sequence[int]) -> d
     return found
 
 
-def _contenders(snapshot: DatasetSnapshot, rows: Rows, case: _Case) -> dict[str, tuple[Rows, list[str]]]:
+def _contenders(
+    snapshot: DatasetSnapshot, rows: Rows, case: _Case, breadth: Sequence[int]
+) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
     dataset = snapshot.dataset
     sources = [str(one) for one in dataset.device_ids if one != case.target]
-    few = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[rows]))[:FEW_WORKLOADS]
-    found = {"shipped": (rows, sources), "few": (rows[np.isin(dataset.group[rows], few)], sources)}
+    order = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[rows]))
+    found = {"shipped": (rows, sources)}
+    for name, count in (("few", FEW_WORKLOADS), *((broad(one), one) for one in breadth)):
+        if name == "few" or count < len(order):
+            found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
     processors = {str(one): told.cpu_model for one, (_, told) in snapshot.devices.items()}
     elsewhere = [one for one in sources if processors[one] != processors[case.target]]
     if elsewhere and len(elsewhere) < len(sources):
@@ -229,12 +238,15 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     targets = [str(one) for one in reader.devices()]
     processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
     cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
-    asked = "-".join(map(str, (options.epochs, *options.samples)))
+    asked = "-".join(map(str, (options.epochs, *options.samples, *options.breadth)))
     kept = folder / f"cases-{sums}-{asked}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        futures = {one: pool.submit(run_case, store, one, options.epochs, options.samples) for one in waiting}
+        futures = {
+            one: pool.submit(run_case, store, one, options.epochs, options.samples, options.breadth)
+            for one in waiting
+        }
         for one, future in futures.items():
             (kept / f"{one.name}.json").write_text(json.dumps(future.result()))
             print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
@@ -249,6 +261,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "processors": processors,
         "cases": len(cases),
         **figures(done, options.samples),
+        **breadth_figures(done, options.samples, options.breadth),
     }
     if options.ship is not None:
         about = ShippedAbout(
@@ -278,6 +291,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
         "--samples", type=int, nargs="*", default=[], help=f"beside {SAMPLES}; more than there are: all"
+    )
+    parser.add_argument(
+        "--breadth", type=int, nargs="*", default=[], help="numbers of workloads of further models"
     )
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from benchmarks.pretrained import (
     groups_of,
     run_case,
 )
-from benchmarks.pretrained_figures import expectations, figures
+from benchmarks.pretrained_figures import breadth_figures, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
@@ -62,13 +63,37 @@ def test_gains_are_paired_by_workload() -> None:
     assert (expected["64"]["samples"], expected["0"]["devices"]) == (64, 4)
 
 
+def test_more_workloads_follow_a_power_law() -> None:
+    """Exact where the figures follow one; a number of workloads that one case lacks is left out."""
+
+    def top1_of(count: int, place: int) -> float:
+        return 1 - (0.8 + 0.02 * (place % 5)) * math.pow(count, -0.25)
+
+    def case(counts: list[int]) -> dict[str, object]:
+        workloads = {f"of-{count}": count for count in counts} | {"shipped": 160}
+        top1 = {
+            f"{name}/{k}": {f"w{place}": top1_of(count, place) for place in range(20)}
+            for name, count in workloads.items()
+            for k in (0, 64)
+        }
+        return {"workloads": workloads, "top1": top1}
+
+    found = breadth_figures({"one": case([10, 40, 80]), "two": case([10, 40])}, [64], [10, 40, 80])
+    assert list(found["breadth"]) == ["10", "40", "160"]
+    assert found["breadth_exponent"]["0"] == pytest.approx([0.25, 0.25, 0.25], abs=1e-3)
+    assert found["breadth_at"]["64"]["10000"][0] == pytest.approx(1 - 0.84 * 0.1, abs=1e-3)
+    assert breadth_figures({"one": case([10])}, [64], [10]) == {}
+
+
 def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    found = run_case(store, case, 1, [64])
-    assert {"shipped/0", "shipped/64", "few/0", "few/64", "scratch/64", "mixed/0", "random/0"} == set(
-        found["top1"]
-    )
+    found = run_case(store, case, 1, [64], [2, 99])
+    assert {
+        *("shipped/0", "shipped/64", "few/0", "few/64", "of-2/0", "of-2/64"),
+        *("scratch/64", "mixed/0", "random/0"),
+    } == set(found["top1"])
+    assert found["workloads"]["of-2"] == 2
     judged = set(found["top1"]["shipped/0"])
     assert all(set(one) == judged for one in found["top1"].values())
     workloads = Store.read(store).workloads()
