@@ -37,6 +37,8 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
 #: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
 #: nearly all pass; about one CUDA draw in ten passes the post-processors.
 _BARREN_SAMPLES = 600
+#: The same for draws that pass, by programs seen, and at least: where few are, each comes up often.
+_REPEATS_EACH, _LEAST_REPEATS = 10, 100
 #: Draws in all, of some 7 ms each: whoever asked does not wait for minutes.
 _MOST_TRIES = 10_000
 #: Mutations in a row without a new candidate after which the neighbourhood counts as used up.
@@ -70,19 +72,30 @@ class _Search:
     tries: int = 0
     refused: int = 0
     repeated: int = 0
+    #: Draws since a program was seen for the first time, and those of them that passed.
+    barren: int = 0
+    passed: int = 0
+
+    def is_used_up(self, most: int) -> bool:
+        """Whether draws repeat what is known: `most` in a row, or fewer that passed if programs are few."""
+        repeats = max(_LEAST_REPEATS, _REPEATS_EACH * len(self.programs))
+        return self.barren >= most or self.passed >= repeats
 
     def take(self, schedule: Any) -> None:
         """Count one draw: a finished schedule, or None if it was refused."""
         import tvm_ffi
 
         self.tries += 1
+        self.barren += 1
         if schedule is None:
             self.refused += 1
             return
+        self.passed += 1
         program = tvm_ffi.structural_hash(schedule.mod)
         candidate = None
         if program not in self.programs:
             self.programs.add(program)
+            self.barren = self.passed = 0
             trace = canonical_json(plain_json(schedule.trace.as_json()))
             candidate = Candidate(workload_id=self.workload_id, trace=trace, origin=self.origin)
         if candidate is None or candidate.candidate_id in self.exclude:
@@ -154,13 +167,14 @@ class DesignSpace:
 
         draws = random.Random(f"{seed}/{self._workload.workload_id}")
         search = _Search(WorkloadId(self._workload.workload_id), "random", exclude)
-        barren = 0
-        while len(search.found) < count and barren < _BARREN_SAMPLES and search.tries < _MOST_TRIES:
-            before = len(search.programs)
+        while (
+            len(search.found) < count
+            and not search.is_used_up(_BARREN_SAMPLES)
+            and search.tries < _MOST_TRIES
+        ):
             space = draws.choice(self._spaces)
             # Without its decisions the trace samples them afresh from the schedule's seed.
             search.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
-            barren = barren + 1 if len(search.programs) == before else 0
         return search.proposal()
 
     def evolve(
@@ -200,15 +214,12 @@ class DesignSpace:
             search.programs.add(structural_hash(schedule.mod))
             bases.append(base)
             chances.append(1 / rank)
-        barren = 0
-        while bases and len(search.found) < count and barren < _BARREN_DRAWS:
-            before = len(search.found)
+        while bases and len(search.found) < count and not search.is_used_up(_BARREN_DRAWS):
             [base] = draws.choices(bases, chances)
             [mutator] = draws.choices(self._mutators, self._mutator_chances)
             mutant = mutate(mutator, base, draws.randrange(1, _MOST_SEED))
             schedule_seed = draws.randrange(1, _MOST_SEED)
             search.take(None if mutant is None else self._finish(mutant, schedule_seed))
-            barren = barren + 1 if len(search.found) == before else 0
         return search.proposal()
 
     def derive(self, traces: Sequence[str]) -> Derivation:

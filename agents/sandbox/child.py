@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ class ChildWorker:
             elif operation == "forget":
                 self._retiming.forget()
             elif operation in ("propose", "evolve", "derive"):
-                self._channel.send(handlers.propose(message, self._workloads[message["workload_id"]]))
+                self._channel.send(self._propose(message))
             elif operation == "networks":
                 self._channel.send(handlers.list_workloads(message["networks"]))
             elif operation == "board":
@@ -119,6 +119,14 @@ class ChildWorker:
                 self._channel.send(handlers.canaries(Family(message["family"])))
             else:
                 raise ValueError(f"unknown operation {operation!r}")
+
+    def _propose(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Draw candidates, on the same cores as a builder: that may take as long as building."""
+        with ExitStack() as held:
+            if self._slot:
+                with suppress(HostLockError):  # then it draws where it is
+                    held.enter_context(self._slot.building())
+            return handlers.propose(message, self._workloads[message["workload_id"]])
 
     def _job(self, message: dict[str, Any]) -> _Job:
         return _Job(

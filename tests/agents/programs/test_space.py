@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.records import Candidate, Family, Workload
+from agents.records import Candidate, Family, Workload, WorkloadId
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
 
@@ -215,3 +215,21 @@ def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.Monk
     assert space.sample(500, seed=0, exclude=known).candidates == ()
     monkeypatch.setattr("agents.programs.design_space._MOST_TRIES", 20)
     assert space.sample(500, seed=0).tries == 20
+
+
+def test_a_space_of_few_programs_is_used_up_sooner() -> None:
+    """Each of a few programs comes up often, while one of many may be rare; refused draws say less."""
+    from agents.programs.design_space import _Search
+
+    search = _Search(WorkloadId("w"), "random", ())
+    search.programs = set(range(5))
+    search.barren = search.passed = 99
+    assert not search.is_used_up(600)
+    search.passed = 100
+    assert search.is_used_up(600)
+    search.programs = set(range(50))
+    assert not search.is_used_up(600)
+    search.passed = 500
+    assert search.is_used_up(600)
+    search.barren, search.passed = 600, 60
+    assert search.is_used_up(600)

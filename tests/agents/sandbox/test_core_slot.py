@@ -14,13 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agents.host.host_lock import HostLockError, make_lock
 from agents.host.timing_lock import timing_lock
+from agents.records import Workload
 from agents.sandbox import core_slot
-from agents.sandbox.core_slot import CoresHeldError, CoreSlot, ProcessCores
+from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
+from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
+from tests.conftest import GENERIC_CPU
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -135,6 +139,26 @@ def test_one_builder_at_a_time_and_none_while_something_is_timed(
     # It stays where it began: nobody lends the cores in the middle of a build.
     assert third.cores == CORES[-1:]
     third.finish()
+
+
+@pytest.mark.tvm
+def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], matmul: Workload) -> None:
+    settings = replace(settings_of(*paths), target=GENERIC_CPU)
+    question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "seed": 1, "exclude": []}
+    with WorkerPool([settings]) as pool, ThreadPoolExecutor(1) as thread:
+        pool.ask({**question, "count": 1}, matmul)
+        [worker] = [one for one in pool.pids if psutil.Process(one).name() == WORKER_NAME]
+        drawn = thread.submit(pool.ask, {**question, "count": 400}, matmul)
+        while os.sched_getaffinity(worker) != {CORES[0]}:  # the test's time-out ends it
+            time.sleep(0.005)
+        with timing_lock(paths[1]), timer(paths).cleared():
+            assert os.sched_getaffinity(worker) == {CORES[-1]}
+        assert os.sched_getaffinity(worker) == {CORES[0]}
+        assert len(drawn.result()["traces"]) == 400
+        assert os.sched_getaffinity(worker) == {CORES[-1]}
+        paths[0].unlink()
+        paths[0].symlink_to(paths[1])
+        assert pool.ask({**question, "count": 1}, matmul)["traces"], "without the slot it draws where it is"
 
 
 def test_a_builder_that_ends_during_a_timing_is_not_called_back(
