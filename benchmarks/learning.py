@@ -33,6 +33,7 @@ from benchmarks.learning_parts import (
 )
 from benchmarks.learning_tables import document, judged
 from benchmarks.training import LOGS, import_devices
+from fleet.errors import FleetError
 from fleet.models.evaluation import BASELINES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
@@ -208,7 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.shares and OURS[0] not in options.rankers:
         raise SystemExit(f"--shares compares with {OURS[0]}: name it in --rankers")
     with tempfile.TemporaryDirectory() as made:
-        result, comparison = measure(options, Path(made))
+        try:
+            result, comparison = measure(options, Path(made))
+        except FleetError as error:  # no such store, or a damaged one
+            raise SystemExit(str(error)) from error
     if options.table is not None:
         command = f"python -m benchmarks.learning {_shown(given)}"
         options.table.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expec
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import read_published
+from fleet.errors import FleetError
 from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
@@ -304,7 +305,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = options.keep or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        found = _run(options, folder)
+        try:
+            found = _run(options, folder)
+        except FleetError as error:  # no such dataset, or a damaged one
+            raise SystemExit(str(error)) from error
     print(json.dumps(found, indent=None if options.json else 2))
 
 

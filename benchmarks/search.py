@@ -46,6 +46,7 @@ from benchmarks.search_figures import (
 )
 from benchmarks.search_sides import EVALUATOR, SearchBench, best_within, settled
 from fleet.config.settings import load_fleet
+from fleet.errors import FleetError
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
@@ -225,8 +226,11 @@ def main() -> None:
     settings = load_fleet(None, {"store.path": str(options.store)}).config
     ends_at = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as made:
-        bench = SearchBench(settings, options.device, options.keep or Path(made), options.without)
-        found = measure(bench, plan, ends_at)
+        try:
+            bench = SearchBench(settings, options.device, options.keep or Path(made), options.without)
+            found = measure(bench, plan, ends_at)
+        except FleetError as error:  # no such store or device
+            raise SystemExit(str(error)) from error
     print(json.dumps(found, indent=None if options.json else 2))
 
 

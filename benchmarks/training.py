@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId
 from benchmarks.collection_parts import Bench
 from benchmarks.imports import DATA
+from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.evaluation import published
 from fleet.models.versions import load_snapshot
@@ -227,7 +228,10 @@ def main() -> None:
         print(json.dumps(_train_on(options.train_on)))
         return
     with tempfile.TemporaryDirectory() as made:
-        result = measure(options, Path(made))
+        try:
+            result = measure(options, Path(made))
+        except FleetError as error:  # no such store, or a damaged one
+            raise SystemExit(str(error)) from error
     print(json.dumps(result, indent=None if options.json else 2))
 
 

@@ -4,8 +4,8 @@ Called by `child.py`, and for what a worker process may not do by itself by `zyg
 four times as long as timing, so on a host of two cores a timing core that only times would idle most of the
 time. A builder therefore may move onto the timing cores; whoever begins to time has it moved to the quiet
 cores, and onto the timing cores again afterwards. It never stops building, and no timing ever shares a core
-with it. One slot a host, like the timing lock: a lock that the builder holds. Who that is, only the kernel
-says, so nobody can have another process moved.
+with it. Drawing candidates counts as building. One slot a host, like the timing lock: a lock that the builder
+holds. Who that is, only the kernel says, so nobody can have another process moved.
 """
 
 from __future__ import annotations

@@ -190,3 +190,22 @@ def test_default_paths_are_there() -> None:
         paths = [value for value in vars(module).values() if isinstance(value, Path)]
         missing += [f"{name}: {path}" for path in paths if DATA in path.parents and not path.exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("learning", ["--store", "nowhere"]),
+        ("training", ["--store", "nowhere"]),
+        ("onboarding", ["--store", "nowhere"]),
+        ("search", ["--store", "nowhere", "--device", "x86-64-v3"]),
+        ("pretrained", ["--dataset", "nowhere"]),
+    ],
+)
+def test_records_that_are_not_there_are_one_line(
+    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit, match="nowhere"):
+        importlib.import_module(f"benchmarks.{name}").main()
