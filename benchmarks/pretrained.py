@@ -272,6 +272,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
             ),
             expected=expectations(result, len(targets)),
+            expected_elsewhere=expectations(result, len(targets), "elsewhere"),
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
     if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):

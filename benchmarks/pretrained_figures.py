@@ -26,8 +26,8 @@ def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> d
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
         result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
-    for k in (0, *samples):
-        result[f"top5_shipped_k{k}"] = _figure(_of_all(cases, "top5", f"shipped/{k}"))
+    for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
+        result[f"top5_{name.replace('/', '_k')}"] = _figure(_of_all(cases, "top5", name))
     result["top1_k0"] = result["top1_shipped_k0"][0]
     for k in samples:
         result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
@@ -116,14 +116,21 @@ def _figure(values: NDArray[np.float64]) -> list[float] | None:
     return listed(mean_of(values).estimate())
 
 
-def expectations(found: Mapping[str, Any], profiles: int) -> dict[str, Any]:
-    """What a first head is worth, by number of samples, as `ShippedModel.expected` has it."""
+def expectations(found: Mapping[str, Any], profiles: int, contender: str = "shipped") -> dict[str, Any]:
+    """What a contender's first head is worth, by number of samples, as `ShippedModel.expected` has it.
+
+    Empty where that contender was not there.
+    """
+    if f"top1_{contender}_k0" not in found:
+        return {}
+    unseen = {"unseen": "processor"} if contender == "elsewhere" else {}
     return {
         str(k): {
-            "top1": found[f"top1_shipped_k{k}"][0],
-            "top1_interval": found[f"top1_shipped_k{k}"][1:],
-            "top5": found[f"top5_shipped_k{k}"][0],
-            "top5_interval": found[f"top5_shipped_k{k}"][1:],
+            **unseen,
+            "top1": found[f"top1_{contender}_k{k}"][0],
+            "top1_interval": found[f"top1_{contender}_k{k}"][1:],
+            "top5": found[f"top5_{contender}_k{k}"][0],
+            "top5_interval": found[f"top5_{contender}_k{k}"][1:],
             "workloads": found["judged"],
             "devices": profiles,
             "samples": k,

@@ -40,7 +40,7 @@ DEVICES_NAME = "devices.json"
 #: Key of manifests with the name of the shipped model that a head is of.
 SHIPPED_KEY = "shipped"
 #: What manifests of first heads take over from it: where it came from, and how good it is.
-_TOLD = ("candidates", "workloads", "seed", "train", "trained_workloads", "expected")
+_TOLD = ("candidates", "workloads", "seed", "train", "trained_workloads")
 
 
 class ShippedModelError(FleetError):
@@ -66,9 +66,16 @@ class ShippedModel:
     model: FleetTLP
     devices: Mapping[DeviceId, ShippedDevice]
 
-    @property
-    def expected(self) -> Mapping[str, Any]:
-        """What a first head is worth: `samples` to figures with intervals, each device left out in turn."""
+    def expected(self, descriptor: Descriptor) -> Mapping[str, Any]:
+        """What a first head is worth on a machine: `samples` to figures with intervals.
+
+        They are of the devices that it has heads of, each left out in turn: alone where one has the machine's
+        processor, else with all others of its processor (`unseen` is `processor` then).
+        """
+        known = {one.descriptor.cpu_model for one in self.devices.values()}
+        elsewhere = self.manifest.get("expected_elsewhere")
+        if elsewhere and descriptor.cpu_model not in known:
+            return dict(elsewhere)
         return dict(self.manifest.get("expected", {}))
 
     def unlike(self, descriptor: Descriptor) -> str:
@@ -144,7 +151,8 @@ def write_shipped(
 ) -> None:
     """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
 
-    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`.
+    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`; also
+    `expected_elsewhere` where processors of several models measured (`ShippedModel.expected`).
     """
     from transfer.model import checkpoint
 
@@ -180,6 +188,7 @@ def first_head(
     adapted = shipped.head(spec, descriptor, fingerprint)
     manifest = {
         **{key: shipped.manifest[key] for key in _TOLD if key in shipped.manifest},
+        "expected": shipped.expected(descriptor),
         SHIPPED_KEY: shipped.name,
         "onboarded": spec.device_id,
         "samples": 0,

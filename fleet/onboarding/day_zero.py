@@ -7,7 +7,7 @@ device's own move it. Called by `fleet.onboarding.onboarding` and by searches. I
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,8 @@ def onboard_alone(
     target, clock = spec.device_id, Clock()
     samples = settings.onboarding.samples
     shipped = _shipped(spec)
+    descriptor = _descriptor(engine, spec)
+    expected = shipped.expected(descriptor)
     how = CollectSettings(
         samples=_PER_WORKLOAD, protocol=settings.timing_protocol(), seed=settings.training.seed
     )
@@ -150,7 +152,7 @@ def onboard_alone(
         "strategy": settings.onboarding.strategy,
         "taken": "day_zero",
         "notes": {},
-        "unlike": shipped.unlike(_descriptor(engine, spec)),
+        "unlike": shipped.unlike(descriptor),
         "version": first,
         "shipped": shipped.name,
         "first_head": first,
@@ -161,13 +163,13 @@ def onboard_alone(
             "ran": len(mine.latency_secs),
             "distance": shipped.distances(mine),
         },
-        "expected": shipped.expected.get("0"),
+        "expected": expected.get("0"),
         "reason": "nothing was measured",
-        "more": _more(shipped, 0),
+        "more": _more(expected, 0),
         "curve": [],
     }
     if samples:
-        result |= _adapted(engine, settings, spec, models, shipped, chosen, clock)
+        result |= _adapted(engine, settings, spec, models, shipped, chosen, expected, clock)
     registry = Registry(models)
     result["version"] = result["version"] or registry.champions()[target].version
     result |= serving_of(registry, target, result["version"])
@@ -207,6 +209,7 @@ def _adapted(
     models: Path,
     shipped: ShippedModel,
     chosen: frozenset[CandidateId],
+    expected: Mapping[str, Any],
     clock: Clock,
 ) -> dict[str, Any]:
     """Move the head by what the device measured, and keep it as a version."""
@@ -232,7 +235,7 @@ def _adapted(
     with clock.part("report"):
         said = told(one, adapted, taken, one.few_shot, None, len(one.few_shot))
     if said["expected"] is None:
-        said["expected"] = shipped.expected.get("0")
+        said["expected"] = expected.get("0")
     return {
         "samples": len(one.few_shot),
         "outcomes": outcomes,
@@ -240,7 +243,7 @@ def _adapted(
         "notes": dict(adapted.notes),
         "version": version,
         **said,
-        "more": _more(shipped, len(one.few_shot)),
+        "more": _more(expected, len(one.few_shot)),
     }
 
 
@@ -259,8 +262,8 @@ def alone_strategy(name: str, regime: Regime) -> Strategy:
     return Auto(strategies=tuple(known[one] for one in _CHOICES), regime=regime, waits=False)
 
 
-def _more(shipped: ShippedModel, samples: int) -> list[dict[str, float]]:
+def _more(expected: Mapping[str, Any], samples: int) -> list[dict[str, float]]:
     """What more samples bought where each device of the shipped model was left out in turn."""
-    found = {int(k): figures["top1"] for k, figures in shipped.expected.items()}
+    found = {int(k): figures["top1"] for k, figures in expected.items()}
     now = max((top1 for k, top1 in found.items() if k <= samples), default=0.0)
     return [{"samples": k, "top1": top1} for k, top1 in sorted(found.items()) if k > samples and top1 > now]

@@ -34,6 +34,8 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     else:
         by_samples = f"{expected['samples']} samples"
         by_devices = f"what {expected.get('devices')} known devices came to"
+        if expected.get("unseen") == "processor":
+            by_devices += ", each without records of its processor"
         made_of = f"90 %, from {by_samples if expected['samples'] else by_devices}"
         yield f"expected: {_of(expected, 'top1')}; {_of(expected, 'top5')} ({made_of})"
         yield f"that is meant for {_MEANT[expected.get('regime', 'device-new')]}"

@@ -130,15 +130,20 @@ def test_what_it_ships_is_read_back(tmp_path: Path) -> None:
         datasets={"mine": "0" * 64, "yours": "1" * 64},
         processors=["One CPU", "Another"],
         expected={"0": figures},
+        expected_elsewhere={"0": {**figures, "top1": 0.4, "unseen": "processor"}},
     )
     told = ship(store, tmp_path / "cpu", about, 1)
     found = read_shipped(Family.CPU, tmp_path / "cpu")
     assert found is not None
     assert (found.name, set(found.devices)) == ("test-1", set(SOURCES))
-    assert found.expected["0"]["top1"] == 0.5
+    machine = found.devices[DeviceId(SOURCES[0])].descriptor
+    assert found.expected(machine)["0"]["top1"] == 0.5
+    strange = replace(machine, cpu_model="A third")
+    assert found.expected(strange)["0"] == {**figures, "top1": 0.4, "unseen": "processor"}
     assert told["bytes"] < 6_000_000
     assert found.manifest["trained_workloads"]
     card = (tmp_path / "cpu/README.md").read_text()
     assert "| 0 | 0.500 | 0.400 to 0.600 | 0.900 |" in card
+    assert "| 0 | 0.400 | 0.400 to 0.600 | 0.900 |" in card
     assert "| dataset | yours, SHA-256 1111" in card
     assert "It has seen One CPU and Another," in card
