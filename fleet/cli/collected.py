@@ -5,7 +5,9 @@ Called by `fleet collect` at its end. Reads the store; measures nothing.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +63,13 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     }
 
 
-def print_collected(found: dict[str, Any]) -> None:
-    """Say how many records came and why, and what to do where most of them are suspect."""
+def print_collected(found: dict[str, Any], daemon_pid: int | None = None) -> None:
+    """Say how many records came and why, and what to do where most of them are suspect.
+
+    Args:
+        found: As `collected` gives it.
+        daemon_pid: The daemon that measured, where it was not this process.
+    """
     parts = [f"{found['candidates']} candidates"]
     parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(found["extra"].items())]
     say(f"measured now: {found['records']} records: {', '.join(parts)}")
@@ -71,17 +78,30 @@ def print_collected(found: dict[str, Any]) -> None:
             f"{found['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, so "
             "something takes the cores. Models learn from such records until better ones replace them."
         )
-        say(f"busiest programs beside the fleet now: {', '.join(busiest_programs()) or 'none; it has ended'}")
+        busiest = ", ".join(busiest_programs(daemon_pid)) or "none; it has ended"
+        say(f"busiest programs beside the fleet now: {busiest}")
         say("stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host")
 
 
-def busiest_programs(watch_secs: float = 0.5) -> list[str]:
+def fleet_processes(daemon_pid: int | None) -> set[int]:
+    """Process ids of this process, of a daemon, and of all below them."""
+    import psutil
+
+    found: set[int] = set()
+    for pid in (os.getpid(), *([] if daemon_pid is None else [daemon_pid])):
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            found |= {one.pid for one in (root, *root.children(recursive=True))}
+    return found
+
+
+def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> list[str]:
     """Names of up to three programs of others that took a tenth of a core or more, with their shares."""
     import time
 
     import psutil
 
-    own = {process.pid for process in psutil.Process().children(recursive=True)} | {psutil.Process().pid}
+    own = fleet_processes(daemon_pid)
     others = [process for process in psutil.process_iter(["name"]) if process.pid not in own]
 
     def cpu_secs() -> dict[psutil.Process, float]:

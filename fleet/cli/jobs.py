@@ -139,6 +139,7 @@ def collect(
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
     from fleet import public_work
+    from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
     from fleet.cli.requests import follow_aloud
     from fleet.collection.time_spent import print_spending, spent_from
@@ -188,7 +189,8 @@ def collect(
     for name, ran in result.get("ran", {}).items():
         say(f"{name}: {ran} reference programs ran")
     _print_status(path, beside(path, models))
-    print_collected(came)
+    daemon = find_daemon(Path(settings.daemon.root))
+    print_collected(came, None if daemon is None else daemon.pid)
 
 
 def status(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from agents.networks.corpus import CORPUS
 from agents.records import Family, Record, Workload
 from fleet.cli.app import run
-from fleet.cli.collected import collected, print_collected
+from fleet.cli.collected import collected, fleet_processes, print_collected
 from fleet.cli.training_request import each_family
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
@@ -158,7 +160,7 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
 ) -> None:
     found = collected(store, 150.0)
     assert found == {"records": 2, "suspect": 1, "candidates": 1, "extra": {"noise": 1}}
-    monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda: ["ffmpeg (98% of a core)"])
+    monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda _: ["ffmpeg (98% of a core)"])
     print_collected(found)
     said = capsys.readouterr().out
     assert "measured now: 2 records: 1 candidates, 1 of A/A runs" in said
@@ -166,3 +168,13 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
     assert "ffmpeg (98% of a core)" in said
     print_collected({**found, "suspect": 0})
     assert "suspect" not in capsys.readouterr().out
+
+
+def test_what_the_daemon_runs_disturbs_nobody() -> None:
+    """The parent of this process stands for a daemon: it is none of ours unless it is named."""
+    assert {os.getpid()} <= fleet_processes(None)
+    assert os.getppid() not in fleet_processes(None)
+    assert {os.getpid(), os.getppid()} <= fleet_processes(os.getppid())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert os.getpid() in fleet_processes(gone.pid)
