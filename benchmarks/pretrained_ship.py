@@ -48,7 +48,7 @@ def train_model(
 ) -> FleetTLP:
     """A model of some rows; with many workloads a tenth of them tells when to stop, as in `fleet train`."""
     learn, held = divide(replace(snapshot, dataset=view), seed, rows)
-    config = replace(train_config(epochs), device="cpu")
+    config = replace(train_config(epochs), device="cpu", lends=True)
     return train(view, learn, config=config, seed=seed, devices=devices, validation_rows=held).model
 
 
@@ -85,7 +85,13 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
         )
         for one in names
     }
-    told = manifest_of(snapshot, seed=0, config=train_config(epochs), seconds=secs, sources=model.device_ids)
+    told = manifest_of(
+        snapshot,
+        seed=0,
+        config=replace(train_config(epochs), lends=True),
+        seconds=secs,
+        sources=model.device_ids,
+    )
     told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
     told |= {SHIPPED_KEY: about.name, "datasets": dict(about.datasets)}
     told["expected"] = dict(about.expected)

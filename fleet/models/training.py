@@ -87,7 +87,7 @@ def train_version(
     published = MTL_TLP in kinds or registry.asks_published(device_ids or registry.champions())
     snapshot = read_snapshot(reader, device_ids, published=published)
     dataset = snapshot.dataset
-    config = replace(train_config(settings.training.epochs), device=compute)
+    config = replace(train_config(settings.training.epochs), device=compute, lends=True)
     seed = settings.training.seed
     open_rows, kept_out = learnable(snapshot)
     rows, held = divide(snapshot, seed, open_rows)

@@ -96,7 +96,7 @@ def _fleet_tlp(
     from transfer.train.training import TrainRun, train
 
     dataset = data.snapshot.dataset
-    config = TrainConfig(epochs=request.epochs, device=request.compute)
+    config = TrainConfig(epochs=request.epochs, device=request.compute, lends=True)
     init = None
     if base is not None:
         config = replace(config, epochs=warm_epochs(config.epochs))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
 from transfer.features.blocks import FeatureBlock
+from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import block_tensors
 from transfer.train.training import torch_threads
@@ -103,15 +104,6 @@ def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[s
         for device_id in devices
         if device_id in dataset.device_ids
     }
-
-
-def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.float64]:
-    """(D,) distances of (D, H) hardware vectors to that of row `own`, as of `hardware_distances`."""
-    spread = hardware.std(axis=0)
-    # A slot with one value for all devices tells nothing; float32 noise must not be blown up.
-    used = spread > 1e-6 * np.maximum(1.0, np.abs(hardware).max(axis=0))
-    scaled = hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
-    return np.asarray(np.linalg.norm(scaled - scaled[own], axis=1), dtype=np.float64)
 
 
 def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, float]:

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
-from transfer.adapt.heads import most_similar_heads, vector_distances
+from transfer.adapt.heads import most_similar_heads
 from transfer.data.dataset import Dataset
-from transfer.features.hardware import hardware_table
+from transfer.features.hardware import hardware_table, vector_distances
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 

@@ -221,6 +221,18 @@ def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32
     return np.stack([one[:named] if len(one) in WIDTHS else one for one in vectors])
 
 
+def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.float64]:
+    """(D,) distances of (D, H) hardware vectors to that of row `own`.
+
+    Each slot is in units of its spread over all devices.
+    """
+    spread = hardware.std(axis=0)
+    # A slot with one value for all devices tells nothing; float32 noise must not be blown up.
+    used = spread > 1e-6 * np.maximum(1.0, np.abs(hardware).max(axis=0))
+    scaled = hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
+    return np.asarray(np.linalg.norm(scaled - scaled[own], axis=1), dtype=np.float64)
+
+
 def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     """(..., width) vectors as a model of before or after the measured numbers reads them.
 

@@ -44,6 +44,8 @@ class TrainConfig:
     sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
     #: Boosted trees in an ensemble with the network; 0 for none.
     trees: int = 500
+    #: Whether devices lend each other the latencies of workloads that one of them did not measure.
+    lends: bool = False
     #: Epochs without a better validation loss before stopping; used only with validation rows.
     patience: int = 10
     #: Threads of torch. One is the fastest for a model of this size, and sums in another order would give

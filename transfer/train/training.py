@@ -28,6 +28,7 @@ from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.train.config import EpochReport, TrainConfig, torch_device
 from transfer.train.curves import Curves
 from transfer.train.epochs import TrainingProgress, run_epochs
+from transfer.train.lent_labels import with_lent_latencies
 from transfer.train.peers import ALONE, Peers
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest, load_state, remove_states, save_state
@@ -111,11 +112,12 @@ def train(
     started, peers = time.perf_counter(), run.peers
     rows = np.asarray(rows, dtype=np.int64)
     device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
-    training = gather_rows(dataset, rows, device_ids)
-    validation = None
-    if validation_rows is not None and len(validation_rows):
-        held = np.asarray(validation_rows, dtype=np.int64)
-        validation = gather_rows(dataset, held, device_ids, need_all=False)
+    held = np.asarray([] if validation_rows is None else validation_rows, dtype=np.int64)
+    lent = dataset
+    if config.lends:
+        lent = with_lent_latencies(dataset, np.concatenate([rows, held]), device_ids)
+    training = gather_rows(lent, rows, device_ids)
+    validation = gather_rows(lent, held, device_ids, need_all=False) if len(held) else None
     target = torch_device(config.device)
     with ExitStack() as scope:
         if target.type == "cuda":
@@ -142,7 +144,7 @@ def train(
 
         run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
         fit_validity(model.to("cpu"), dataset, rows, device_ids)
-        fit_trees(model, dataset, rows, device_ids, config=config, seed=seed)
+        fit_trees(model, lent, rows, device_ids, config=config, seed=seed)
         # Nobody may remove what another worker has yet to read.
         peers.check_equal(len(progress.history), "epochs done")
     if run.folder is not None and peers.is_first:
