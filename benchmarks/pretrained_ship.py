@@ -23,6 +23,7 @@ from fleet.store.store import Store
 from transfer.adapt.fingerprint import ORIGIN
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
 from transfer.train.training import train
 
 Rows = NDArray[np.int64]
@@ -48,8 +49,12 @@ def train_model(
 ) -> FleetTLP:
     """A model of some rows; with many workloads a tenth of them tells when to stop, as in `fleet train`."""
     learn, held = divide(replace(snapshot, dataset=view), seed, rows)
-    config = replace(train_config(epochs), device="cpu", lends=True)
-    return train(view, learn, config=config, seed=seed, devices=devices, validation_rows=held).model
+    return train(view, learn, config=_config(epochs), seed=seed, devices=devices, validation_rows=held).model
+
+
+def _config(epochs: int) -> TrainConfig:
+    """As `fleet train` trains."""
+    return replace(train_config(epochs), device="cpu", lends=True)
 
 
 def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[str, Any]:
@@ -88,7 +93,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     told = manifest_of(
         snapshot,
         seed=0,
-        config=replace(train_config(epochs), lends=True),
+        config=_config(epochs),
         seconds=secs,
         sources=model.device_ids,
     )
