@@ -88,6 +88,7 @@ class Judge:
         serving = self._registry.champions().get(device_id)
         gone = why_not = served_by = ""
         head, fair = None, clean(held, trained)
+        learnt: Collection[WorkloadId] | None = ()
         if serving is not None:
             try:
                 manifest = self._registry.manifest(serving.version)
@@ -98,7 +99,8 @@ class Judge:
                 # The disk may give it again the next time.
                 why_not = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
             else:
-                served_by, fair = serving.version, clean(held, trained, self._learnt(manifest))
+                served_by, learnt = serving.version, self._learnt(manifest)
+                fair = clean(held, trained, learnt)
                 if fair is None:
                     why_not = f"nobody knows any more what {serving.version} learnt from"
             if why_not:
@@ -109,7 +111,10 @@ class Judge:
         mine = Adapted(device_id=device_id, model=model)
         challenger = head_standing(mine, self._dataset, rows, floor)
         champion = None if head is None else head_standing(head, self._dataset, rows, floor)
-        verdict = judge(device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone)
+        seen = len(trained), len(learnt or ())
+        verdict = judge(
+            device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone, learnt=seen
+        )
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)

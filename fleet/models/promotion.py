@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.models.pairs import Floats, decided_pairs, pair_width
-from transfer.data.intervals import LEVEL, Estimate, Resampled, resample_ratio
+from transfer.data.intervals import LEVEL, Estimate, Resampled, is_beyond_luck, resample_ratio
 from transfer.data.metrics import evaluate_ranking
 
 #: Held-out workloads that judge a head at least, and their measured candidates: fewer are an anecdote.
@@ -67,9 +67,13 @@ class Standing:
     #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
     width: Floats
 
+    def shares(self) -> Floats:
+        """(G,) share of the decided pairs of a workload in the right order."""
+        return np.asarray(self.right / np.maximum(self.decided, 1))
+
     def pairs(self) -> Resampled:
-        """Share of the decided pairs of a workload in the right order, mean over workloads."""
-        return mean_of(self.right / np.maximum(self.decided, 1))
+        """The mean of `shares`."""
+        return mean_of(self.shares())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +151,12 @@ def judge(
     floor: float = 0.0,
     why_not: str = "",
     gone: str = "",
+    learnt: tuple[int, int] = (0, 0),
 ) -> DeviceDecision:
     """Decide about one device. A champion that can serve stays where nothing can be judged.
+
+    Of two that noise cannot tell apart, the challenger takes the place, because it has seen more. Where it
+    learnt from fewer workloads than the champion, it has not, and has to be better.
 
     Args:
         device_id: The device.
@@ -158,6 +166,7 @@ def judge(
         floor: The noise floor that both were judged with.
         why_not: Why nothing could be judged, where that is known.
         gone: Why a champion that was there cannot serve any more; empty where none was.
+        learnt: Workloads that challenger and champion learnt from.
     """
     decided = partial(DeviceDecision, device_id=device_id)
     gone = gone and f"{gone}; "
@@ -194,9 +203,13 @@ def judge(
         )
         reason = f"worse: {slower} {_points(top5.high)}); {told}"
         return decided(kind=DecisionKind.WORSE, reason=reason, judged=judged)
-    kind = DecisionKind.BETTER if pairs.low > 0 else DecisionKind.AS_GOOD
-    word = "better" if kind is DecisionKind.BETTER else "no worse beyond noise"
-    return decided(kind=kind, reason=f"{word}: {told}", judged=judged)
+    # A bootstrap of three workloads knows nothing of a fourth one.
+    if pairs.low > 0 and is_beyond_luck(challenger.shares() - champion.shares()):
+        return decided(kind=DecisionKind.BETTER, reason=f"better: {told}", judged=judged)
+    if learnt[0] < learnt[1]:
+        reason = f"not clearly better, and it learnt from {learnt[0]} workloads, {served_by} from {learnt[1]}"
+        return decided(kind=DecisionKind.UNJUDGED, reason=f"{reason}: {told}", judged=judged)
+    return decided(kind=DecisionKind.AS_GOOD, reason=f"no worse beyond noise: {told}", judged=judged)
 
 
 def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:

@@ -25,6 +25,7 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for, told
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
+    Strangers,
     adapt_version,
     onboarding_of,
     sample_outcomes,
@@ -230,7 +231,8 @@ def _adapted(
     one = replace(one, source_rows=np.zeros(0, dtype=np.int64))
     strategy = alone_strategy(settings.onboarding.strategy, Regime.BOTH_NEW)
     with clock.part("adapt"):
-        adapted, version = adapt_version(one, snapshot, models, strategy, strangers=list(known))
+        others = Strangers(list(known), shipped.manifest.get("trained_workloads", ()))
+        adapted, version = adapt_version(one, snapshot, models, strategy, strangers=others)
     taken = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
         said = told(one, adapted, taken, one.few_shot, None, len(one.few_shot))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -73,6 +73,16 @@ def onboarding_of(
     )
 
 
+class Strangers(NamedTuple):
+    """Devices of other people, whose heads are sources and are not kept, and what these learnt from."""
+
+    devices: Collection[str]
+    workloads: Collection[str]
+
+
+NO_STRANGERS = Strangers((), ())
+
+
 def adapt_version(
     one: Onboarding,
     snapshot: DatasetSnapshot,
@@ -82,7 +92,7 @@ def adapt_version(
     earlier: Earlier | None = None,
     since: float = 0.0,
     judge: Callable[[Adapted], dict[str, Any] | None] | None = None,
-    strangers: Collection[str] = (),
+    strangers: Strangers = NO_STRANGERS,
 ) -> tuple[Adapted, str]:
     """Give a new device its head, and keep the model as a version.
 
@@ -98,7 +108,7 @@ def adapt_version(
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
         since: Unix seconds at which the present environment began.
         judge: Compares the head with the one that serves; the manifest keeps what it says.
-        strangers: Devices of other people, whose heads are sources and are not kept.
+        strangers: Of other people's records in the source model.
 
     Returns:
         The head, and the name of the version.
@@ -110,7 +120,7 @@ def adapt_version(
     adapted = one.adapt(strategy, one.few_shot)
     model = adapted.model
     if isinstance(model, FleetTLP):
-        gone = {*strangers, *([earlier.device_id] if earlier is not None else [])}
+        gone = {*strangers.devices, *([earlier.device_id] if earlier is not None else [])}
         for head in sorted(gone & set(model.device_ids)):
             model.drop_head(head)
     manifest = manifest_of(
@@ -126,7 +136,9 @@ def adapt_version(
         onboarded["against_champion"] = compared
     # A model may have heads of devices that this store never saw.
     heads = [head for head in model.device_ids if head in one.dataset.device_ids]
-    provenance = training_provenance(one.dataset, one.source_rows, heads, {}, holds_out=one.holds_out)
+    rows = np.union1d(one.source_rows, one.few_shot)
+    provenance = training_provenance(one.dataset, rows, heads, {}, holds_out=one.holds_out)
+    provenance["trained_workloads"] = sorted({*provenance["trained_workloads"], *strangers.workloads})
     version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
     return adapted, version
 

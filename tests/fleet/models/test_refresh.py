@@ -63,6 +63,26 @@ def test_equal_heads_move_on_because_the_challenger_has_the_fresher_data() -> No
     assert verdict.reason.startswith("no worse beyond noise: ")
 
 
+def test_equal_heads_stay_where_the_challenger_learnt_from_fewer_workloads() -> None:
+    mine, other = heads(0.7, seed=1), heads(0.7, seed=2)
+    verdict = judge("a", mine, other, served_by="v000001", learnt=(42, 203))
+    assert (verdict.kind, verdict.moves_on) == (DecisionKind.UNJUDGED, False)
+    assert verdict.reason.startswith(
+        "not clearly better, and it learnt from 42 workloads, v000001 from 203: "
+    )
+    assert verdict.judged is not None
+    assert judge("a", mine, other, served_by="v000001", learnt=(203, 203)).kind is DecisionKind.AS_GOOD
+    assert judge("a", heads(0.9), other, served_by="v000001", learnt=(42, 203)).kind is DecisionKind.BETTER
+
+
+def test_three_workloads_make_no_head_better() -> None:
+    """A head of 42 workloads once took the place of a better one of 200 by a bootstrap of three."""
+    mine, other = heads(0.9, workloads=3, seed=1), heads(0.5, workloads=3, seed=2)
+    assert mine.pairs().minus(other.pairs()).estimate().low > 0
+    assert judge("a", mine, other, served_by="v000001", learnt=(42, 203)).kind is DecisionKind.UNJUDGED
+    assert judge("a", mine, other, served_by="v000001", learnt=(42, 42)).kind is DecisionKind.AS_GOOD
+
+
 def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() -> None:
     found = heads(0.7, seed=1)
     blind = replace(found, top5=found.top5 - 0.2)
