@@ -2,14 +2,15 @@
 
 They read the flat features of a candidate (`transfer.features.flat`) and the hardware vector of a device, so
 one set of trees serves every head, one of a device without a measurement included. Used by
-`transfer.model.fleet_tlp`, taught by `transfer.train.tree_fit`. Kept as XGBoost's own binary JSON in a
-tensor: nothing is unpickled. XGBoost is imported at the first score.
+`transfer.model.fleet_tlp`, taught by `transfer.train.tree_fit`. Kept as XGBoost's own binary JSON, packed to
+two fifths by zlib, in a tensor: nothing is unpickled. XGBoost is imported at the first score.
 
 Legend: N candidates, P flat features, H hardware slots.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, cast
 
 import numpy as np
@@ -24,13 +25,17 @@ Floats = NDArray[np.float64]
 
 #: How sharply a logarithm of a score is bent where it nears 0: below -1 it stays what it is to within 0.2 %.
 _BEND = 5.0
+#: How packed trees begin; XGBoost's own begin with a brace.
+_PACKED = b"x"
+#: Bytes of unpacked trees at most; 500 of them have some five million.
+_MOST_BYTES = 1 << 30
 
 
 class Trees(nn.Module):
     """Trees as a part of a model that is stored and copied with it.
 
     Args:
-        raw: The booster as XGBoost saves it (UBJSON).
+        raw: The booster as XGBoost saves it (UBJSON), or that packed by `pack`.
         offset: Mean logarithm of the labels, which the trees learnt the distance to.
         weight: What their opinion counts beside the network's 1.
     """
@@ -85,8 +90,8 @@ class Trees(nn.Module):
 
             booster = xgboost.Booster()
             try:
-                booster.load_model(bytearray(self.raw.numpy().tobytes()))
-            except xgboost.core.XGBoostError as error:
+                booster.load_model(bytearray(_unpack(self.raw.numpy().tobytes())))
+            except (xgboost.core.XGBoostError, zlib.error) as error:
                 raise TransferError(
                     f"the model's trees cannot be read: {str(error).splitlines()[0]}; restore the model or "
                     "train it again"
@@ -105,6 +110,26 @@ class HardwareOf(nn.Module):
     def __init__(self, values: Tensor) -> None:
         super().__init__()
         self.register_buffer("values", values)
+
+
+def pack(raw: bytes) -> bytes:
+    """Make a booster as XGBoost saves it smaller."""
+    return zlib.compress(raw)
+
+
+def _unpack(raw: bytes) -> bytes:
+    """Undo `pack`; what was never packed stays as it is.
+
+    Raises:
+        zlib.error: It is damaged, or larger than any trees.
+    """
+    if not raw.startswith(_PACKED):
+        return raw
+    reader = zlib.decompressobj()
+    found = reader.decompress(raw, _MOST_BYTES)
+    if not reader.eof:
+        raise zlib.error("they end too soon, or are larger than any trees")
+    return found
 
 
 def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:

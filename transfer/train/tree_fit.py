@@ -21,7 +21,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
 from transfer.features.flat import flat_inputs
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.trees import Trees, tree_inputs
+from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.config import TrainConfig
 from transfer.train.losses import MIN_LABEL
 
@@ -116,7 +116,7 @@ def fit_trees(
             threads=config.threads,
             beside=raw,
         )
-    model.trees = Trees(raw, float(log_speed.mean()), weight=len(sets))
+    model.trees = Trees(pack(raw), float(log_speed.mean()), weight=len(sets))
 
 
 def grow(
@@ -130,7 +130,7 @@ def grow(
     threads: int = 1,
     beside: bytes = b"",
 ) -> bytes:
-    """Fit trees; gives what `Trees` keeps.
+    """Fit trees; gives what `pack` makes smaller for `Trees`.
 
     Args:
         x: (n, P) inputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from transfer.features.flat import flat_inputs
 from transfer.features.hardware import WIDTHS
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
-from transfer.model.trees import Trees, joint_scores
+from transfer.model.trees import Trees, joint_scores, pack
 from transfer.train.training import train
 from transfer.train.tree_fit import fit_trees
 
@@ -152,9 +153,24 @@ def test_a_new_head_is_judged_by_its_own_hardware(model: FleetTLP) -> None:
     assert np.array_equal(copied.score(block, "twin"), source.score(block, "cpu.a"))
 
 
-def test_damaged_trees_and_other_inputs_are_refused() -> None:
+def test_trees_of_before_they_were_packed_say_the_same(model: FleetTLP) -> None:
+    assert model.trees is not None
+    packed = model.trees.raw.numpy().tobytes()
+    raw = zlib.decompress(packed)
+    assert len(packed) < 0.6 * len(raw)
+    old = Trees(raw, float(model.trees.offset))
+    told = [one.log_speeds(FLAT[HELD], hardware("cpu.b")) for one in (old, model.trees)]
+    assert np.array_equal(*told)
+
+
+@pytest.mark.parametrize("raw", [b"no trees", b"x", pack(b"{" * 99)[:-4], pack(b"{" * 2_000)])
+def test_damaged_trees_are_refused(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer.model.trees._MOST_BYTES", 1_000)
     with pytest.raises(TransferError, match="trees cannot be read"):
-        Trees(b"no trees", 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
+        Trees(raw, 0.0).log_speeds(np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
+
+
+def test_other_inputs_are_refused() -> None:
     model = FleetTLP(SHAPE)
     fit_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=3), seed=0)
     assert model.trees is not None
