@@ -96,3 +96,15 @@ def test_auto_has_fewer_to_choose_from_without_source_devices() -> None:
     assert auto.name == "auto"
     assert "siblings" not in {one.name for one in auto.strategies}  # type: ignore[attr-defined]
     assert alone_strategy("momentum", Regime.BOTH_NEW).name == "momentum"
+
+
+def test_the_report_says_what_an_expectation_is_made_of() -> None:
+    figures = {"top1": 0.77, "top1_interval": [0.76, 0.78], "top5": 0.95, "top5_interval": [0.94, 0.96]}
+    result = {
+        **{"device": "mine", "samples": 0, "outcomes": {}, "strategy": "auto", "taken": "day_zero"},
+        **{"siblings": [], "shipped": "open-cpu-2", "seconds": {}},
+        "expected": {**figures, "samples": 0, "devices": 6, "regime": "both-new"},
+    }
+    assert "from what 6 known devices came to)" in "\n".join(lines_of(result))
+    result["expected"] |= {"unseen": "processor"}
+    assert "came to, each without records of its processor)" in "\n".join(lines_of(result))
