@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.features.hardware import vector_distances
+from transfer.train.rows import labels_by_workload
 
 #: Most alike devices that are asked: of a thousand devices each would ask all others else.
 _MOST_LENDERS = 4
@@ -37,10 +38,7 @@ def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: S
     columns = [dataset.column(one) for one in device_ids]
     group = dataset.group[rows]
     latency = dataset.latency_secs[np.ix_(rows, np.array(columns, dtype=np.int64))]
-    workloads = len(dataset.workload_ids)
-    measured = np.stack(
-        [np.bincount(group[np.isfinite(one)], minlength=workloads) >= _PAIR for one in latency.T]
-    )
+    measured = labels_by_workload(dataset, rows, np.isfinite(latency)).T >= _PAIR
     lacking = ~measured & measured.any(axis=0)
     if not lacking.any():
         return dataset

@@ -72,7 +72,7 @@ class TrainingRows:
 def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, ...]:
     """Devices with at least two measured candidates of one workload among `rows`."""
     measured = np.isfinite(dataset.latency_secs[rows])
-    enough = (_labels_by_workload(dataset, rows, measured) >= 2).any(axis=0)
+    enough = (labels_by_workload(dataset, rows, measured) >= 2).any(axis=0)
     return tuple(str(dataset.device_ids[column]) for column in np.flatnonzero(enough))
 
 
@@ -109,7 +109,7 @@ def gather_rows(
     columns = [dataset.column(device_id) for device_id in device_ids]
     labels = dataset.labels(rows)[:, columns].astype(np.float32)
     labelled = np.isfinite(labels)
-    learnable = np.flatnonzero((_labels_by_workload(dataset, rows, labelled) >= 2).any(axis=1))
+    learnable = np.flatnonzero((labels_by_workload(dataset, rows, labelled) >= 2).any(axis=1))
     group = dataset.group[rows]
     # A row without a label teaches nothing, and would take the place of one that does.
     kept = np.flatnonzero(np.isin(group, learnable) & labelled.any(axis=1))
@@ -163,7 +163,7 @@ def training_labels(
     return labels.astype(np.float32)
 
 
-def _labels_by_workload(
+def labels_by_workload(
     dataset: Dataset, rows: NDArray[np.int64], present: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """(W, columns) number of rows of each workload where `present` (n, columns) is true."""
