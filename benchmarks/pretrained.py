@@ -8,7 +8,8 @@ workloads, as many as the store of `make run` has, and training from scratch. `-
 with one profile, else with every one. With several datasets (`--dataset` again) one model learns from all of
 them, and a fourth contender, `elsewhere`, learns on other processors than the profile's only. With
 `--breadth 12 50` there are models of so many workloads too, and a power law through all of them for 1,000 and
-10,000.
+10,000. With `--strategies maml multitask` these make heads too, from the samples and all that the other
+profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -45,6 +46,7 @@ from fleet.onboarding.day_zero import alone_strategy
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted, Strategy, without_device
 from transfer.adapt.nearest import day_zero_head
+from transfer.adapt.registry import NAMES, strategies
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.data.dataset import Dataset
@@ -72,6 +74,23 @@ class _Case(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.group}-{self.target}-{self.seed}"
+
+
+class Asked(NamedTuple):
+    """The same for all cases."""
+
+    epochs: int
+    #: Numbers of samples.
+    samples: tuple[int, ...]
+    #: Numbers of workloads of further models.
+    breadth: tuple[int, ...] = ()
+    #: Further ways to make the head, by name.
+    strategies: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Tells kept cases apart."""
+        return "-".join(map(str, (self.epochs, *self.samples, *self.breadth, *self.strategies)))
 
 
 def architecture(network: str) -> str:
@@ -104,9 +123,7 @@ def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_qu
     ]
 
 
-def run_case(
-    store: Path, case: _Case, epochs: int, samples: Sequence[int], breadth: Sequence[int] = ()
-) -> dict[str, Any]:
+def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
     """Top-1 by workload of each contender on one case, with each number of samples."""
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
@@ -116,14 +133,15 @@ def run_case(
     ]
     column = dataset.column(case.target)
     test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
+    how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
     found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
-    for name, (rows, sources) in _contenders(snapshot, split.train, case, breadth).items():
+    for name, (rows, sources) in _contenders(snapshot, split.train, case, asked.breadth).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
         view = without_device(known, case.target)
         started = time.perf_counter()
-        source = train_model(view, snapshot, rows, sources, case.seed, epochs)
+        source = train_model(view, snapshot, rows, sources, case.seed, asked.epochs)
         found["secs"][f"{name} trained"] = round(time.perf_counter() - started, 1)
         found["devices"][name] = sources
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
@@ -131,25 +149,19 @@ def run_case(
         _judge(found, f"{name}/0", zero, dataset, test, column)
         if name == "shipped":
             # Where the records of source devices are at hand, their heads can be mixed.
-            how: dict[str, Any] = {"source_rows": rows, "config": train_config(epochs), "seed": case.seed}
-            mixed = ZeroShot().adapt(source, view, case.target, rows[:0], **how)
+            mixed = ZeroShot().adapt(source, view, case.target, rows[:0], source_rows=rows, **how)
             _judge(found, "mixed/0", mixed, dataset, test, column)
-        for k in samples:
+        for k in asked.samples:
             chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
-            ways: dict[str, Strategy] = {name: alone_strategy("auto", Regime.BOTH_NEW)}
+            ways: dict[str, tuple[Strategy, Rows]] = {
+                name: (alone_strategy("auto", Regime.BOTH_NEW), rows[:0])
+            }
             if name == "shipped":
-                ways["scratch"] = Scratch()
-            for label, way in ways.items():
+                ways["scratch"] = (Scratch(), rows[:0])
+                ways |= {one: (strategies()[one], rows) for one in asked.strategies}
+            for label, (way, source_rows) in ways.items():
                 started = time.perf_counter()
-                adapted = way.adapt(
-                    source,
-                    known,
-                    case.target,
-                    chosen,
-                    source_rows=np.zeros(0, dtype=np.int64),
-                    config=train_config(epochs),
-                    seed=case.seed,
-                )
+                adapted = way.adapt(source, known, case.target, chosen, source_rows=source_rows, **how)
                 found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
                 _judge(found, f"{label}/{k}", adapted, dataset, test, column)
                 found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
@@ -239,15 +251,12 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     targets = [str(one) for one in reader.devices()]
     processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
     cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
-    asked = "-".join(map(str, (options.epochs, *options.samples, *options.breadth)))
-    kept = folder / f"cases-{sums}-{asked}"
+    asked = Asked(options.epochs, tuple(options.samples), tuple(options.breadth), tuple(options.strategies))
+    kept = folder / f"cases-{sums}-{asked.name}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        futures = {
-            one: pool.submit(run_case, store, one, options.epochs, options.samples, options.breadth)
-            for one in waiting
-        }
+        futures = {one: pool.submit(run_case, store, one, asked) for one in waiting}
         for one, future in futures.items():
             (kept / f"{one.name}.json").write_text(json.dumps(future.result()))
             print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
@@ -261,7 +270,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, options.samples),
+        **figures(done, options.samples, options.strategies),
         **breadth_figures(done, options.samples, options.breadth),
     }
     if options.ship is not None:
@@ -296,6 +305,13 @@ def main() -> None:
     )
     parser.add_argument(
         "--breadth", type=int, nargs="*", default=[], help="numbers of workloads of further models"
+    )
+    parser.add_argument(
+        "--strategies",
+        nargs="*",
+        choices=NAMES,
+        default=[],
+        help="further ways to make the head, of all records",
     )
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))

@@ -20,7 +20,9 @@ _ASKED, _RESAMPLES = (1_000, 10_000), 1_000
 _LEAST_POINTS = 3
 
 
-def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
+def figures(
+    cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int], strategies: Sequence[str] = ()
+) -> dict[str, Any]:
     """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
@@ -34,6 +36,8 @@ def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> d
         mine = arrays[f"shipped/{k}"]
         result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
         result[f"gain_over_store_only_k{k}"] = _figure(mine - arrays[f"few/{k}"])
+        for one in strategies:
+            result[f"gain_over_{one}_k{k}"] = _figure(mine - arrays[f"{one}/{k}"])
         result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
         if f"elsewhere/{k}" in arrays:
             result[f"gain_of_like_processors_k{k}"] = _figure(mine - arrays[f"elsewhere/{k}"])

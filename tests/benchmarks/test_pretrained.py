@@ -12,6 +12,7 @@ import pytest
 from agents.records import DeviceId, Family
 from benchmarks.pretrained import (
     GROUPS,
+    Asked,
     architecture,
     cases_of,
     groups_of,
@@ -49,14 +50,15 @@ def test_gains_are_paired_by_workload() -> None:
             for name, up in (("shipped/0", 0.1), ("mixed/0", 0.1), ("few/0", 0.0))
         }
         top1 |= {f"{name}/64": top1[f"{name}/0"] for name in ("shipped", "few")}
-        top1["scratch/64"] = top1["few/0"]
+        top1["scratch/64"] = top1["maml/64"] = top1["few/0"]
         return {"top1": top1, "top5": top1}
 
-    found = figures({"one": case(0.0), "two": case(0.05)}, [64])
+    found = figures({"one": case(0.0), "two": case(0.05)}, [64], ["maml"])
     assert found["judged"] == 18
     assert found["top1_k0"] == pytest.approx(0.725, abs=1e-4)
     # The same difference everywhere has no width.
     assert found["gain_over_store_only"] == [0.1, 0.1, 0.1]
+    assert found["gain_over_maml_k64"] == [0.1, 0.1, 0.1]
     assert found["gain_of_64_samples"] == [0.0, 0.0, 0.0]
     expected = expectations(found, 4)
     assert expected["0"]["top1"] == found["top1_k0"]
@@ -88,10 +90,10 @@ def test_more_workloads_follow_a_power_law() -> None:
 def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    found = run_case(store, case, 1, [64], [2, 99])
+    found = run_case(store, case, Asked(1, (64,), (2, 99), ("multitask",)))
     assert {
         *("shipped/0", "shipped/64", "few/0", "few/64", "of-2/0", "of-2/64"),
-        *("scratch/64", "mixed/0", "random/0"),
+        *("scratch/64", "multitask/64", "mixed/0", "random/0"),
     } == set(found["top1"])
     assert found["workloads"]["of-2"] == 2
     judged = set(found["top1"]["shipped/0"])
@@ -112,7 +114,7 @@ def test_a_contender_learns_on_other_processors_only(tmp_path: Path) -> None:
             assert entry.descriptor is not None
             store.put_device(entry.spec, replace(entry.descriptor, cpu_model="Another"))
     case = cases_of(["group-1", "group-2"], [SOURCES[0]], seeds=1, is_quick=True)[0]
-    found = run_case(path, case, 1, [64])
+    found = run_case(path, case, Asked(1, (64,)))
     assert {"elsewhere/0", "elsewhere/64"} <= set(found["top1"])
     assert set(found["top1"]["elsewhere/0"]) == set(found["top1"]["shipped/0"])
     assert found["devices"] == {
