@@ -104,13 +104,15 @@ class DecisionScorer:
         from transfer.model.fleet_tlp import FleetTLP
 
         head = self._champion()
-        layout, places = (None, False) if head is None else (head.model.layout, head.model.reads_place)
+        model = None if head is None else head.model
+        layout, places = (None, False) if model is None else (model.layout, model.reads_place)
         block = self._reader.extract_decided(workload, decided, layout, places=places)
-        features = flat_inputs(block, DEFAULT_SPEC.category_sizes)
+        ours = model if isinstance(model, FleetTLP) else None
+        features = flat_inputs(block, DEFAULT_SPEC.category_sizes) if ours is None else ours.flat(block)
         if head is None or not len(block):
             return Judged(features, np.zeros(len(block)), block)
-        if draft and isinstance(head.model, FleetTLP):
-            drafted = head.model.draft(features, self._device_id)
+        if draft and ours is not None:
+            drafted = ours.draft(features, self._device_id)
             if drafted is not None:
                 return Judged(features, np.clip(drafted, np.log(_LEAST_SCORE), 0.0), block)
         return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)), block)

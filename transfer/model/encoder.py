@@ -83,6 +83,8 @@ class ModelConfig:
     #: Numbers of a place in the design space, and how their samples are drawn; 0 where it reads none.
     place_size: int = 0
     place_hash: str = ""
+    #: Numbers of where producers are computed that the trees read; 0 where they read none.
+    location_size: int = 0
 
     @property
     def described_size(self) -> int:

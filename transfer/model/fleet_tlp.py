@@ -29,7 +29,9 @@ from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.features.flat import flat_inputs
+from transfer.features.locations import LOCATION_NAMES
 from transfer.features.place import PLACE_HASH, PLACE_NAMES
+from transfer.features.slots import NUMBER_NAMES
 from transfer.model.encoder import (
     ModelConfig,
     ModelSizes,
@@ -260,14 +262,24 @@ class FleetTLP(nn.Module):
             # In float64: in float32 all logits above 17 would tie at 1.
             return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
         network = self._each(block, lambda x: F.logsigmoid(self.logits(x, device_id).double()))
-        flat = flat_inputs(block, self.config.category_sizes, place=self.config.place_size > 0)
-        return joint_scores(network, self.trees.log_speeds(flat, hardware.numpy()), float(self.trees.weight))
+        told = self.trees.log_speeds(self.flat(block), hardware.numpy())
+        return joint_scores(network, told, float(self.trees.weight))
+
+    def flat(self, block: FeatureBlock, rows: np.ndarray | None = None) -> np.ndarray:
+        """(n, P) what the trees read of candidates, all or some rows of them."""
+        return flat_inputs(
+            block,
+            self.config.category_sizes,
+            rows,
+            place=self.config.place_size > 0,
+            locations=self.config.location_size > 0,
+        )
 
     def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
         """What the trees alone say, in a tenth of the time of `score`: for drafts of many candidates.
 
         Args:
-            flat: (N, P) flat features (`transfer.features.flat`).
+            flat: (N, P) what `flat` gives of them.
             device_id: Device with a head.
 
         Returns:
@@ -377,6 +389,7 @@ def model_config(
         sizes=sizes or ModelSizes(),
         place_size=len(PLACE_NAMES) if reads_place else 0,
         place_hash=PLACE_HASH if reads_place else "",
+        location_size=len(LOCATION_NAMES) if spec.number_names == NUMBER_NAMES else 0,
     )
 
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
-from transfer.features.flat import flat_inputs
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.config import TrainConfig
@@ -29,8 +28,8 @@ Rows = NDArray[np.int64]
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
-#: How many times likelier a tree is offered a number of the summary, of the place, or of the hardware, than
-#: one of the others, which are twice as many and say less each.
+#: How many times likelier a tree is offered a number of the summary, of locations, of the place, or of the
+#: hardware, than one of the others, which are twice as many and say less each.
 _LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
@@ -95,11 +94,11 @@ def fit_trees(
     row, column_of, log_speed, wanted, weight = whole
     # A candidate stands there once for each device that measured it.
     alike, place = np.unique(row, return_inverse=True)
-    places = model.config.place_size
-    flat = flat_inputs(dataset.features, dataset.spec.category_sizes, alike, place=places > 0)
+    flat = model.flat(dataset.features, alike)
     x = tree_inputs(flat[place], dataset.hardware[column_of])
     columns = np.ones(x.shape[1])
-    columns[: dataset.features.summary.shape[1]] = columns[flat.shape[1] - places :] = _LIKELIER
+    behind = flat.shape[1] - model.config.place_size - model.config.location_size
+    columns[: dataset.features.summary.shape[1]] = columns[behind:] = _LIKELIER
     sets: list[Any] = [slice(None)]
     if alone is not None and (own := column_of == dataset.column(alone)).any():
         sets.append(own)

@@ -1,0 +1,105 @@
+"""Where producers are computed: what the numbers say, and that older models score without them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tests.dataset_fixtures import NRM_TRACE, gmm_candidates, gmm_workload
+from tests.model_fixtures import CONFIG, make_dataset
+from tests.transfer.features.test_place import extract
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.flat import flat_inputs
+from transfer.features.locations import LOCATION_NAMES, describe_locations
+from transfer.features.slots import StepTable, laid_out
+from transfer.language.primitives import Kind, Primitive, Role
+from transfer.model import checkpoint
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import TrainRun, train
+
+
+def told(*candidates: tuple[Primitive, ...]) -> dict[str, list[float]]:
+    table = StepTable()
+    rows = [table.row(step) for steps in candidates for step in steps]
+    lengths = [len(steps) for steps in candidates]
+    steps = laid_out(rows, lengths, max(lengths))
+    categories, numbers = table.rows()
+    columns = describe_locations(categories[steps], numbers[steps])
+    return {name: column.tolist() for name, column in zip(LOCATION_NAMES, columns, strict=True)}
+
+
+def step(kind: Kind, *numbers: int, block: str = "sum", role: Role = Role.OTHER) -> Primitive:
+    return Primitive(kind, numbers, (block, role, ""))
+
+
+def test_producers_are_told_apart_in_the_order_of_the_steps() -> None:
+    chosen = (
+        step(Kind.CI),
+        step(Kind.SP, 0, 64, 8, 8),
+        step(Kind.RF, 3, 3, 8),
+        step(Kind.AN, -1, 16, block="root"),
+        step(Kind.CA, 1, 31, 7, role=Role.WRITE_CACHE),
+        step(Kind.CA, 2, 63, 15),
+        step(Kind.CR),
+        step(Kind.CI, block="pad"),
+    )
+    found = told(chosen, (step(Kind.SP, 0, 64, 8, 8, role=Role.TILED),))
+    first = {name.removeprefix("producer_0_"): value for name, value in found.items() if "producer_0" in name}
+    assert {name: values[0] for name, values in first.items()} == {
+        **{"at": 1, "root": 0, "inlined": 0},
+        **{"depth": np.float32(np.log2(3)), "around": 6, "inside": 4},
+    }
+    assert (found["producer_1_root"][0], found["producer_2_inlined"][0]) == (1, 1)
+    assert found["producer_3_at"][0] == 0
+    # A tiling is told by the summary, and so is what every candidate inlines.
+    assert found["split_0_extent"] == [np.float32(np.log2(65)), 0]
+    assert found["rfactor_0_axis"][0] == 2
+    assert found["rfactor_0_size"][0] == np.float32(np.log2(9))
+    assert all(values[1] == 0 for values in found.values())
+
+
+def test_two_reductions_that_swap_their_places_are_two_candidates() -> None:
+    here, there = step(Kind.CA, 1, 31, 7), step(Kind.CA, 3, 1023, 1)
+    first = (step(Kind.AN, -1, 16), here, there)
+    found = told(first, (first[0], there, here))
+    assert found["producer_0_around"] == found["producer_1_around"][::-1] == [5, 10]
+
+
+def test_flat_features_hold_them_last_but_for_the_place() -> None:
+    block = extract(NRM_TRACE)
+    columns = np.stack(describe_locations(block.categories, block.numbers), axis=1)
+    assert columns.any()
+    sizes = DEFAULT_SPEC.category_sizes
+    without = flat_inputs(block, sizes, locations=False)
+    np.testing.assert_array_equal(flat_inputs(block, sizes), np.concatenate([without, columns], axis=1))
+    np.testing.assert_array_equal(
+        flat_inputs(block, sizes, place=True), np.concatenate([without, columns, block.place], axis=1)
+    )
+
+
+def test_a_model_of_before_them_reads_what_it_learnt_from(tmp_path: Path) -> None:
+    """Its manifest does not name them; scores, and trees that are taught later, are of the other numbers."""
+    workload = gmm_workload()
+    block = Extractor().extract([workload] * 24, gmm_candidates(workload, 24))
+    dataset = replace(
+        make_dataset(workloads=2, candidates=12),
+        features=block,
+        spec=DEFAULT_SPEC,
+        hardware=np.ones((3, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
+    )
+    rows, config = np.arange(24), replace(CONFIG, epochs=1, trees=20)
+    new = train(dataset, rows, config=config, seed=0).model
+    assert new.flat(block).shape[1] == flat_inputs(block, DEFAULT_SPEC.category_sizes).shape[1]
+    start = FleetTLP(replace(new.config, location_size=0), new.device_ids)
+    older = train(dataset, rows, config=config, seed=0, run=TrainRun(init=start)).model
+    assert older.flat(block).shape[1] == new.flat(block).shape[1] - len(LOCATION_NAMES)
+    checkpoint.save(tmp_path / "v", older, {})
+    path = tmp_path / "v" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["model"]["location_size"]
+    path.write_text(json.dumps(manifest))
+    opened, _ = checkpoint.load(tmp_path / "v", DEFAULT_SPEC)
+    np.testing.assert_array_equal(opened.score(block, "cpu.a"), older.score(block, "cpu.a"))
