@@ -4,12 +4,12 @@ The networks of a published dataset are parted into five groups of architectures
 held out together: a model learns from the other groups on the other profiles and gives the profile a head
 without a measurement (`transfer.adapt.nearest`), then with k samples of the other groups, as `fleet onboard`
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
-workloads, as many as the store of `make run` has, and training from scratch. `--quick` holds each group out
-with one profile, else with every one. With several datasets (`--dataset` again) one model learns from all of
-them, and a fourth contender, `elsewhere`, learns on other processors than the profile's only. With
-`--breadth 12 50` there are models of so many workloads too, and a power law through all of them for 1,000 and
-10,000. With `--strategies maml multitask` these make heads too, from the samples and all that the other
-profiles measured.
+workloads, as many as the store of `make run` has, and training from scratch. Each group is held out with
+every profile or every `--target`, with `--quick` once. With several datasets (`--dataset` again) one model
+learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the profile's
+only. With `--breadth 12 50` there are models of so many workloads too, and a power law through all of them
+for 1,000 and 10,000. With `--strategies maml multitask` these make heads too, from the samples and all that
+the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -250,7 +250,10 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
     processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
-    cases = cases_of(list(groups_of(networks)), targets, seeds=options.seeds, is_quick=options.quick)
+    if unknown := set(options.target) - set(targets):
+        raise FleetError(f"no profile {min(unknown)!r} in the datasets; they have {', '.join(targets)}")
+    held_out = [one for one in targets if not options.target or one in options.target]
+    cases = cases_of(list(groups_of(networks)), held_out, seeds=options.seeds, is_quick=options.quick)
     asked = Asked(options.epochs, tuple(options.samples), tuple(options.breadth), tuple(options.strategies))
     kept = folder / f"cases-{sums}-{asked.name}"
     kept.mkdir(exist_ok=True)
@@ -280,8 +283,8 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             processors=tuple(
                 sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
             ),
-            expected=expectations(result, len(targets)),
-            expected_elsewhere=expectations(result, len(targets), "elsewhere"),
+            expected=expectations(result, len(held_out)),
+            expected_elsewhere=expectations(result, len(held_out), "elsewhere"),
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
     if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
@@ -299,6 +302,9 @@ def main() -> None:
     parser.add_argument("--device", default="", help="device of this host for secs_to_first_head")
     parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
     parser.add_argument("--quick", action="store_true", help="each group with one profile")
+    parser.add_argument(
+        "--target", action="append", default=[], help="hold out only this profile; may be given again"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
         "--samples", type=int, nargs="*", default=[], help=f"beside {SAMPLES}; more than there are: all"

@@ -28,6 +28,9 @@ from transfer.train.training import train
 
 Rows = NDArray[np.int64]
 
+#: Of the shipped model.
+_TREES = 1200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedAbout:
@@ -53,8 +56,8 @@ def train_model(
 
 
 def _config(epochs: int) -> TrainConfig:
-    """As `fleet train` trains."""
-    return replace(train_config(epochs), device="cpu", lends=True)
+    """As `fleet train` trains, with as many trees as a thousand workloads can teach (decision 49)."""
+    return replace(train_config(epochs), device="cpu", lends=True, trees=_TREES)
 
 
 def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[str, Any]:

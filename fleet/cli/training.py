@@ -326,10 +326,11 @@ def onboard(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a new device its head: measure a few candidates that siblings know, adapt, tell what to expect.
+    """Give a new device its head: measure a few candidates, adapt, tell what to expect.
 
-    Needs a store with other devices of its family and a model of them. Asked for more samples later, it goes
-    on from what was measured. Where a daemon runs on the store, it does the work; this command follows it.
+    It measures what other devices of the store know, and starts from a model of them. Without such a model it
+    starts from the one that comes with the program. Asked for more samples later, it goes on from what was
+    measured. Where a daemon runs on the store, it does the work; this command follows it.
 
     Example: fleet onboard x86-64-v4 --samples 64
     """

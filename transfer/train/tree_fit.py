@@ -33,11 +33,14 @@ _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
 _LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
+#: Learning rate at most: more trees take smaller steps, and as many altogether (decision 49).
+_ETA, _STEPS = 0.04, 20.0
+#: A leaf holds this share of the weight of all rows, within bounds: leaves of few rows learn noise by heart.
+_LEAF_SHARE, _LEAST_LEAF, _MOST_LEAF = 1 / 2500, 1.0, 8.0
 _SETTINGS = {
     "objective": "reg:squarederror",
     "tree_method": "hist",
     "max_depth": 8,
-    "eta": 0.04,
     "subsample": 0.8,
     "colsample_bytree": 0.25,
     "base_score": 0.0,
@@ -144,7 +147,9 @@ def grow(
     import xgboost
 
     table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, feature_weights=columns, nthread=threads)
-    settings = {**_SETTINGS, "seed": seed, "nthread": threads}
+    leaf = min(_MOST_LEAF, max(_LEAST_LEAF, float(weight.sum()) * _LEAF_SHARE))
+    settings = {**_SETTINGS, "eta": min(_ETA, _STEPS / count), "min_child_weight": leaf}
+    settings |= {"seed": seed, "nthread": threads}
     there = None
     if beside:
         there = xgboost.Booster(model_file=bytearray(beside))
