@@ -280,9 +280,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         about = ShippedAbout(
             name=options.name,
             datasets={one.name: one.sha256 for one in datasets},
-            processors=tuple(
-                sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
-            ),
+            processors=tuple(processors),
             expected=expectations(result, len(held_out)),
             expected_elsewhere=expectations(result, len(held_out), "elsewhere"),
         )

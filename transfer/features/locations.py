@@ -52,14 +52,13 @@ def describe_locations(
     is_producer = is_kind[Kind.CA] & (role != role_index(Role.WRITE_CACHE))
     is_producer |= is_kind[Kind.CR] | (is_kind[Kind.CI] & is_chosen)
     columns: list[NDArray[np.float32]] = []
+    rows = np.arange(len(kind))
 
     def read(is_there: NDArray[np.bool_], step: NDArray[np.int64], name: str) -> NDArray[np.float32]:
-        values = numbers[np.arange(len(step)), step, NUMBER_PLACE[name]]
-        return np.where(is_there, values, np.float32(0))
+        return np.where(is_there, numbers[rows, step, NUMBER_PLACE[name]], np.float32(0))
 
     for is_there, step in _first(is_producer, _PRODUCERS):
-        its_kind = kind[np.arange(len(step)), step]
-        columns += [(is_there & (its_kind == kind_index(way))).astype(np.float32) for way in _WAYS.values()]
+        columns += [(is_there & is_kind[way][rows, step]).astype(np.float32) for way in _WAYS.values()]
         columns += [read(is_there, step, name) for name in _AT]
     for is_there, step in _first(is_kind[Kind.RF], _FACTORED):
         columns += [read(is_there, step, name) for name in _FACTOR.values()]
