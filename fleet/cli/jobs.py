@@ -31,9 +31,6 @@ from fleet.terminal_text import say
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
-
 DEFAULT_DEMO = Path("runs/demo")
 _WATCH_SECS = 2.0
 

@@ -40,7 +40,7 @@ from transfer.model.encoder import (
     Standardise,
     StepEncoder,
 )
-from transfer.model.inputs import SCORE_BATCH, block_tensors, one_thread, used_lengths
+from transfer.model.inputs import SCORE_BATCH, block_tensors, check_sizes, one_thread, used_lengths
 from transfer.model.kinds import FLEET_TLP
 from transfer.model.trees import HardwareOf, Trees, joint_scores
 
@@ -339,36 +339,7 @@ class FleetTLP(nn.Module):
         Raises:
             TransferError: Naming each size that differs.
         """
-        config, got = self.config, _sizes_of(block)
-        expected = {
-            "category slots": len(config.category_sizes),
-            "number slots": config.number_size,
-            "workload slots": config.workload_size,
-            "summary slots": config.summary_size,
-            "place slots": config.place_size or got["place slots"],
-        }
-        wrong = [
-            f"{name}: got {got[name]}, expected {expected[name]}"
-            for name in got
-            if got[name] != expected[name]
-        ]
-        longest = int(used_lengths(block).max(initial=0))
-        if longest > config.max_steps:
-            wrong.append(f"steps: got {longest}, at most {config.max_steps}")
-        if wrong:
-            raise TransferError(
-                f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec"
-            )
-
-
-def _sizes_of(block: FeatureBlock) -> dict[str, int]:
-    return {
-        "category slots": block.step_categories.shape[1],
-        "number slots": block.step_numbers.shape[1],
-        "workload slots": block.workload_vectors.shape[1],
-        "summary slots": block.summary.shape[1],
-        "place slots": 0 if block.place_scales is None else block.place_scales.shape[2],
-    }
+        check_sizes(block, self.config)
 
 
 def model_config(

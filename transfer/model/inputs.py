@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
+from transfer.model.encoder import ModelConfig
 
 #: Candidates of every forward pass that scores, filled up where there are fewer. Libraries of linear algebra
 #: sum in another order for other sizes, so with passes of one size a candidate's score is the same to the
@@ -65,3 +67,29 @@ def block_tensors(
         torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
         torch.from_numpy(np.asarray(block.take(rows).described, dtype=np.float32)),
     )
+
+
+def check_sizes(block: FeatureBlock, config: ModelConfig) -> None:
+    """Refuse features of another shape than a model reads.
+
+    Raises:
+        TransferError: Naming each size that differs.
+    """
+    places = 0 if block.place_scales is None else block.place_scales.shape[2]
+    sizes = {
+        "category slots": (block.step_categories.shape[1], len(config.category_sizes)),
+        "number slots": (block.step_numbers.shape[1], config.number_size),
+        "workload slots": (block.workload_vectors.shape[1], config.workload_size),
+        "summary slots": (block.summary.shape[1], config.summary_size),
+        "place slots": (places, config.place_size or places),
+    }
+    wrong = [
+        f"{name}: got {got}, expected {expected}" for name, (got, expected) in sizes.items() if got != expected
+    ]
+    longest = int(used_lengths(block).max(initial=0))
+    if longest > config.max_steps:
+        wrong.append(f"steps: got {longest}, at most {config.max_steps}")
+    if wrong:
+        raise TransferError(
+            f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec"
+        )
