@@ -84,7 +84,7 @@ def check_sizes(block: FeatureBlock, config: ModelConfig) -> None:
         "place slots": (places, config.place_size or places),
     }
     wrong = [
-        f"{name}: got {got}, expected {expected}" for name, (got, expected) in sizes.items() if got != expected
+        f"{name}: got {got}, expected {wanted}" for name, (got, wanted) in sizes.items() if got != wanted
     ]
     longest = int(used_lengths(block).max(initial=0))
     if longest > config.max_steps:
