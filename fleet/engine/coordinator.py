@@ -238,13 +238,13 @@ class Coordinator:
             try:
                 # Before a job that names them is in the journal.
                 parts.pools.flush()
-                done = parts.event_log.commit()
+                events, instructions = parts.event_log.commit()
             except StoreFull as error:
                 parts.disk.full(error)
                 return
-            for event in done.events:
+            for event in events:
                 self._effects.note(event)
-            for instruction in done.instructions:
+            for instruction in instructions:
                 self._effects.do(instruction)
             if not self._is_stopping:
                 self._effects.feed()
