@@ -33,6 +33,7 @@ from fleet.core.request_words import RequestId
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
+from fleet.requests.session import pack_candidate, unpack_candidate
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
@@ -117,7 +118,7 @@ class DriverQuestions:
         for key, question in list(self._questions.items()):
             if question.op != "measure":
                 self._pursue(key, question)
-            elif (reason := self._out_of_order(question)) and not self._is_queued(question):
+            elif reason := self._out_of_order(question):
                 self._answer(key, unusable=reason)
 
     def forget(self, request_id: RequestId) -> None:
@@ -132,7 +133,7 @@ class DriverQuestions:
         """
         match message:
             case Proposed(request=request) if request.request_id in self._questions:
-                candidates = [_pack(one) for one in message.candidates]
+                candidates = list(map(pack_candidate, message.candidates))
                 answer = {"candidates": candidates, "refused": dict(message.refused)}
                 self._answer(request.request_id, value=answer)
                 return True
@@ -234,7 +235,7 @@ class DriverQuestions:
         """
         parts, values, device_id = self._parts, question.values, question.device_ids[0]
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
-        found = {one.candidate_id: one for one in map(_unpack, values["candidates"])}
+        found = {one.candidate_id: one for one in map(unpack_candidate, values["candidates"])}
         question.candidates, question.origins = (
             frozenset(found),
             frozenset(one.origin for one in found.values()),
@@ -279,11 +280,6 @@ class DriverQuestions:
                 return f"device {device_id}: {told['reason'] or told['state']}"
         return ""
 
-    def _is_queued(self, question: _Question) -> bool:
-        """Whether the jobs of a question may still be begun by an agent that is up."""
-        told = self._parts.state.describe(question.device_ids[0])
-        return told["state"] in _UP
-
     def _asking(self, op: str, device_id: DeviceId, incarnation: int) -> list[str]:
         return [
             key
@@ -295,12 +291,3 @@ class DriverQuestions:
         question = self._questions.pop(key, None)
         if question is not None:
             self._send(question.request_id, {"id": question.number, **answer})
-
-
-def _pack(one: Candidate) -> list[str]:
-    return [one.workload_id, one.dialect, one.origin, one.trace]
-
-
-def _unpack(value: Any) -> Candidate:
-    workload_id, dialect, origin, trace = value
-    return Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, origin=origin, trace=trace)
