@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
-from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
-from fleet.core.model_events import enter_environment, expect
+from fleet.core.events import DeviceState, Instruction, JobState
+from fleet.core.model_events import enter_environment
 from fleet.core.request_events import (
     device_is_retired,
     drivers_begun,
     fingerprint_devices,
     onboard_arrivals,
     requests_due,
+    train_for,
 )
 from fleet.core.state_core import Core
 
@@ -193,8 +194,7 @@ def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
     device.is_host_idle = None
     enter_environment(core, device, event.environment_id)
     if not device.champion:
-        missing = core.leasing.limits.reason_records - device.records
-        expect(core, device, ReasonKind.NEW_DEVICE, f"{device.device_id} has no head yet", missing)
+        train_for(core, device)
     return onboard_arrivals(core) + fingerprint_devices(core) + core.leasing.settle(device)
 
 

@@ -28,6 +28,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId,
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
+from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
 from fleet.engine.composition import Composition
@@ -38,7 +39,6 @@ from fleet.requests.session import pack_candidate, unpack_candidate
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
 _OUT = frozenset({DeviceState.QUARANTINED, DeviceState.RETIRED, DeviceState.ABSENT})
-_UP = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class DriverQuestions:
         waits = [
             one
             for one, told in zip(question.device_ids, found, strict=True)
-            if told["state"] not in _UP or one not in parts.agents.up or one in parts.agents.descriptors
+            if told["state"] not in USABLE or one not in parts.agents.up or one in parts.agents.descriptors
         ]
         if waits:
             return
