@@ -98,7 +98,7 @@ def run_daemon(
     """
     with stop_signals() as stopped, engine(settings, options, console) as made:
         coordinator, devices, notices = made
-        cores = refresh_cores(devices.files.specs.values())
+        cores = _quiet_cores(devices)
         api = serve(coordinator, Path(settings.daemon.root), cores) if serve is not None else None
         try:
             where = f", API {api.url}" if api is not None else ""
@@ -205,6 +205,7 @@ def come_to_rest(coordinator: Coordinator, stop_secs: float) -> None:
 
 
 def _quiet_cores(devices: DeviceChoice) -> tuple[int, ...]:
+    """Logical CPUs on which work disturbs no timing of the devices that there are now."""
     return refresh_cores(devices.files.specs.values())
 
 
@@ -313,7 +314,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             model=settings.training.model,
             epochs=settings.training.epochs,
             seed=settings.training.seed,
-            cores=lambda: refresh_cores(devices.files.specs.values()),
+            cores=partial(_quiet_cores, devices),
             score_strategies=settings.daemon.score_strategies,
             deadline_secs=settings.daemon.training_deadline_secs,
         ),
