@@ -33,8 +33,6 @@ class NoisePlan:
     """The question for an A/A run, as it comes back from the thread."""
 
     device_id: DeviceId
-    #: Environment whose scatter the run tells.
-    environment_id: str
 
 
 class NoiseRuns:
@@ -118,7 +116,7 @@ class NoiseRuns:
             seed=seed,
         )
         self._open.add(device_id)
-        self._thread.ask(NoisePlan(device_id=device_id, environment_id=environment_id), question)
+        self._thread.ask(NoisePlan(device_id=device_id), question)
 
     def planned(self, plan: NoisePlan, family: str, jobs: list[DeviceBatch]) -> list[Job]:
         """Turn what the thread has planned into jobs, in the order in which they must be measured."""
