@@ -64,10 +64,8 @@ def coordinator_stopping(core: Core, event: ev.CoordinatorStopping) -> list[Inst
 
 def disk_full(core: Core, event: ev.DiskFull) -> list[Instruction]:
     """Take in nothing, grant nothing, and let no lease expire for want of results."""
-    if core.leasing.is_full:
-        return []
     core.leasing.is_full = True
-    return [ev.StopAccepting()]
+    return []
 
 
 def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
@@ -76,7 +74,7 @@ def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
     if not leasing.is_full:
         return []
     leasing.is_full = False
-    made: list[Instruction] = [ev.Accept()]
+    made: list[Instruction] = []
     for device in leasing.devices.values():
         device.renew(leasing.now, leasing.limits)
         device.wanted_at = None
