@@ -279,21 +279,21 @@ def _transport(
     *,
     is_embedded: bool,
 ) -> AgentTransport:
+    protocol, daemon = settings.timing_protocol(), settings.daemon
+    # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
+    spool = Path(settings.store.path).parent / SPOOL
     is_local = all(spec.kind is DeviceKind.REPLAY for spec in specs.values())
     if is_embedded and is_local and options.address is None:
         from fleet.transport.local import LocalTransport
 
         # Nothing runs: they answer from this process as well as from one behind Ray.
-        protocol = settings.timing_protocol()
-        return LocalTransport(protocol=protocol, spool_root=Path(settings.store.path).parent / SPOOL)
+        return LocalTransport(protocol=protocol, spool_root=spool)
     from fleet.transport.ray_transport import RayOptions, RayTransport
 
-    # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
-    spool, daemon = Path(settings.store.path).parent / SPOOL, settings.daemon
     return RayTransport(
         specs.values(),
         spool,
-        settings.timing_protocol(),
+        protocol,
         RayOptions(
             address=options.address,
             is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
