@@ -38,7 +38,6 @@ from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
 from fleet.requests.checks import KnownFleet
-from fleet.requests.desk import RequestDesk
 
 #: Least seconds between two views.
 _VIEW_SECS = 0.5
@@ -58,10 +57,14 @@ class Coordinator:
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
+
+    Attributes:
+        desk: Where other threads leave requests.
     """
 
     def __init__(self, context: EngineContext) -> None:
         self._parts = assemble(context)
+        self.desk = self._parts.desk
         self._drivers = RequestDrivers(self._parts)
         dispatcher = LeaseDispatcher(self._parts)
         self._ingest = Ingest(self._parts, self._drivers, dispatcher)
@@ -186,11 +189,6 @@ class Coordinator:
         self._parts.pools.close()
         self._parts.record_sink.letters.close()
         self._parts.intake.log.close()
-
-    @property
-    def desk(self) -> RequestDesk:
-        """Where other threads leave requests."""
-        return self._parts.desk
 
     def view(self) -> dict[str, Any]:
         """The picture of about a second ago (`fleet.engine.fleet_view`), for any thread to read."""

@@ -143,7 +143,7 @@ class DriverQuestions:
             case WorkloadsListed():
                 return self._listed(message)
             case Failed(what=Asked.WORKLOADS):
-                for key in self._asking("workloads", message.device_id, message.incarnation):
+                for key in self._listing(message.device_id, message.incarnation):
                     self._answer(key, error=f"{message.device_id}: {message.error}")
             case AgentGone() | AgentRefused():
                 for question in self._questions.values():
@@ -215,7 +215,7 @@ class DriverQuestions:
         parts, device_id = self._parts, message.device_id
         keys = [
             key
-            for key in self._asking("workloads", device_id, message.incarnation)
+            for key in self._listing(device_id, message.incarnation)
             if tuple(self._questions[key].values["networks"]) == message.networks
         ]
         if not keys:
@@ -280,11 +280,13 @@ class DriverQuestions:
                 return f"device {device_id}: {told['reason'] or told['state']}"
         return ""
 
-    def _asking(self, op: str, device_id: DeviceId, incarnation: int) -> list[str]:
+    def _listing(self, device_id: DeviceId, incarnation: int) -> list[str]:
+        """Questions for the workloads that an agent was asked to list."""
+        asked = (device_id,), incarnation
         return [
             key
             for key, one in self._questions.items()
-            if one.op == op and one.device_ids == (device_id,) and one.incarnation == incarnation
+            if one.op == "workloads" and (one.device_ids, one.incarnation) == asked
         ]
 
     def _answer(self, key: str, **answer: Any) -> None:

@@ -53,7 +53,7 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
             devices = parts.summary.imported_devices
-            wanted = parts.coverage.wanted
+            wanted = frozenset(parts.coverage.wanted)  # for another thread
             parts.thread.ask(ClaimsAsked(), lambda reader: parts.imports.claims(reader, wanted, devices))
             return True
 
