@@ -87,8 +87,9 @@ class Watched:
     def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def commit(event_log: EventLog) -> Any:
             done = real(event_log)
-            self._log.note([event_to_json(one) for one in done.events] if done is not None else [])
-            for event in done.events if done is not None else ():
+            events = done[0] if done is not None else []
+            self._log.note([event_to_json(one) for one in events])
+            for event in events:
                 if isinstance(event, JobSubmitted):
                     self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
                 elif type(event).__name__ in _ENDS and event_log.state.job_state(event.job_id) is None:

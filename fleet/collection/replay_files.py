@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from agents.device.replay_file import Recorded, open_file, read_head
+from agents.device.replay_file import open_file, read_head
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.durable import disk_errors
@@ -44,47 +44,50 @@ def ready(specs: Mapping[DeviceId, DeviceSpec], folder: Path) -> dict[DeviceId, 
 
 
 def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
-    if spec.replay is None:
+    replay = spec.replay
+    if replay is None:
         raise FleetError(
             f"device {spec.device_id}: its records are known, but it cannot be asked for new ones"
         )
-    source = Path(spec.replay.records)
+    source = Path(replay.records)
     if not source.exists():
         raise FleetError(
             f"device {spec.device_id}: records: {source} does not exist; name a store, or a Parquet file "
             "that `fleet export` wrote"
         )
-    path = _exported(spec, source, folder) if source.is_dir() else source
-    recorded = _recorded(spec, spec.replay.device, path)
-    if recorded.spec.family is not spec.family:
+    try:
+        path = _exported(replay.device, source, folder) if source.is_dir() else source
+        with open_file(path) as file:
+            devices = read_head(file, path).devices
+    except (FleetError, AgentError) as error:
+        raise FleetError(f"device {spec.device_id}: records: {error}") from error
+    if replay.device not in devices:
         raise FleetError(
-            f"device {spec.device_id}: family is {spec.family}, but {spec.replay.device} is a "
-            f"{recorded.spec.family}: write family: {recorded.spec.family}"
+            f"device {spec.device_id}: {replay.records} does not say what device {replay.device!r} is; it "
+            f"knows {', '.join(sorted(devices)) or 'none'}"
         )
-    if spec.target and spec.target != recorded.spec.target:
+    recorded = devices[replay.device].spec
+    if recorded.family is not spec.family:
         raise FleetError(
-            f"device {spec.device_id}: target differs from that of {spec.replay.device}, "
-            f"{recorded.spec.target_json}: leave target out"
+            f"device {spec.device_id}: family is {spec.family}, but {replay.device} is a "
+            f"{recorded.family}: write family: {recorded.family}"
+        )
+    if spec.target and spec.target != recorded.target:
+        raise FleetError(
+            f"device {spec.device_id}: target differs from that of {replay.device}, "
+            f"{recorded.target_json}: leave target out"
         )
     return replace(
         spec,
-        target_json=recorded.spec.target_json,
-        threads=recorded.spec.threads,
-        cores=recorded.spec.cores,
-        replay=replace(spec.replay, records=str(path.absolute())),
+        target_json=recorded.target_json,
+        threads=recorded.threads,
+        cores=recorded.cores,
+        replay=replace(replay, records=str(path.absolute())),
     )
 
 
-def _exported(spec: DeviceSpec, source: Path, folder: Path) -> Path:
+def _exported(device_id: DeviceId, source: Path, folder: Path) -> Path:
     """The file of a store's version and device; made where it is not there yet, older ones deleted."""
-    assert spec.replay is not None
-    try:
-        return _export(spec.replay.device, source, folder)
-    except FleetError as error:
-        raise FleetError(f"device {spec.device_id}: records: {error}") from error
-
-
-def _export(device_id: DeviceId, source: Path, folder: Path) -> Path:
     reader = Store.read(source)
     place = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
     path = folder / f"{device_id}-{place}-{reader.version}.parquet"
@@ -97,17 +100,3 @@ def _export(device_id: DeviceId, source: Path, folder: Path) -> Path:
             if other != path and older.fullmatch(other.name):
                 other.unlink()
     return path
-
-
-def _recorded(spec: DeviceSpec, device_id: DeviceId, path: Path) -> Recorded:
-    try:
-        with open_file(path) as file:
-            devices = read_head(file, path).devices
-    except AgentError as error:
-        raise FleetError(f"device {spec.device_id}: records: {error}") from error
-    if device_id not in devices:
-        raise FleetError(
-            f"device {spec.device_id}: {spec.replay.records if spec.replay else path} does not say what "
-            f"device {device_id!r} is; it knows {', '.join(sorted(devices)) or 'none'}"
-        )
-    return devices[device_id]

@@ -134,7 +134,15 @@ class Ledger:
         account.ended = self._now()
         account.records += len(records)
         for record in records:
-            self._take_in(account, record)
+            end = record.measured_at
+            for name, secs in (
+                ("time", record.timing_secs),
+                ("wait", record.wait_secs),
+                ("build", record.build_secs),
+            ):
+                account.layers[name].append((end - secs, end))
+                account.work[name] += secs
+                end -= secs
 
     def spent(self) -> list[Spent]:
         """What every device has spent so far, sorted by device."""
@@ -145,18 +153,6 @@ class Ledger:
 
     def _of(self, device_id: DeviceId) -> _Account:
         return self._accounts.setdefault(device_id, _Account())
-
-    @staticmethod
-    def _take_in(account: _Account, record: Record) -> None:
-        end = record.measured_at
-        for name, secs in (
-            ("time", record.timing_secs),
-            ("wait", record.wait_secs),
-            ("build", record.build_secs),
-        ):
-            account.layers[name].append((end - secs, end))
-            account.work[name] += secs
-            end -= secs
 
 
 def spent_from(values: Iterable[Mapping[str, Any]]) -> list[Spent]:

@@ -7,7 +7,7 @@ neither the store nor the transport.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agents.device.messages import AgentUp, Message, MorePending, Results, TaggedRecord
@@ -34,18 +34,6 @@ class Arrival:
     is_last: bool = False
     #: From the spool of an earlier life: nobody says which part is the last.
     is_leftover: bool = False
-
-
-@dataclass(slots=True)
-class Sorted:
-    """What is to be done with what arrived."""
-
-    #: To be stored. Records that the store has already are among them.
-    counted: list[Arrival] = field(default_factory=list)
-    #: Of leases that no job is counted for any more: what the store lacks of them is stored, nothing else.
-    repeated: list[Arrival] = field(default_factory=list)
-    #: To be kept apart.
-    late: list[Arrival] = field(default_factory=list)
 
 
 def take_records(messages: deque[Message], most: int) -> list[Message]:
@@ -97,17 +85,14 @@ def _leftovers(device_id: DeviceId, incarnation: int, pending: Iterable[TaggedRe
     ]
 
 
-def sort(arrivals: Iterable[Arrival], judge: Judge) -> Sorted:
-    """Sort arrivals by what their leases are worth now."""
-    found = Sorted()
+def sort(arrivals: Iterable[Arrival], judge: Judge) -> dict[Verdict, list[Arrival]]:
+    """Sort arrivals by what their leases are worth now; records that no lease made count."""
+    found: dict[Verdict, list[Arrival]] = {verdict: [] for verdict in Verdict}
     for one in arrivals:
-        if one.lease is None:
-            found.counted.append(one)
-            continue
-        verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.fencing_token)
-        {Verdict.COUNTS: found.counted, Verdict.REPEATED: found.repeated, Verdict.LATE: found.late}[
-            verdict
-        ].append(one)
+        verdict = Verdict.COUNTS
+        if one.lease is not None:
+            verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.fencing_token)
+        found[verdict].append(one)
     return found
 
 
@@ -170,8 +155,3 @@ class Tallies:
             device_secs=tally.device_secs.get(fencing_token, 0.0),
             strikes=tuple(sorted(tally.strikes)),
         )
-
-    def forget(self, job_ids: Sequence[JobId]) -> None:
-        """Let go of jobs that ended otherwise."""
-        for job_id in job_ids:
-            self._jobs.pop(job_id, None)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
-from fleet.core.events import DeviceState, Instruction, JobState, ReasonKind
-from fleet.core.model_events import enter_environment, expect
+from fleet.core.events import DeviceState, Instruction, JobState
+from fleet.core.model_events import enter_environment
 from fleet.core.request_events import (
     device_is_retired,
     drivers_begun,
     fingerprint_devices,
     onboard_arrivals,
     requests_due,
+    train_for,
 )
 from fleet.core.state_core import Core
 
@@ -63,10 +64,8 @@ def coordinator_stopping(core: Core, event: ev.CoordinatorStopping) -> list[Inst
 
 def disk_full(core: Core, event: ev.DiskFull) -> list[Instruction]:
     """Take in nothing, grant nothing, and let no lease expire for want of results."""
-    if core.leasing.is_full:
-        return []
     core.leasing.is_full = True
-    return [ev.StopAccepting()]
+    return []
 
 
 def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
@@ -75,7 +74,7 @@ def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
     if not leasing.is_full:
         return []
     leasing.is_full = False
-    made: list[Instruction] = [ev.Accept()]
+    made: list[Instruction] = []
     for device in leasing.devices.values():
         device.renew(leasing.now, leasing.limits)
         device.wanted_at = None
@@ -193,8 +192,7 @@ def probe_passed(core: Core, event: ev.ProbePassed) -> list[Instruction]:
     device.is_host_idle = None
     enter_environment(core, device, event.environment_id)
     if not device.champion:
-        missing = core.leasing.limits.reason_records - device.records
-        expect(core, device, ReasonKind.NEW_DEVICE, f"{device.device_id} has no head yet", missing)
+        train_for(core, device)
     return onboard_arrivals(core) + fingerprint_devices(core) + core.leasing.settle(device)
 
 

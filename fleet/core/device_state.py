@@ -21,8 +21,9 @@ _REMEMBERED_TOKENS = 64
 _NEWS_SHARE = 0.25
 #: An agent is alive that was heard within this share of a lease: more than a heartbeat is held back for.
 _HEARD_SHARE = 0.5
-#: States in which there is, or may be, an agent.
-WITH_AGENT = frozenset({DeviceState.PROBING, DeviceState.IDLE, DeviceState.LEASED})
+#: States in which an agent has passed its probe, and those in which there is, or may be, one.
+USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+WITH_AGENT = USABLE | {DeviceState.PROBING}
 
 
 @dataclass(slots=True)
@@ -101,14 +102,13 @@ class Device:
     drifted_at: float | None = None
     drift_asked_at: float | None = None
 
-    def lease(self, fencing_token: int) -> HeldLease | None:
-        """The running lease of a fencing token."""
+    def lease(self, fencing_token: int | None) -> HeldLease | None:
+        """The running lease of a fencing token; None where there is none."""
         return next((one for one in self.leases if one.fencing_token == fencing_token), None)
 
     def front(self) -> HeldLease | None:
         """The lease at work: the one that the last heartbeat named, else the oldest."""
-        named = self.lease(self.at_work) if self.at_work is not None else None
-        return named or (self.leases[0] if self.leases else None)
+        return self.lease(self.at_work) or (self.leases[0] if self.leases else None)
 
     def grant(self, job_id: JobId, size: int, expected_secs: float, now: float, limits: Limits) -> HeldLease:
         """Add a lease with the next fencing token."""
@@ -167,7 +167,7 @@ class Device:
 
     def renewed_deadline(self, heartbeat: AgentHeartbeat, limits: Limits) -> float:
         """Until when the leases run after a heartbeat, at least; minus infinity where it renews nothing."""
-        lease = self.lease(heartbeat.fencing_token) if heartbeat.fencing_token is not None else None
+        lease = self.lease(heartbeat.fencing_token)
         if lease is None:
             return -math.inf
         if heartbeat.done > lease.done or heartbeat.fencing_token != self.at_work:
@@ -178,16 +178,13 @@ class Device:
 
     def is_news(self, heartbeat: AgentHeartbeat, limits: Limits) -> bool:
         """Whether a heartbeat changes what matters."""
-        if heartbeat.incarnation != self.incarnation or self.state not in (
-            DeviceState.IDLE,
-            DeviceState.LEASED,
-        ):
+        if heartbeat.incarnation != self.incarnation or self.state not in USABLE:
             return heartbeat.incarnation > self.incarnation
         if heartbeat.is_host_idle not in (None, self.is_host_idle):
             return True
         if heartbeat.utc_offset_secs not in (None, self.utc_offset_secs):
             return True
-        if heartbeat.fencing_token is None or (lease := self.lease(heartbeat.fencing_token)) is None:
+        if (lease := self.lease(heartbeat.fencing_token)) is None:
             return heartbeat.fencing_token is not None and heartbeat.fencing_token > self.fencing_token
         if heartbeat.fencing_token != self.at_work or (
             (self.failures or self.outages) and heartbeat.done > lease.done
@@ -202,7 +199,7 @@ class Device:
             self.is_host_idle = heartbeat.is_host_idle
         if heartbeat.utc_offset_secs is not None:
             self.utc_offset_secs = heartbeat.utc_offset_secs
-        lease = self.lease(heartbeat.fencing_token) if heartbeat.fencing_token is not None else None
+        lease = self.lease(heartbeat.fencing_token)
         if lease is None:
             return
         self.heard_secs = max(self.heard_secs, heartbeat.at_secs)

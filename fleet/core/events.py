@@ -29,17 +29,14 @@ from fleet.core.event_words import (
     Verdict,
 )
 from fleet.core.instructions import (
-    Accept,
     GrantLease,
     Instruction,
-    KeepLate,
     Quarantine,
     RetireDevice,
     ShowRequest,
     StartAgent,
     StartDriver,
     StartTraining,
-    StopAccepting,
     StopAgent,
     StopDriver,
     StopTraining,
@@ -429,16 +426,16 @@ Event = (
 )
 
 __all__ = [
-    "RULES", "Accept", "AgentDied", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
+    "RULES", "AgentDied", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
     "CoordinatorStarted", "CoordinatorStopping",
     "DeviceAdded", "DeviceChanged", "DeviceLeftOut", "DevicePolicy", "DeviceRetired", "DeviceState",
     "DiskFreed", "DiskFull", "DriftAlarm", "DriftEnded",
     "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
-    "JobFinished", "JobId", "JobState", "JobSubmitted", "KeepLate", "LeaseReturned", "ModelPublished",
+    "JobFinished", "JobId", "JobState", "JobSubmitted", "LeaseReturned", "ModelPublished",
     "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
     "ReasonKind", "RecordsStored", "RequestCancelled", "RequestEnded", "RequestProgressed",
     "RequestSubmitted", "ResultArrivedLate", "RetireDevice", "ShowRequest", "StartAgent", "StartDriver",
-    "StartTraining", "StopAccepting", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",
+    "StartTraining", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",
     "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
 ]
 # fmt: on

@@ -42,15 +42,6 @@ class GrantLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepLate:
-    """Results of this lease are late: keep what arrived apart from the dataset."""
-
-    device_id: DeviceId
-    job_id: JobId
-    fencing_token: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartTraining:
     """Train the model of a family; `TrainingStarted` and then `TrainingFinished` or `-Failed` follow."""
 
@@ -111,21 +102,10 @@ class WantJobs:
     room: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAccepting:
-    """Take in no more results until `Accept`: leave them unacknowledged with the agents."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accept:
-    """Take in results again."""
-
-
 Instruction = (
     StartAgent
     | StopAgent
     | GrantLease
-    | KeepLate
     | StartTraining
     | StopTraining
     | StartDriver
@@ -134,6 +114,4 @@ Instruction = (
     | ShowRequest
     | Quarantine
     | WantJobs
-    | StopAccepting
-    | Accept
 )

@@ -22,15 +22,10 @@ def job_submitted(core: Core, event: ev.JobSubmitted) -> list[Instruction]:
 
 
 def job_finished(core: Core, event: ev.JobFinished) -> list[Instruction]:
-    """Count the results once, or say that they are late."""
+    """Count the results once, if they count."""
     leasing, device = core.leasing, core.lease_holder(event)
-    verdict = core.verdict(event.device_id, event.job_id, event.fencing_token)
-    if verdict is Verdict.REPEATED:
+    if core.verdict(event.device_id, event.job_id, event.fencing_token) is not Verdict.COUNTS:
         return []
-    if verdict is Verdict.LATE:
-        return [
-            ev.KeepLate(device_id=event.device_id, job_id=event.job_id, fencing_token=event.fencing_token)
-        ]
     entry = core.entry(event.job_id)
     if entry.state is JobState.LEASED and any(event.outcomes.values()):
         device.proved()
@@ -84,6 +79,5 @@ def lease_returned(core: Core, event: ev.LeaseReturned) -> list[Instruction]:
 
 def result_arrived_late(core: Core, event: ev.ResultArrivedLate) -> list[Instruction]:
     """Count late records, and nothing else."""
-    device = core.lease_holder(event)
-    device.late += event.count
-    return [ev.KeepLate(device_id=event.device_id, job_id=event.job_id, fencing_token=event.fencing_token)]
+    core.lease_holder(event).late += event.count
+    return []

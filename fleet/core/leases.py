@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.core.device_state import Device
+from fleet.core.device_state import USABLE, Device
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
     RULES,
@@ -26,8 +26,6 @@ from fleet.core.events import (
 )
 from fleet.core.job_state import Entry, Jobs
 from fleet.core.limits import Limits
-
-_READY = (DeviceState.IDLE, DeviceState.LEASED)
 
 
 class Leasing:
@@ -167,7 +165,7 @@ class Leasing:
         Without an event it does nothing before the time that it noted.
         """
         made: list[Instruction] = []
-        if device.state in _READY and not self.is_stopping and not self.is_full:
+        if device.state in USABLE and not self.is_stopping and not self.is_full:
             least = int(self._is_for_requests(device))
             while len(device.leases) < self.limits.leases:
                 entry = self.jobs.next(device.device_id, least, is_fair=self.rules >= 3)
@@ -319,7 +317,7 @@ class Leasing:
             times.append(device.probe_by)
         if not self.is_full:
             times += [lease.deadline_secs for lease in device.leases]
-        if device.state in _READY and not self.is_stopping and not self.is_full:
+        if device.state in USABLE and not self.is_stopping and not self.is_full:
             closed = device.closed(self.wall)
             if closed and len(device.leases) < self.limits.leases:
                 times.append(closed.until_secs - self.wall_ahead_secs)

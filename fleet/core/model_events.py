@@ -37,8 +37,7 @@ def drift_alarm(core: Core, event: ev.DriftAlarm) -> list[Instruction]:
     """
     device = core.device(event)
     device.drift = event.text or "drift"
-    missing = core.leasing.limits.reason_records
-    expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}", missing)
+    _expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}")
     return _moved(core, device) if core.leasing.rules < 5 else []
 
 
@@ -110,15 +109,15 @@ def enter_environment(core: Core, device: Device, environment_id: str) -> None:
     """Note the environment of a device; another one than before asks for a training."""
     if device.environment_id and device.environment_id != environment_id:
         text = f"{device.device_id} went from environment {device.environment_id} to {environment_id}"
-        expect(core, device, ReasonKind.NEW_ENVIRONMENT, text, core.leasing.limits.reason_records)
+        _expect(core, device, ReasonKind.NEW_ENVIRONMENT, text)
         device.drifted_at = None  # this asks for a head as well
     device.environment_id = environment_id
 
 
-def expect(core: Core, device: Device, kind: ReasonKind, text: str, missing: int) -> None:
-    """Ask for a training because of a device, once it has `missing` more records."""
+def _expect(core: Core, device: Device, kind: ReasonKind, text: str) -> None:
+    """Ask for a training because of a device, once there are records that tell of it."""
     reason = ev.TrainingReason(kind=kind, device_id=device.device_id, text=text)
-    core.triggers.expect(device.family, reason, missing)
+    core.triggers.expect(device.family, reason, core.leasing.limits.reason_records)
 
 
 def _check_training(core: Core, event: Event, family: str, *phases: Phase) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.core.device_state import Device
+from fleet.core.device_state import USABLE, Device
 from fleet.core.events import (
-    DeviceState,
     Instruction,
     ReasonKind,
     RequestCancelled,
@@ -31,7 +30,6 @@ from fleet.core.state_core import Core
 
 #: Devices whose fingerprints one request measures at most.
 _FINGERPRINTS = 16
-_USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 #: Reasons for a training that a head of its own takes away from a device.
 _DEALT_WITH = frozenset({ReasonKind.NEW_DEVICE, ReasonKind.NEW_ENVIRONMENT})
 
@@ -137,7 +135,7 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
         samples = limits.return_samples if device.champion else limits.arrival_samples
         is_new = device.environment_id != device.onboarded_in
         is_first = device.champion and not device.onboarded_in
-        if not samples or not is_new or device.state not in _USABLE or device.family not in families:
+        if not samples or not is_new or device.state not in USABLE or device.family not in families:
             continue
         device.onboarded_in = device.environment_id
         if not is_first:
@@ -145,7 +143,7 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
         if is_first or _is_asked(core, device):
             continue  # its head is from before devices were given heads by themselves
         if not device.champion and core.leasing.rules >= 5 and device.records >= limits.reason_records:
-            _train_for(core, device)
+            train_for(core, device)
             continue
         core.triggers.drop(device.device_id, _DEALT_WITH)
         name = f"onboarding-{device.device_id}-{device.incarnation}"
@@ -160,7 +158,7 @@ def onboard_drifted(core: Core, device: Device) -> list[Instruction]:
     anyhow. Once in `Limits.drift_pause_secs`: a device that never rests would do nothing else.
     """
     limits, since = core.leasing.limits, device.drifted_at
-    is_able = limits.return_samples and device.champion and device.state in _USABLE
+    is_able = limits.return_samples and device.champion and device.state in USABLE
     if since is None or not is_able or _is_asked(core, device):
         return []
     asked_at = device.drift_asked_at
@@ -200,7 +198,7 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
         device
         for device in core.leasing.devices.values()
         if device.champion
-        and device.state in _USABLE
+        and device.state in USABLE
         and device.environment_id not in ("", device.fingerprinted_in)
         and not _is_asked(core, device)
     ][:_FINGERPRINTS]
@@ -230,10 +228,11 @@ def _train_instead(core: Core, request: Request) -> None:
     for device_id in request.device_ids:
         device = core.leasing.devices.get(device_id)
         if device is not None and not device.champion:
-            _train_for(core, device)
+            train_for(core, device)
 
 
-def _train_for(core: Core, device: Device) -> None:
+def train_for(core: Core, device: Device) -> None:
+    """Ask for a training that gives a device its first head, once it has enough records."""
     text = f"{device.device_id} has no head yet"
     reason = TrainingReason(kind=ReasonKind.NEW_DEVICE, device_id=device.device_id, text=text)
     core.triggers.expect(device.family, reason, core.leasing.limits.reason_records - device.records)

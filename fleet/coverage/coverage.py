@@ -12,7 +12,7 @@ new to the family, and one bit where it is not.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import pyarrow as pa
@@ -33,13 +33,15 @@ class Coverage:
         workload_ids: Workloads that the fleet measures; records of others are passed over.
 
     Attributes:
+        wanted: Workloads that the fleet measures; not to be changed by others.
+        matrix: What is known of them; not to be changed by others.
         is_loaded: Whether it knows the store.
     """
 
     def __init__(self, families: Mapping[DeviceId, str], workload_ids: Iterable[WorkloadId]) -> None:
         self._families = families
-        self._wanted = set(workload_ids)
-        self._matrix = Matrix()
+        self.wanted = set(workload_ids)
+        self.matrix = Matrix()
         self._environments: dict[DeviceId, str] = {}
         #: Candidates that came with a log, though they stand under ids of our own.
         self._barred: dict[tuple[str, WorkloadId], set[CandidateId]] = {}
@@ -48,12 +50,7 @@ class Coverage:
 
     def want(self, workload_ids: Iterable[WorkloadId]) -> None:
         """Take in more workloads; what the store has of them comes with the next `load`."""
-        self._wanted.update(workload_ids)
-
-    @property
-    def wanted(self) -> Set[WorkloadId]:
-        """Workloads that the fleet measures; not to be changed by others."""
-        return self._wanted
+        self.wanted.update(workload_ids)
 
     def load(
         self,
@@ -70,32 +67,27 @@ class Coverage:
         """
         self._exhausted.clear()
         self._barred.clear()
-        self._matrix, fresh = summary.matrix(self.known_for) if summary is not None else (Matrix(), None)
+        self.matrix, fresh = summary.matrix(self.known_for) if summary is not None else (Matrix(), None)
         if fresh is not None:
-            take_rows(self._matrix, self._families, self._wanted, fresh)
+            take_rows(self.matrix, self._families, self.wanted, fresh)
         # Whose traces somebody has deleted nobody can measure.
         if fresh is None or self._has_strangers(waiting or {}):
-            self._matrix = Matrix()
+            self.matrix = Matrix()
             every = reader.columns(COLUMNS, device_ids=sorted(self._families))
-            take_rows(self._matrix, self._families, self._wanted, every)
+            take_rows(self.matrix, self._families, self.wanted, every)
         self.is_loaded = True
 
     @property
     def known_for(self) -> SummaryScope:
         """The devices and workloads that it is about."""
-        return SummaryScope(self._families, frozenset(self._wanted))
-
-    @property
-    def matrix(self) -> Matrix:
-        """What is known; not to be changed by others."""
-        return self._matrix
+        return SummaryScope(self._families, frozenset(self.wanted))
 
     def _has_strangers(self, waiting: Mapping[tuple[str, WorkloadId], Collection[CandidateId]]) -> bool:
         """Whether a candidate is neither measured nor waits for it."""
-        lost = {one for row in self._matrix.rows.values() for one in row.lost}
+        lost = {one for row in self.matrix.rows.values() for one in row.lost}
         return any(
             space.index.id_at(place) not in lost and space.index.id_at(place) not in waiting.get(key, ())
-            for key, space in self._matrix.spaces.items()
+            for key, space in self.matrix.spaces.items()
             for place in space.stored.open_places(len(space.index))
         )
 
@@ -108,7 +100,7 @@ class Coverage:
 
     def add_rows(self, batches: Iterable[tuple[DeviceId, pa.RecordBatch]]) -> None:
         """Take in rows that the store has kept now, with the columns of `coverage_rows.COLUMNS`."""
-        take_rows(self._matrix, self._families, self._wanted, batches)
+        take_rows(self.matrix, self._families, self.wanted, batches)
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in records that the store has kept now."""
@@ -117,9 +109,9 @@ class Coverage:
             name = record.device_id, record.environment_id, record.workload_id
             groups.setdefault(name, []).append(record)
         for (device_id, environment_id, workload_id), some in groups.items():
-            if device_id in self._families and workload_id in self._wanted:
-                row = self._matrix.row(device_id, environment_id)
-                space = self._space(self._families[device_id], workload_id)
+            if device_id in self._families and workload_id in self.wanted:
+                row = self.matrix.row(device_id, environment_id)
+                space = self.matrix.space(self._families[device_id], workload_id)
                 self._add(row, space, workload_id, some)
 
     def _add(self, row: Row, space: Space, workload_id: WorkloadId, records: Sequence[Record]) -> None:
@@ -147,15 +139,15 @@ class Coverage:
 
     def propose(self, family: str, workload_id: WorkloadId, candidate_ids: Sequence[CandidateId]) -> None:
         """Make new candidates known: each is a gap of every device of the family now."""
-        self._space(family, workload_id).index.place(candidate_ids)
+        self.matrix.space(family, workload_id).index.place(candidate_ids)
 
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Plan candidates of a family no more: they kill what measures them, or their traces are gone."""
-        self._space(family, workload_id).blocked.update(candidate_ids)
+        self.matrix.space(family, workload_id).blocked.update(candidate_ids)
 
     def bar(self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]) -> None:
         """Never plan or name candidates that came with a log, as far as they are known by now."""
-        space = self._space(family, workload_id)
+        space = self.matrix.space(family, workload_id)
         known = space.among(space.stored, candidate_ids)
         space.blocked |= known
         self._barred[family, workload_id] = known
@@ -165,7 +157,7 @@ class Coverage:
         barred = self._barred.get((family, workload_id), set())
         ours = barred.intersection(candidate_ids)
         barred -= ours
-        self._space(family, workload_id).blocked -= ours
+        self.matrix.space(family, workload_id).blocked -= ours
 
     def exhaust(self, family: str, workload_id: WorkloadId) -> None:
         """Note that no new candidate of a workload is found any more."""
@@ -175,7 +167,7 @@ class Coverage:
         self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]
     ) -> set[CandidateId]:
         """Those of some candidates that are not to be planned."""
-        space = self._matrix.spaces.get((family, workload_id))
+        space = self.matrix.spaces.get((family, workload_id))
         return space.blocked.intersection(candidate_ids) if space is not None else set()
 
     def counts(
@@ -189,19 +181,19 @@ class Coverage:
         """
         family, row = self._families[device_id], self._of(device_id)
         for one in workload_ids:
-            space, measured, gaps = self._matrix.spaces.get((family, one)), row.measured.get(one, 0), 0
+            space, measured, gaps = self.matrix.spaces.get((family, one)), row.measured.get(one, 0), 0
             if space is not None:
                 gaps = len(space.index) - len(space.blocked) - measured - row.given_up.get(one, 0)
             yield one, measured, max(0, gaps), (family, one) in self._exhausted
 
     def known(self, family: str, workload_id: WorkloadId) -> int:
         """How many candidates of a workload the family knows, those included that nobody has measured yet."""
-        space = self._matrix.spaces.get((family, workload_id))
+        space = self.matrix.spaces.get((family, workload_id))
         return len(space.index) if space is not None else 0
 
     def latest(self, family: str, workload_id: WorkloadId, most: int) -> list[CandidateId]:
         """The candidates of a workload that became known last, up to so many, in that order."""
-        space = self._matrix.spaces.get((family, workload_id))
+        space = self.matrix.spaces.get((family, workload_id))
         return space.index.latest(most) if space is not None else []
 
     def records(self, device_id: DeviceId) -> int:
@@ -210,7 +202,7 @@ class Coverage:
 
     def other_records(self, device_id: DeviceId) -> int:
         """Records of a device in environments that it has left."""
-        every = sum(row.records for name, row in self._matrix.rows.items() if name[0] == device_id)
+        every = sum(row.records for name, row in self.matrix.rows.items() if name[0] == device_id)
         return every - self.records(device_id)
 
     def noise_at(self, device_id: DeviceId) -> float:
@@ -230,7 +222,7 @@ class Coverage:
         candidates, those that the device keeps losing, and `skipped`.
         """
         family = self._families[device_id]
-        space = self._matrix.spaces.get((family, workload_id))
+        space = self.matrix.spaces.get((family, workload_id))
         if space is None or limit <= 0:
             return []
         row, blocked = self._of(device_id), space.blocked
@@ -248,7 +240,7 @@ class Coverage:
         for workload_id, bits in sorted(row.rows.items()):
             end = start + row.measured[workload_id]
             if inside := [one - start for one in chosen if start <= one < end]:
-                index, places = self._matrix.spaces[family, workload_id].index, bits.places()
+                index, places = self.matrix.spaces[family, workload_id].index, bits.places()
                 drawn = [index.id_at(int(places[one])) for one in inside]
                 barred = self._barred.get((family, workload_id), ())
                 found += [one for one in drawn if one not in barred]
@@ -262,7 +254,7 @@ class Coverage:
         bits = self._of(device_id).rows.get(workload_id)
         if bits is None:
             return set()
-        return self._matrix.spaces[self._families[device_id], workload_id].among(bits, candidate_ids)
+        return self.matrix.spaces[self._families[device_id], workload_id].among(bits, candidate_ids)
 
     def by_workload(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
@@ -270,7 +262,7 @@ class Coverage:
         """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
         found: dict[WorkloadId, list[CandidateId]] = {}
         for workload_id in workload_ids:
-            space = self._matrix.spaces.get((family, workload_id))
+            space = self.matrix.spaces.get((family, workload_id))
             if space is None or not candidate_ids:
                 continue
             places = space.index.find(candidate_ids)
@@ -283,9 +275,9 @@ class Coverage:
     def holders(self, family: str, candidate_ids: Collection[CandidateId]) -> list[DeviceId]:
         """A few devices of a family that have measured some candidates, as far as any has."""
         left, found = set(candidate_ids), list[DeviceId]()
-        for (name, workload_id), space in self._matrix.spaces.items():
+        for (name, workload_id), space in self.matrix.spaces.items():
             here = space.among(space.stored, left) if name == family else set()
-            for (device_id, _), row in self._matrix.rows.items() if here else ():
+            for (device_id, _), row in self.matrix.rows.items() if here else ():
                 bits = row.rows.get(workload_id) if self._families.get(device_id) == family else None
                 has = space.among(bits, here) if bits is not None else set()
                 if has:
@@ -300,7 +292,7 @@ class Coverage:
         self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
     ) -> set[CandidateId]:
         """Those of some candidates that the store has, measured by any device in any environment."""
-        space = self._matrix.spaces.get((family, workload_id))
+        space = self.matrix.spaces.get((family, workload_id))
         return space.among(space.stored, candidate_ids) if space is not None else set()
 
     def best(self, device_id: DeviceId, workload_id: WorkloadId, most: int) -> list[list[CandidateId]]:
@@ -309,7 +301,7 @@ class Coverage:
         Environments that the devices have now count, and within each list the best come first.
         """
         key = self._families[device_id], workload_id
-        space, barred = self._matrix.spaces.get(key), self._barred.get(key, ())
+        space, barred = self.matrix.spaces.get(key), self._barred.get(key, ())
         found: list[list[CandidateId]] = []
         for one in (device_id, *(space.leaders if space is not None else ())):
             if len(found) == most:
@@ -321,7 +313,4 @@ class Coverage:
         return found
 
     def _of(self, device_id: DeviceId) -> Row:
-        return self._matrix.row(device_id, self._environments.get(device_id, ""))
-
-    def _space(self, family: str, workload_id: WorkloadId) -> Space:
-        return self._matrix.space(family, workload_id)
+        return self.matrix.row(device_id, self._environments.get(device_id, ""))

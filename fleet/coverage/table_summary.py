@@ -60,6 +60,8 @@ _ALIGNED = 64
 
 #: Rows of devices, with `COLUMNS`.
 Batches = list[tuple[DeviceId, pa.RecordBatch]]
+#: What is to be written: the header, and the pieces of each array. A copy that nobody changes.
+Packed = tuple[Mapping[str, Any], Mapping[str, list[NDArray[Any]]]]
 
 
 @dataclass(slots=True)
@@ -84,14 +86,6 @@ class Counts:
         ok = pc.sum(pc.equal(batch.column("outcome"), Outcome.OK.value)).as_py()
         self.add(batch.num_rows, ok, pc.max(batch.column("measured_at")).as_py())
         self.imported += pc.sum(pc.equal(batch.column("origin"), IMPORTED)).as_py()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """What is to be written: a copy that nobody changes."""
-
-    header: Mapping[str, Any]
-    pieces: Mapping[str, list[NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +235,7 @@ class TableSummary:
         }
         # From now on, whatever becomes of the file: else a failing disk would be tried again and again.
         self.saved_version, self.saved_rows = snapshot.version, snapshot.rows
-        return Packed(header=header, pieces=pieces)
+        return header, pieces
 
     def write(self, packed: Packed) -> None:
         """Put a copy on the disk, in one step; any thread may do it.
@@ -313,13 +307,14 @@ def _write(stream: Any, packed: Packed) -> None:
         stream.write(data)
         return len(data)
 
-    lengths = {name: sum(one.nbytes for one in pieces) for name, pieces in packed.pieces.items()}
-    header = zlib.compress(json.dumps({**packed.header, "lengths": lengths}).encode(), 1)
-    at = put(_MAGIC + len(header).to_bytes(8, "little"))
-    at += put(header)
+    header, pieces = packed
+    lengths = {name: sum(one.nbytes for one in some) for name, some in pieces.items()}
+    head = zlib.compress(json.dumps({**header, "lengths": lengths}).encode(), 1)
+    at = put(_MAGIC + len(head).to_bytes(8, "little"))
+    at += put(head)
     for name in TYPES:
         at += put(bytes(-at % _ALIGNED))
-        for piece in packed.pieces[name]:
+        for piece in pieces[name]:
             if piece.nbytes:
                 data = np.ascontiguousarray(piece).view(np.uint8).data
                 at += sum(put(data[start : start + _CHUNK]) for start in range(0, len(data), _CHUNK))

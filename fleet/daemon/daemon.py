@@ -98,7 +98,7 @@ def run_daemon(
     """
     with stop_signals() as stopped, engine(settings, options, console) as made:
         coordinator, devices, notices = made
-        cores = refresh_cores(devices.files.specs.values())
+        cores = _quiet_cores(devices)
         api = serve(coordinator, Path(settings.daemon.root), cores) if serve is not None else None
         try:
             where = f", API {api.url}" if api is not None else ""
@@ -205,6 +205,7 @@ def come_to_rest(coordinator: Coordinator, stop_secs: float) -> None:
 
 
 def _quiet_cores(devices: DeviceChoice) -> tuple[int, ...]:
+    """Logical CPUs on which work disturbs no timing of the devices that there are now."""
     return refresh_cores(devices.files.specs.values())
 
 
@@ -278,21 +279,21 @@ def _transport(
     *,
     is_embedded: bool,
 ) -> AgentTransport:
+    protocol, daemon = settings.timing_protocol(), settings.daemon
+    # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
+    spool = Path(settings.store.path).parent / SPOOL
     is_local = all(spec.kind is DeviceKind.REPLAY for spec in specs.values())
     if is_embedded and is_local and options.address is None:
         from fleet.transport.local import LocalTransport
 
         # Nothing runs: they answer from this process as well as from one behind Ray.
-        protocol = settings.timing_protocol()
-        return LocalTransport(protocol=protocol, spool_root=Path(settings.store.path).parent / SPOOL)
+        return LocalTransport(protocol=protocol, spool_root=spool)
     from fleet.transport.ray_transport import RayOptions, RayTransport
 
-    # The spools of `fleet collect`: a device has one, and what it waits to hand over is handed over here too.
-    spool, daemon = Path(settings.store.path).parent / SPOOL, settings.daemon
     return RayTransport(
         specs.values(),
         spool,
-        settings.timing_protocol(),
+        protocol,
         RayOptions(
             address=options.address,
             is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
@@ -313,7 +314,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             model=settings.training.model,
             epochs=settings.training.epochs,
             seed=settings.training.seed,
-            cores=lambda: refresh_cores(devices.files.specs.values()),
+            cores=partial(_quiet_cores, devices),
             score_strategies=settings.daemon.score_strategies,
             deadline_secs=settings.daemon.training_deadline_secs,
         ),

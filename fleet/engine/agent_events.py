@@ -113,9 +113,8 @@ def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collectio
     """An agent that ends while it works on a job may have ended because of it, unless more is known."""
     at_work = state.at_work(message.device_id)
     is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
-    if message.was_asked or message.is_blameless or at_work is None or not is_current:
-        return []
-    if at_work[0] in unsent:
+    is_known = message.was_asked or message.is_blameless
+    if is_known or at_work is None or not is_current or at_work[0] in unsent:
         return []
     return [
         ev.JobCrashed(

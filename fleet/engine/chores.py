@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
-from fleet.core.events import RequestSubmitted
+from fleet.core.events import RequestProgressed, RequestSubmitted
+from fleet.core.request_words import RequestKind, RequestState
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.ingest import Ingest
 from fleet.errors import StoreFull
 from fleet.requests.first_heads import first_head_requests
-from fleet.requests.progress import training_progress
 
 #: Least seconds between two rounds of what is due seldom.
 _CHORES_SECS = 5.0
@@ -77,8 +78,7 @@ class Chores:
             parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
         self._ingest.end_silent()
         if parts.trainer is not None:
-            for event in training_progress(parts.state, parts.trainer.view, now):
-                parts.event_log.tell(event)
+            self._tell_epochs(parts.trainer.view, now)
         if self._headless and not is_over:
             self._ask_for_first_heads(now)
         wall = parts.clock.wall()
@@ -89,6 +89,20 @@ class Chores:
             if not is_over and parts.noise.is_due(device_id, now, wall):
                 environment_id = parts.state.describe(device_id)["environment_id"]
                 parts.noise.begin(device_id, environment_id, now, wall)
+
+    def _tell_epochs(self, trainer: Mapping[str, Any], now: float) -> None:
+        """Tell the requests of the running training which epoch it is in, if that is another than before."""
+        state, epochs = self._parts.state, trainer.get("epochs") or {}
+        for request in state.open_requests() if epochs else ():
+            if request.kind is not RequestKind.TRAINING or request.family != trainer["family"]:
+                continue
+            shown = state.request(request.request_id)
+            if shown is None or shown["state"] != RequestState.RUNNING:
+                continue
+            told = {name: epochs[name] for name in ("done", "of", "left_secs", "finding")}
+            if (told["done"], told["of"]) != (shown["done"], shown["of"]):
+                event = RequestProgressed(at_secs=now, request_id=request.request_id, **told)
+                self._parts.event_log.tell(event)
 
     def _ask_for_first_heads(self, now: float) -> None:
         """Have a device onboard itself where no device of its family has a head."""

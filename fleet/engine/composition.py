@@ -145,7 +145,7 @@ def _ranked(ranker: CandidateRanker | None, workload: Workload, drawn: Drawn) ->
 
 
 class _JobSink:
-    """What the planner asks for goes to the agents, to the thread that reads the store, and to the state."""
+    """What the planner asks for (`fleet.planner.context.JobSink`) goes to agents, thread and state."""
 
     def __init__(
         self, context: EngineContext, agents: Agents, thread: StoreThread, event_log: EventLog, roster: Roster
@@ -155,11 +155,9 @@ class _JobSink:
         self._ranker, self._notices, self._clock = context.ranker, context.notices, context.clock
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
-        """See `fleet.planner.context.JobSink`."""
         self._transport.propose(device_id, self._agents.up[device_id], request)
 
     def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        """See `fleet.planner.context.JobSink`."""
         sharing = self._roster.sharing
         devices_of_family = [one for one, name in sharing.items() if name == sharing[device_id]]
         question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
@@ -168,13 +166,11 @@ class _JobSink:
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
-        """See `fleet.planner.context.JobSink`."""
         family = self._roster.known[device_id].family
         question = partial(imported_traces, family=family, wanted=list(candidate_ids))
         self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """See `fleet.planner.context.JobSink`."""
         told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
         text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
         self._notices.say(text, kind="imported")
@@ -182,12 +178,10 @@ class _JobSink:
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
     ) -> None:
-        """See `fleet.planner.context.JobSink`."""
         question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
         self._thread.do(question, partial(_ranked, self._ranker, workload, question))
 
     def submit(self, job: Job) -> None:
-        """See `fleet.planner.context.JobSink`."""
         self._event_log.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 

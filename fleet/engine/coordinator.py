@@ -38,7 +38,6 @@ from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
 from fleet.requests.checks import KnownFleet
-from fleet.requests.desk import RequestDesk
 
 #: Least seconds between two views.
 _VIEW_SECS = 0.5
@@ -58,10 +57,14 @@ class Coordinator:
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
+
+    Attributes:
+        desk: Where other threads leave requests.
     """
 
     def __init__(self, context: EngineContext) -> None:
         self._parts = assemble(context)
+        self.desk = self._parts.desk
         self._drivers = RequestDrivers(self._parts)
         dispatcher = LeaseDispatcher(self._parts)
         self._ingest = Ingest(self._parts, self._drivers, dispatcher)
@@ -187,11 +190,6 @@ class Coordinator:
         self._parts.record_sink.letters.close()
         self._parts.intake.log.close()
 
-    @property
-    def desk(self) -> RequestDesk:
-        """Where other threads leave requests."""
-        return self._parts.desk
-
     def view(self) -> dict[str, Any]:
         """The picture of about a second ago (`fleet.engine.fleet_view`), for any thread to read."""
         return self._view
@@ -238,13 +236,13 @@ class Coordinator:
             try:
                 # Before a job that names them is in the journal.
                 parts.pools.flush()
-                done = parts.event_log.commit()
+                events, instructions = parts.event_log.commit()
             except StoreFull as error:
                 parts.disk.full(error)
                 return
-            for event in done.events:
+            for event in events:
                 self._effects.note(event)
-            for instruction in done.instructions:
+            for instruction in instructions:
                 self._effects.do(instruction)
             if not self._is_stopping:
                 self._effects.feed()

@@ -85,7 +85,7 @@ class DeviceUpdates:
         is_stranger = device_id not in parts.roster.known and device_id in parts.record_sink.counts
         if parts.roster.put(spec) or is_stranger:
             # The facts about the store were read for other devices, or under other names.
-            parts.discovery.load_again()
+            parts.discovery.load()
         if device_id in parts.state.device_ids():
             # An agent that was told to end may be at its last batch and still hold the spool.
             incarnation = parts.state.describe(device_id)["incarnation"]

@@ -30,20 +30,16 @@ class DiskWatch:
         clock: Seconds that the coordinator ran.
 
     Attributes:
+        folder: Where room is looked for.
         is_full: Whether the last write found no room.
     """
 
     def __init__(
         self, folder: Path, event_log: EventLog, notices: Notices, clock: Callable[[], float]
     ) -> None:
-        self._folder, self._event_log, self._notices, self._clock = folder, event_log, notices, clock
+        self._event_log, self._notices, self._clock = event_log, notices, clock
         self._retry_at = 0.0
-        self.is_full = False
-
-    @property
-    def folder(self) -> Path:
-        """Where room is looked for."""
-        return self._folder
+        self.folder, self.is_full = folder, False
 
     @property
     def may_try(self) -> bool:
@@ -67,8 +63,8 @@ class DiskWatch:
         """
         if not self.is_full:
             return
-        path = self._folder / "room.tmp"
-        with disk_errors("looking for room", self._folder):
+        path = self.folder / "room.tmp"
+        with disk_errors("looking for room", self.folder):
             try:
                 path.write_bytes(bytes(_PROBE_BYTES))
                 fsync(path)

@@ -28,16 +28,17 @@ from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId,
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
+from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
+from fleet.requests.session import pack_candidate, unpack_candidate
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
 _OUT = frozenset({DeviceState.QUARANTINED, DeviceState.RETIRED, DeviceState.ABSENT})
-_UP = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class DriverQuestions:
         for key, question in list(self._questions.items()):
             if question.op != "measure":
                 self._pursue(key, question)
-            elif (reason := self._out_of_order(question)) and not self._is_queued(question):
+            elif reason := self._out_of_order(question):
                 self._answer(key, unusable=reason)
 
     def forget(self, request_id: RequestId) -> None:
@@ -132,7 +133,7 @@ class DriverQuestions:
         """
         match message:
             case Proposed(request=request) if request.request_id in self._questions:
-                candidates = [_pack(one) for one in message.candidates]
+                candidates = list(map(pack_candidate, message.candidates))
                 answer = {"candidates": candidates, "refused": dict(message.refused)}
                 self._answer(request.request_id, value=answer)
                 return True
@@ -142,7 +143,7 @@ class DriverQuestions:
             case WorkloadsListed():
                 return self._listed(message)
             case Failed(what=Asked.WORKLOADS):
-                for key in self._asking("workloads", message.device_id, message.incarnation):
+                for key in self._listing(message.device_id, message.incarnation):
                     self._answer(key, error=f"{message.device_id}: {message.error}")
             case AgentGone() | AgentRefused():
                 for question in self._questions.values():
@@ -177,7 +178,7 @@ class DriverQuestions:
         waits = [
             one
             for one, told in zip(question.device_ids, found, strict=True)
-            if told["state"] not in _UP or one not in parts.agents.up or one in parts.agents.descriptors
+            if told["state"] not in USABLE or one not in parts.agents.up or one in parts.agents.descriptors
         ]
         if waits:
             return
@@ -214,7 +215,7 @@ class DriverQuestions:
         parts, device_id = self._parts, message.device_id
         keys = [
             key
-            for key in self._asking("workloads", device_id, message.incarnation)
+            for key in self._listing(device_id, message.incarnation)
             if tuple(self._questions[key].values["networks"]) == message.networks
         ]
         if not keys:
@@ -234,7 +235,7 @@ class DriverQuestions:
         """
         parts, values, device_id = self._parts, question.values, question.device_ids[0]
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
-        found = {one.candidate_id: one for one in map(_unpack, values["candidates"])}
+        found = {one.candidate_id: one for one in map(unpack_candidate, values["candidates"])}
         question.candidates, question.origins = (
             frozenset(found),
             frozenset(one.origin for one in found.values()),
@@ -279,28 +280,16 @@ class DriverQuestions:
                 return f"device {device_id}: {told['reason'] or told['state']}"
         return ""
 
-    def _is_queued(self, question: _Question) -> bool:
-        """Whether the jobs of a question may still be begun by an agent that is up."""
-        told = self._parts.state.describe(question.device_ids[0])
-        return told["state"] in _UP
-
-    def _asking(self, op: str, device_id: DeviceId, incarnation: int) -> list[str]:
+    def _listing(self, device_id: DeviceId, incarnation: int) -> list[str]:
+        """Questions for the workloads that an agent was asked to list."""
+        asked = (device_id,), incarnation
         return [
             key
             for key, one in self._questions.items()
-            if one.op == op and one.device_ids == (device_id,) and one.incarnation == incarnation
+            if one.op == "workloads" and (one.device_ids, one.incarnation) == asked
         ]
 
     def _answer(self, key: str, **answer: Any) -> None:
         question = self._questions.pop(key, None)
         if question is not None:
             self._send(question.request_id, {"id": question.number, **answer})
-
-
-def _pack(one: Candidate) -> list[str]:
-    return [one.workload_id, one.dialect, one.origin, one.trace]
-
-
-def _unpack(value: Any) -> Candidate:
-    workload_id, dialect, origin, trace = value
-    return Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, origin=origin, trace=trace)

@@ -29,7 +29,8 @@ def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str,
         that runs; `free_bytes` of each folder that can be looked at.
     """
     journal, log = parts.event_log.journal, parts.intake.log
-    training = parts.state.training()
+    # The state shows its times by the wall clock as it knows it.
+    training, wall = parts.state.training(), parts.clock() + parts.state.wall_ahead_secs
     unacknowledged, unacknowledged_secs = ingest.unacknowledged
     folders = {"store": parts.store.path, "daemon": parts.disk.folder}
     return {
@@ -40,7 +41,7 @@ def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str,
         "unacknowledged": unacknowledged,
         "unacknowledged_secs": unacknowledged_secs,
         "waiting_secs": parts.intake.waiting_secs,
-        "training_secs": parts.clock() - training["since"] if training["state"] == "running" else 0.0,
+        "training_secs": wall - training["since"] if training["state"] == "running" else 0.0,
         "free_bytes": {
             name: free for name, path in folders.items() if (free := _free_bytes(path)) is not None
         },

@@ -8,7 +8,7 @@ durable in the store before its answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +53,7 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
             devices = parts.summary.imported_devices
-            wanted = parts.coverage.wanted
+            wanted = frozenset(parts.coverage.wanted)  # for another thread
             parts.thread.ask(ClaimsAsked(), lambda reader: parts.imports.claims(reader, wanted, devices))
             return True
 
@@ -67,7 +67,7 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
         counts = parts.record_sink.counts.setdefault(device_id, Counts())
         before = counts.records, counts.ok
         for name, rows in done.rows.items():
-            for batch in _batches(rows):
+            for batch in rows.select(list(COLUMNS)).combine_chunks().to_batches():
                 parts.coverage.add_rows([(DeviceId(name), batch)])
                 counts.add_rows(batch)
     if device_id in parts.roster.specs and done.appended:
@@ -75,7 +75,3 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
         told = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
         parts.event_log.tell(told)
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}
-
-
-def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    yield from rows.select(list(COLUMNS)).combine_chunks().to_batches()

@@ -48,11 +48,13 @@ class RequestDrivers:
         return bool(self._drivers)
 
     def start(self, request_id: RequestId) -> None:
-        """Start the driver of a request; one that cannot be started ends it."""
-        request = next(one for one in self._parts.state.open_requests() if one.request_id == request_id)
+        """Start the driver of a request, if it is still open; one that cannot be started ends it."""
+        found = [one for one in self._parts.state.open_requests() if one.request_id == request_id]
+        if not found:
+            return  # it was cancelled in the turn in which it came
         self._starts[request_id] = self._starts.get(request_id, 0) + 1
         try:
-            driver = self._launch(request)
+            driver = self._launch(found[0])
             if driver is not None:
                 self._drivers[request_id] = driver
         except (FleetError, OSError) as error:

@@ -7,7 +7,6 @@ for the disk only, and carries out nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.errors import FleetError
 from fleet.journal.journal import Journal
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Events that are durable now, and what is to be done because of them."""
-
-    events: tuple[Event, ...]
-    instructions: tuple[Instruction, ...]
 
 
 class EventLog:
@@ -71,11 +62,11 @@ class EventLog:
         """Note an event for the next `commit`, which leaves out heartbeats and ticks that change nothing."""
         self._told.append(event)
 
-    def commit(self) -> Committed:
+    def commit(self) -> tuple[list[Event], list[Instruction]]:
         """Apply what was told and journal it, all with one wait for the disk.
 
         Returns:
-            What is durable now.
+            Events that are durable now, and what is to be done because of them.
 
         Raises:
             StoreFull: No room: the state knows the events, the journal does not. Call it again later.
@@ -88,9 +79,8 @@ class EventLog:
                 self._instructions += self.state.apply(event)
                 self._events.append(event)
         self.journal.append([event_to_json(event) for event in self._events])
-        done = Committed(tuple(self._events), tuple(self._instructions))
-        self._events.clear()
-        self._instructions.clear()
+        done = self._events, self._instructions
+        self._events, self._instructions = [], []
         return done
 
     def compact(self, jobs: Iterable[Job], *, now: bool = False) -> None:

@@ -179,9 +179,7 @@ class CandidatePools:
             self._waiting.setdefault(key, {})[_unpacked(key[1], row.body).candidate_id] = row.number
         earlier = sorted(self._folder.glob("*/*.json"))
         for path in earlier:
-            key = path.parent.name, WorkloadId(path.stem)
-            known = self._waiting.get(key, {})
-            self.add(*key, [one for one in self._earlier(path) if one.candidate_id not in known])
+            self.add(path.parent.name, WorkloadId(path.stem), self._earlier(path))
         if self._new:
             self._write()
         for path in earlier:

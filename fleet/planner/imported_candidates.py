@@ -23,7 +23,7 @@ class ImportedCandidates:
         families: Families with live devices, by the name under which these share candidates; more may come.
 
     Attributes:
-        refused: Candidates that nothing was derived from, by reason.
+        refused: Candidates that nothing was derived from, by reason; counted by the planner.
     """
 
     def __init__(self, families: Mapping[str, Family]) -> None:
@@ -82,7 +82,3 @@ class ImportedCandidates:
         """Take some out; none comes twice, whatever becomes of it."""
         waiting = self._waiting.get((name, workload_id), deque())
         return [waiting.popleft() for _ in range(min(count, len(waiting)))]
-
-    def refuse(self, reasons: Iterable[tuple[str, int]]) -> None:
-        """Count refusals."""
-        self.refused.update(dict(reasons))

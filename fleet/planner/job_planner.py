@@ -106,7 +106,7 @@ class JobPlanner:
         asked, family = requests[0], self._families[message.device_id]
         workload_id = asked.workload.workload_id
         if message.refused:
-            self._imports.refuse(message.refused.items())
+            self._imports.refused.update(message.refused)
             self._job_sink.underived(asked.workload, message.refused)
         if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)

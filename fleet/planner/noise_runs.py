@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from agents.records import NOISE, Candidate, CandidateId, DeviceId, Protocol, Workload, WorkloadId
-from fleet.collection.batch_plan import NOISE_EVERY_SECS, plan_noise
-from fleet.collection.batch_plan import DeviceBatch as NoiseJob
+from agents.records import NOISE, CandidateId, DeviceId, Protocol, Workload, WorkloadId
+from fleet.collection.batch_plan import NOISE_EVERY_SECS, DeviceBatch, plan_noise
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
@@ -34,8 +33,6 @@ class NoisePlan:
     """The question for an A/A run, as it comes back from the thread."""
 
     device_id: DeviceId
-    #: Environment whose scatter the run tells.
-    environment_id: str
 
 
 class NoiseRuns:
@@ -119,16 +116,15 @@ class NoiseRuns:
             seed=seed,
         )
         self._open.add(device_id)
-        self._thread.ask(NoisePlan(device_id=device_id, environment_id=environment_id), question)
+        self._thread.ask(NoisePlan(device_id=device_id), question)
 
-    def planned(self, plan: NoisePlan, family: str, jobs: list[NoiseJob]) -> list[Job]:
+    def planned(self, plan: NoisePlan, family: str, jobs: list[DeviceBatch]) -> list[Job]:
         """Turn what the thread has planned into jobs, in the order in which they must be measured."""
         self._open.discard(plan.device_id)
         made: list[Job] = []
         for one in jobs:
-            candidates: tuple[Candidate, ...] = one.batch.candidates
-            self._pools.remember(family, candidates)
-            part = [(each.workload_id, each.candidate_id) for each in candidates]
+            self._pools.remember(family, one.batch.candidates)
+            part = [(each.workload_id, each.candidate_id) for each in one.batch.candidates]
             made.append(self._planner.factory.job(plan.device_id, part, NOISE, one.batch.attempt))
         return made
 
@@ -143,7 +139,7 @@ def _plan(
     protocol: Protocol,
     count: int,
     seed: int,
-) -> list[NoiseJob]:
+) -> list[DeviceBatch]:
     present = (
         record
         for record in find_records(reader, device_id, wanted)

@@ -38,11 +38,9 @@ class Queues:
             return
         self._jobs[job.job_id] = job
         self._taken.setdefault(job.device_id, {}).update(dict.fromkeys(job.candidate_ids, job.job_id))
-        # Which workload each candidate is of only matters for the balance between them.
-        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
         counts = self._counts.setdefault(job.device_id, Counter())
         for workload_id in job.workload_ids:
-            counts[workload_id] += round(share)
+            counts[workload_id] += _share(job)
 
     def closed(self, job_id: JobId) -> None:
         """Note the end of a job."""
@@ -53,9 +51,8 @@ class Queues:
         for one in job.candidate_ids:
             if taken.get(one) == job_id:
                 del taken[one]
-        share = len(job.candidate_ids) / max(1, len(job.workload_ids))
         for workload_id in job.workload_ids:
-            self._counts[job.device_id][workload_id] -= round(share)
+            self._counts[job.device_id][workload_id] -= _share(job)
 
     def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
         """Learn how long a candidate takes."""
@@ -86,3 +83,8 @@ class Queues:
     def candidate_secs(self, device_id: DeviceId) -> float:
         """Seconds of a device that a candidate takes; 0 while nobody knows."""
         return self._secs.get(device_id, 0.0)
+
+
+def _share(job: Job) -> int:
+    """About how many candidates each workload of a job has: it matters for the balance between them only."""
+    return round(len(job.candidate_ids) / len(job.workload_ids))

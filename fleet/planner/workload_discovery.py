@@ -53,7 +53,7 @@ class WorkloadDiscovery:
         self._chosen: dict[str, Sequence[Workload]] = {}
         for group in dict.fromkeys(map(group_of, specs.values())):
             self._use_kept(group)
-        self.load_again()
+        self.load()
 
     @property
     def is_waiting(self) -> bool:
@@ -66,12 +66,7 @@ class WorkloadDiscovery:
         if group in self._chosen:
             self._use(group, self._chosen[group])
         elif self._use_kept(group):
-            self._load()
-
-    def load_again(self) -> None:
-        """Read what is known of the workloads once more: it was read for other devices."""
-        if self._chosen:
-            self._load()
+            self.load()
 
     def agent_up(self, spec: DeviceSpec, incarnation: int) -> None:
         """Ask an agent, if nobody has told yet what the devices of its group measure."""
@@ -105,11 +100,13 @@ class WorkloadDiscovery:
         self._store.put_workloads(chosen, own=group != REPLAYED)
         self._kept.put(group, self._choice.key(members), chosen)
         self._use(group, chosen)
-        self._load()
+        self.load()
         return [one.device_id for one in members]
 
-    def _load(self) -> None:
-        """Read what is known of the workloads: measured candidates, and those that wait for it."""
+    def load(self) -> None:
+        """Read what is known of the chosen workloads: measured candidates, and those that wait for it."""
+        if not self._chosen:
+            return
         pools = {key: dict.fromkeys(ids) for key, ids in self._pools.waiting().items()}
         self._coverage.load(self._store, self._summary, pools)
         imported = self._summary.imported_devices

@@ -100,10 +100,7 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
     checked = replace(request, arguments=_training(request.arguments, fleet.families))
     for other in open_requests:
         if other.kind is RequestKind.TRAINING and other.family == checked.family:
-            raise RequestConflict(
-                f"training: request {other.request_id} asks for family {other.family} already; follow it "
-                f"(fleet requests follow {other.request_id}) or cancel it"
-            )
+            raise _conflict(other, f"asks for family {other.family}")
     return checked
 
 
@@ -115,9 +112,11 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
     except ArgumentsError as error:
         raise RequestRefused(str(error)) from None
     if isinstance(arguments, ImportArguments):
-        return _checked_import(
-            replace(request, arguments=arguments.model_dump(exclude_unset=True)), open_requests
-        )
+        # No other one reads logs of the same device. Its files are looked at by its driver.
+        for other in open_requests:
+            if other.kind is kind and other.arguments["device"] == arguments.device:
+                raise _conflict(other, f"reads logs of {arguments.device}")
+        return replace(request, arguments=arguments.model_dump(exclude_unset=True))
     named = devices_of(arguments)
     # The store may have records of devices that left.
     here = frozenset(fleet.families) if kind is RequestKind.EVALUATION else fleet.devices
@@ -129,26 +128,18 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
             continue
         theirs = set(devices_of(read_arguments(kind, other.arguments))) or here
         if shared := mine & theirs:
-            raise RequestConflict(
-                f"{kind}: request {other.request_id} works on {_listed(shared)} already; follow it (fleet "
-                f"requests follow {other.request_id}) or cancel it"
-            )
+            raise _conflict(other, f"works on {_listed(shared)}")
     values = arguments.model_dump(exclude_unset=True)
     if kind is RequestKind.COLLECTION:
         values["devices"] = sorted(mine)
     return replace(request, arguments=values)
 
 
-def _checked_import(request: Request, open_requests: Iterable[Request]) -> Request:
-    """Check an import: no other one reads logs of the same device. Its files are looked at by its driver."""
-    device = request.arguments["device"]
-    for other in open_requests:
-        if other.kind is RequestKind.IMPORT and other.arguments["device"] == device:
-            raise RequestConflict(
-                f"import: request {other.request_id} reads logs of {device} already; follow it (fleet "
-                f"requests follow {other.request_id}) or cancel it"
-            )
-    return request
+def _conflict(other: Request, does: str) -> RequestConflict:
+    return RequestConflict(
+        f"{other.kind}: request {other.request_id} {does} already; follow it (fleet requests follow "
+        f"{other.request_id}) or cancel it"
+    )
 
 
 def _training(arguments: Mapping[str, Any], families: Mapping[str, str]) -> dict[str, Any]:

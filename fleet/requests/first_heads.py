@@ -11,10 +11,8 @@ from typing import Any
 
 from agents.records import DeviceId, DeviceSpec
 from agents.trust import is_live
-from fleet.core.events import DeviceState
+from fleet.core.device_state import USABLE
 from fleet.core.request_words import Request, RequestId, RequestKind
-
-_USABLE = frozenset({DeviceState.IDLE.value, DeviceState.LEASED.value})
 
 
 def first_head_requests(
@@ -43,7 +41,7 @@ def first_head_requests(
         mine = [one for one, spec in specs.items() if spec.family.value == family]
         if any(shown[one]["champion"] or one in asked for one in mine):
             continue
-        able = [one for one in sorted(mine) if is_live(specs[one]) and shown[one]["state"] in _USABLE]
+        able = [one for one in sorted(mine) if is_live(specs[one]) and shown[one]["state"] in USABLE]
         if able:
             first, incarnation = able[0], shown[able[0]]["incarnation"]
             found[family] = Request(

@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.codec import record_from_json, workload_from_json
 from agents.programs.derivation import Derivation
-from agents.records import Candidate, CandidateId, DeviceId, Record, Workload
+from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
 from fleet.errors import FleetError
 from fleet.requests.channel import ChannelClosedError, DriverChannel
 from fleet.store.reader import StoreReader
@@ -71,7 +71,8 @@ class EngineSession:
         self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
     ) -> Future[list[Candidate]]:
         """Draw random candidates."""
-        return self._draw(device_id, workload, {"count": count, "seed": seed, "exclude": list(exclude)})
+        how = {"count": count, "seed": seed, "exclude": list(exclude)}
+        return self._draw(device_id, workload, how, _candidates)
 
     def evolve(
         self,
@@ -84,17 +85,16 @@ class EngineSession:
     ) -> Future[list[Candidate]]:
         """Draw candidates near good ones."""
         how = {"count": count, "seed": seed, "exclude": list(exclude), "parents": list(parents)}
-        return self._draw(device_id, workload, how)
+        return self._draw(device_id, workload, how, _candidates)
 
     def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
         """Derive candidates of our own from imported traces."""
-        question = {"op": "draw", "device": device_id, "workload": workload.workload_id}
         how = {"count": len(traces), "seed": 0, "exclude": [], "foreign": list(traces)}
 
         def read(answer: Any) -> Derivation:
             return Derivation(tuple(_candidates(answer)), dict(answer["refused"]))
 
-        return self.ask(question | how, read)
+        return self._draw(device_id, workload, how, read)
 
     def measure(
         self,
@@ -114,7 +114,7 @@ class EngineSession:
             "device": device_id,
             "attempt": attempt,
             "model_version": model_version,
-            "candidates": [[one.workload_id, one.dialect, one.origin, one.trace] for one in candidates],
+            "candidates": list(map(pack_candidate, candidates)),
         }
         return self.ask(question, self._records)
 
@@ -194,9 +194,11 @@ class EngineSession:
         self._channel.send({**question, "id": number})
         return future
 
-    def _draw(self, device_id: DeviceId, workload: Workload, how: dict[str, Any]) -> Future[list[Candidate]]:
+    def _draw(
+        self, device_id: DeviceId, workload: Workload, how: dict[str, Any], read: Callable[[Any], Any]
+    ) -> Future[Any]:
         question = {"op": "draw", "device": device_id, "workload": workload.workload_id}
-        return self.ask(question | how, _candidates)
+        return self.ask(question | how, read)
 
     def _records(self, answer: Any) -> list[Record]:
         self._measured += 1
@@ -237,7 +239,19 @@ def _workloads(answer: Any) -> list[Workload]:
 
 
 def _candidates(answer: Any) -> list[Candidate]:
-    return [
-        Candidate(workload_id=workload_id, dialect=dialect, origin=origin, trace=trace)
-        for workload_id, dialect, origin, trace in answer["candidates"]
-    ]
+    return list(map(unpack_candidate, answer["candidates"]))
+
+
+def pack_candidate(one: Candidate) -> list[str]:
+    """A candidate as it goes through the channel."""
+    return [one.workload_id, one.dialect, one.origin, one.trace]
+
+
+def unpack_candidate(value: Any) -> Candidate:
+    """Make what `pack_candidate` gave.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    workload_id, dialect, origin, trace = value
+    return Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, origin=origin, trace=trace)

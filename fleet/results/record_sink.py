@@ -110,23 +110,20 @@ class RecordSink:
     def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
         taken = Taken()
         found = sort(arrivals, state.verdict)
-        for one in found.late:
+        for one in found[Verdict.LATE]:
             self._keep_late(one, now)
-        stored = [*found.counted, *found.repeated]
+        stored = [*found[Verdict.COUNTS], *found[Verdict.REPEATED]]
         records = [record for one in stored for record in one.records]
         check_flags(records)
         # Also without any record: rows that wait go on to the table then.
         fresh = self._intake.append(records).fresh
         taken.events, self._untold = self._untold, []
-        self._count(fresh, taken)
-        for device_id, new in taken.fresh.items():
-            ok = sum(record.outcome is Outcome.OK for record in new)
-            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(new), ok=ok))
-        for one in found.counted:
+        self._count(fresh, taken, now)
+        for one in found[Verdict.COUNTS]:
             self._finish(one, state, taken, now)
         for one in arrivals:
-            record_ids = tuple(record.record_id for record in one.records)
-            taken.acknowledge.append((one.device_id, one.incarnation, record_ids))
+            names = tuple(record.record_id for record in one.records)
+            taken.acknowledge.append((one.device_id, one.incarnation, names))
         return taken
 
     def left(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
@@ -149,7 +146,8 @@ class RecordSink:
             skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
         return [one for one in left if one not in skipped]
 
-    def _count(self, records: Sequence[Record], taken: Taken) -> None:
+    def _count(self, records: Sequence[Record], taken: Taken, now: float) -> None:
+        """Tell everybody of records that the store took in."""
         self._coverage.add(records)
         for record in records:
             taken.fresh.setdefault(record.device_id, []).append(record)
@@ -158,6 +156,7 @@ class RecordSink:
             counts = self.counts.setdefault(device_id, Counts())
             ok = sum(record.outcome is Outcome.OK for record in some)
             counts.add(len(some), ok, max(record.measured_at for record in some))
+            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
             family = self._families.get(device_id, "")
             for record in some:
                 measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None

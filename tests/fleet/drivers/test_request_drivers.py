@@ -216,6 +216,16 @@ def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: F
     assert jobs["queued"] == 0
 
 
+def test_a_request_that_is_cancelled_in_the_turn_in_which_it_came_starts_no_driver(fleet: Fleet) -> None:
+    drivers = fleet.launch = Drivers(fleet, measure_some)
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        answer = coordinator.desk.cancel(R1)
+        coordinator.turn(0.0)
+        assert answer.result(1)["state"] == "cancelled"
+    assert drivers.started == []
+
+
 def test_a_device_that_is_not_there_is_told_to_the_driver(fleet: Fleet) -> None:
     told: list[str] = []
 
