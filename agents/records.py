@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NewType
@@ -20,6 +21,7 @@ from agents.devices import (
     DeviceSpec,
     Family,
     Replay,
+    unknown_descriptor,
 )
 from agents.fast_pickle import FastPickle
 from agents.protocol import STORED_PROTOCOL_KEYS, Protocol
@@ -98,13 +100,8 @@ class Workload:
     def bytes_moved(self) -> int:
         """Bytes of all arguments: the least memory traffic of one run."""
         width = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
-        total = 0
-        for shape, dtype in zip(self.arg_shapes, self.arg_dtypes, strict=True):
-            size = 1
-            for extent in shape:
-                size *= extent
-            total += size * width.get(dtype, 1)
-        return total
+        arguments = zip(self.arg_shapes, self.arg_dtypes, strict=True)
+        return sum(math.prod(shape) * width.get(dtype, 1) for shape, dtype in arguments)
 
 
 class _Identified(FastPickle):
@@ -270,4 +267,5 @@ __all__ = [
     "as_json_dict",
     "canonical_json",
     "content_hash",
+    "unknown_descriptor",
 ]
