@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from agents.codec import workload_from_json
 from agents.host.host_lock import HostLockError
 from agents.host.probe import environment
+from agents.host.timing_lock import timing_lock
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
 from agents.sandbox import handlers
@@ -60,13 +61,7 @@ class _Job:
 
 
 class ChildWorker:
-    """Answers the messages of one pool.
-
-    Args:
-        channel: To the pool.
-        settings: The device and its cores.
-        mover: Of this process.
-    """
+    """Answers the messages of one pool, which come through `channel`."""
 
     def __init__(self, channel: Channel, settings: ChildSettings, mover: MoverClient) -> None:
         import tvm
@@ -76,8 +71,8 @@ class ChildWorker:
         self._channel = channel
         self._settings = settings
         self._target = tvm.target.Target(settings.target)
-        self._link = _link(settings)
         self._device = tvm.device(settings.device, settings.index)
+        self._link = _link(settings, self._device)
         self._programs: Programs = Programs()
         self._mover = mover
         self._slot = _slot(settings, mover)
@@ -141,8 +136,6 @@ class ChildWorker:
         )
 
     def _lock(self) -> AbstractContextManager[float]:
-        from agents.host.timing_lock import timing_lock
-
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
 
     def _enter(self, job: _Job, stage: WorkerStage) -> None:
@@ -319,9 +312,9 @@ class ChildWorker:
         return {**seen, "threads": self._threads(), **self._settings.environment}
 
 
-def _link(settings: ChildSettings) -> Link:
+def _link(settings: ChildSettings, device: Any) -> Link:
     if not settings.tracker:
-        return LocalLink(settings.device, settings.index)
+        return LocalLink(device)
     from agents.programs.rpc_session import RpcLink
 
     return RpcLink(
