@@ -41,13 +41,7 @@ def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
         proposal = space.evolve(message["parents"], message["count"], **how)
     else:
         proposal = space.sample(message["count"], **how)
-    return {
-        "event": "proposed",
-        "traces": [candidate.trace for candidate in proposal.candidates],
-        "tries": proposal.tries,
-        "refused": proposal.refused,
-        "repeated": proposal.repeated,
-    }
+    return {"event": "proposed", "traces": [candidate.trace for candidate in proposal.candidates]}
 
 
 def list_workloads(networks: list[str]) -> dict[str, Any]:
