@@ -238,18 +238,14 @@ class DeviceWorker:
         """
         lasting = self.environment_id(batch.protocol)
         watch, best = self._watch(lasting), self._best_secs.setdefault(lasting, {})
-        left, wanted = deque(batch.candidates), deque[Again]()
-        measured = {(candidate.candidate_id, batch.attempt) for candidate in left}
+        left = deque(Again(one, batch.workloads[one.workload_id], batch.attempt) for one in batch.candidates)
+        wanted = deque[Again]()
+        measured = {(one.candidate.candidate_id, one.attempt) for one in left}
 
         def stream() -> Iterator[Planned]:
-            while wanted or left:
-                if wanted:
-                    one = wanted.popleft()
-                    yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
-                else:
-                    candidate = left.popleft()
-                    workload = batch.workloads[candidate.workload_id]
-                    yield Planned(job_of(candidate, workload, batch.protocol), batch.attempt)
+            while queue := wanted or left:
+                one = queue.popleft()
+                yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
 
         began, is_last = time.monotonic(), False
         while not is_last:
