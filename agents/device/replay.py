@@ -170,12 +170,7 @@ class ReplayWorker:
     ) -> list[Candidate]:
         """Give the up to `count` recorded candidates that differ least from a parent, none of `exclude`.
 
-        Args:
-            workload: What they schedule.
-            parents: Traces of good candidates. Candidates equal to one are not given.
-            count: How many are wanted.
-            seed: Decides between equally near ones.
-            exclude: Candidates that are known already.
+        Candidates equal to a parent (a trace) are not given; the seed decides between equally near ones.
         """
         drawn = [one for one in self._shuffled(workload, seed) if one not in exclude][:_MOST_NEIGHBOURS]
         families = [_SEPARATORS.split(parent) for parent in parents]

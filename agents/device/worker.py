@@ -206,9 +206,7 @@ class DeviceWorker:
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
 
-        Args:
-            workload: One of ours.
-            traces: Imported traces of a workload that claims to be this one.
+        The traces are of a workload that claims to be this one, which is ours.
         """
         question = {"op": "derive", "traces": list(traces)}
         question |= {"workload_id": workload.workload_id, "family": self.spec.family}
@@ -220,10 +218,7 @@ class DeviceWorker:
 
         Every candidate gives a record, whatever becomes of it. The front-runners of the batch come
         with a second one, and so do those of earlier batches that were measured while the device drifted.
-
-        Args:
-            batch: What to measure, and how.
-            tag: The lease that the spool notes beside the records.
+        The spool notes the lease (`tag`) beside the records.
         """
         parts = self.measure_parts(batch, tag, window_secs=math.inf)
         return [record for part in parts for record in part.records]

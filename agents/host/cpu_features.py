@@ -184,10 +184,7 @@ def tensor_features(flags: Collection[str]) -> tuple[str, ...]:
 def vector_bytes(arch: str, flags: Collection[str], sve_bytes: int = 0) -> int:
     """Give the width in bytes of the widest vector register; 0 for an architecture that is not known.
 
-    Args:
-        arch: Architecture of the CPU.
-        flags: Its `/proc/cpuinfo` flags.
-        sve_bytes: Width of a scalable vector, which no flag tells (0: unknown).
+    No `/proc/cpuinfo` flag tells the width of a scalable vector: that is `sve_bytes` (0: unknown).
     """
     if normal_arch(arch) == X86_64:
         widths = {"avx512f": 64, "avx": 32, "sse2": 16}

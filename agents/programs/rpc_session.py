@@ -91,11 +91,9 @@ class RpcSession:
         return loaded
 
     def host_facts(self, function: str, *arguments: str | int) -> dict[str, Any]:
-        """What our own server says of its host; empty where another one serves, or it says nothing sound.
+        """What our own server says of its host: `DESCRIPTOR_FUNCTION` or `ENVIRONMENT_FUNCTION`.
 
-        Args:
-            function: `DESCRIPTOR_FUNCTION` or `ENVIRONMENT_FUNCTION`.
-            arguments: Of it.
+        Empty where another one serves, or it says nothing sound.
         """
         try:
             with _limited(ANSWER_SECS, self._cut):

@@ -341,7 +341,7 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
         channel: To the pool, which sends jobs; left open until the process ends: its end is what tells the
             pool, which then reads the last words.
         moves: To the zygote, which binds threads to cores.
-        settings: The device and its cores.
+        settings: Of the device.
     """
     jobs = Channel(channel)
     mover = MoverClient(moves, settings)

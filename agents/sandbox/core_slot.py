@@ -91,9 +91,7 @@ class ProcessCores:
 class MoverClient:
     """The same for a worker process, which may move none but the thread that calls: its zygote does the rest.
 
-    Args:
-        end: Packets to `ProcessCores.answer`.
-        settings: Of this process.
+    `end` takes packets to `ProcessCores.answer`.
     """
 
     def __init__(self, end: socket.socket, settings: ChildSettings) -> None:

@@ -37,11 +37,7 @@ class ProcessOutput:
 
 
 class WorkerProcesses:
-    """The worker processes of one device, forked from one zygote.
-
-    Args:
-        settings: One for each process.
-    """
+    """The worker processes of one device, one for each of the settings, forked from one zygote."""
 
     def __init__(self, settings: Sequence[ChildSettings]) -> None:
         if not settings:
