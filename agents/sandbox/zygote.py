@@ -226,13 +226,13 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(parent_pid))
     _name_process(b"fleet-zygote")
     os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    from agents.sandbox import child
-
     with ExitStack() as held:
         if lock_path:  # it imports where something is timed
             make_lock(Path(lock_path))
             held.enter_context(timing_lock(Path(lock_path), _LOCK_WAIT_SECS))
         import tvm  # noqa: F401  # what the worker processes inherit
+
+        from agents.sandbox import child
     # Objects that are never collected are never written to, so their pages stay shared.
     gc.collect()
     gc.freeze()
