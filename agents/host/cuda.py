@@ -1,8 +1,8 @@
 """CUDA devices of this host, through NVIDIA's management library or its `nvidia-smi` program.
 
-Called by `agents.host.probe`, by `fleet.doctor.doctor` and by whoever starts processes that use a GPU. No
-CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers that use
-the GPU. A host without a driver simply has no devices.
+Called by `agents.host.probe` and `rocm`, by `fleet.doctor.doctor` and by whoever starts processes that use a
+GPU. No CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers
+that use the GPU. A host without a driver simply has no devices.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def rocm_devices(run: Callable[[Sequence[str]], str] = program_output) -> tuple[
 
 
 class _Agent(dict[str, str]):
-    """Fields of one agent of `rocminfo`; its memory pools as (fields) behind."""
+    """Fields of one agent of `rocminfo`, and those of each of its memory pools."""
 
     def __init__(self) -> None:
         super().__init__()

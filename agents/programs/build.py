@@ -45,7 +45,7 @@ def scheduled(module: Any, trace: str) -> Any:
 
 
 def replay(module: Any, trace: str) -> Any:
-    """Do the same, and return the scheduled module.
+    """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the scheduled one.
 
     Raises:
         CandidateRefused: As of `scheduled`.

@@ -37,7 +37,8 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
 #: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
 #: nearly all pass; about one CUDA draw in ten passes the post-processors.
 _BARREN_SAMPLES = 600
-#: The same for draws that pass, by programs seen, and at least: where few are, each comes up often.
+#: Draws in a row that pass and show nothing new, after which it counts as used up: so many for each program
+#: that was seen, and at least. Where programs are few, each comes up often.
 _REPEATS_EACH, _LEAST_REPEATS = 10, 100
 #: Draws in all, of some 7 ms each: whoever asked does not wait for minutes.
 _MOST_TRIES = 10_000

@@ -89,7 +89,7 @@ class ProcessCores:
 
 
 class MoverClient:
-    """The same for a worker process, which may move none but the thread that calls: its zygote does the rest.
+    """Moves a worker process from inside: the thread that calls by itself, all else through its zygote.
 
     `end` takes packets to `ProcessCores.answer`.
     """

@@ -138,7 +138,7 @@ class Spool:
         return [record for _, record in self.pending_tagged()]
 
     def pending_tagged(self) -> Iterator[tuple[LeaseTag | None, Record]]:
-        """Give the same with the lease of each, one after the other: a long spool need not fit in memory.
+        """Give the pending records one by one, each with its lease: a long spool need not fit in memory.
 
         Nothing may be put or acknowledged meanwhile.
 
