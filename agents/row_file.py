@@ -278,9 +278,7 @@ def read_rows(path: Path) -> list[FileRow]:
 def copy_rows(path: Path, target: Path) -> bool:
     """Copy a file and its log of pages as they are at one moment, beside whoever writes them.
 
-    Args:
-        path: The file.
-        target: Name of the copy; its log stands beside it.
+    The copy of the log stands beside that of the file, which is `target`.
 
     Returns:
         Whether there is a file.

@@ -191,14 +191,9 @@ class DeviceWorker:
         seed: int,
         exclude: Collection[CandidateId] = (),
     ) -> list[Candidate]:
-        """Make up to `count` candidates near good ones, none of `exclude`.
+        """Make up to `count` candidates near good ones, none of `exclude`; a small neighbourhood has fewer.
 
-        Args:
-            workload: What they schedule.
-            parents: Traces of good candidates, best first.
-            count: How many are wanted; a small neighbourhood gives fewer.
-            seed: Of the mutations.
-            exclude: Candidates that are known already.
+        The parents are traces of good candidates, best first; the seed is that of the mutations.
         """
         question = {"op": "evolve", "parents": list(parents)}
         return self._ask_space(question, "evolved", workload, count, seed, exclude)

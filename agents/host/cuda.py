@@ -106,10 +106,8 @@ def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
 def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
     """Make the driver's files in /dev where they are missing, as after a boot.
 
-    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use.
-
-    Args:
-        uvm: The one that only CUDA needs.
+    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use. The file
+    `uvm` is the one that only CUDA needs.
     """
     if not uvm.exists():
         program_output(("nvidia-modprobe", "-u", "-c", "0"))

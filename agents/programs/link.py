@@ -47,11 +47,7 @@ class Link(Protocol):
 
 
 class LocalLink:
-    """The CPU of this host, or one of its CUDA devices; its own session, for there is nothing to open.
-
-    Args:
-        device: `tvm.runtime.Device` of this process.
-    """
+    """The CPU of this host, or one of its CUDA devices; its own session, for there is nothing to open."""
 
     def __init__(self, device: Any) -> None:
         self.device = device

@@ -46,11 +46,7 @@ _SHARE_CORES = -3
 
 
 def served(tracker: str, key: str) -> str:
-    """Say what keeps the device with `key` from being used; takes at most some seconds.
-
-    Args:
-        tracker: Address of the RPC tracker, `host:port`.
-        key: Key of the device there.
+    """Say what keeps the device with a key at a tracker from being used; takes at most some seconds.
 
     Returns:
         One sentence, or nothing where a server with the key is registered (free or not).
