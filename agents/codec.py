@@ -93,11 +93,7 @@ def record_from_json(value: Any) -> Record:
 
 
 def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[str, Any]:
-    """Turn a protocol into values that `json.dumps` takes.
-
-    Args:
-        protocol: The protocol of a record.
-        schema: Layout of that record.
+    """Turn the protocol of a record of some layout into values that `json.dumps` takes.
 
     Raises:
         AgentError: Layout 1 cannot say this protocol, or the layout is not known.
@@ -170,9 +166,7 @@ def workload_from_json(value: Any) -> Workload:
 def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor | None]:
     """Rebuild what a device is from what `as_json_dict` gave, after JSON.
 
-    Args:
-        spec: The spec.
-        descriptor: The descriptor; None for a device that was never probed.
+    The descriptor is None for a device that was never probed.
 
     Raises:
         AgentError: A key too many, a needed one missing, or a value of the wrong type.

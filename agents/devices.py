@@ -138,3 +138,14 @@ class Descriptor:
     #: What the canaries measured, as sorted (name, value) pairs (`agents.programs.canaries.roofline`); empty
     #: before the first reading.
     roofline: tuple[tuple[str, float], ...] = ()
+
+
+def unknown_descriptor(host: str) -> Descriptor:
+    """The descriptor of a device of which nothing else is known."""
+    counts = ("physical_cores", "logical_cores", "vector_bytes")
+    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
+    unknown: dict[str, Any] = dict.fromkeys((*counts, *sizes), 0)
+    unknown |= dict.fromkeys(("clock_min_mhz", "clock_max_mhz", "clock_now_mhz"), 0.0)
+    unknown |= dict.fromkeys(("arch", "cpu_model", "governor", "kernel"), "")
+    unknown |= dict.fromkeys(("usable_cores", "isa_flags", "versions"), ())
+    return Descriptor(host=host, smt=False, ansor_params=(0,) * len(ANSOR_HARDWARE_PARAMS), **unknown)

@@ -10,9 +10,9 @@ class AgentError(RuntimeError):
     """
 
 
-def first_line(error: BaseException, most: int | None = 300) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says first, cut to some characters; its kind where it says nothing."""
-    return _lines(error)[0][:most]
+    return _lines(error)[0][:300]
 
 
 def last_line(error: BaseException, most: int | None = 300) -> str:

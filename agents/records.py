@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NewType
 
-from agents.devices import (
-    ANSOR_HARDWARE_PARAMS,
-    Descriptor,
-    DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
-    Replay,
-)
-from agents.fast_pickle import FastPickle
-from agents.protocol import STORED_PROTOCOL_KEYS, Protocol
+# What others import from here, too.
+from agents.devices import ANSOR_HARDWARE_PARAMS as ANSOR_HARDWARE_PARAMS
+from agents.devices import Descriptor as Descriptor
+from agents.devices import DeviceId as DeviceId
+from agents.devices import DeviceKind as DeviceKind
+from agents.devices import DeviceSpec as DeviceSpec
+from agents.devices import Family as Family
+from agents.devices import Replay as Replay
+from agents.devices import unknown_descriptor as unknown_descriptor
+from agents.fast_pickle import FastPickle as FastPickle
+from agents.protocol import STORED_PROTOCOL_KEYS as STORED_PROTOCOL_KEYS
+from agents.protocol import Protocol as Protocol
 
 #: Version of the record layout. 1: first published layout. 2: `quality`, and more fields of the protocol.
 RECORD_SCHEMA = 2
@@ -98,13 +100,8 @@ class Workload:
     def bytes_moved(self) -> int:
         """Bytes of all arguments: the least memory traffic of one run."""
         width = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
-        total = 0
-        for shape, dtype in zip(self.arg_shapes, self.arg_dtypes, strict=True):
-            size = 1
-            for extent in shape:
-                size *= extent
-            total += size * width.get(dtype, 1)
-        return total
+        arguments = zip(self.arg_shapes, self.arg_dtypes, strict=True)
+        return sum(math.prod(shape) * width.get(dtype, 1) for shape, dtype in arguments)
 
 
 class _Identified(FastPickle):
@@ -242,32 +239,3 @@ def as_json_dict(value: Any) -> dict[str, Any]:
     result = json.loads(json.dumps(asdict(value)))
     assert isinstance(result, dict)
     return result
-
-
-__all__ = [
-    "ANSOR_HARDWARE_PARAMS",
-    "CONFIRM",
-    "NOISE",
-    "RECORD_SCHEMA",
-    "REMEASURE",
-    "REPEATS",
-    "STORED_PROTOCOL_KEYS",
-    "Candidate",
-    "CandidateId",
-    "Descriptor",
-    "DeviceId",
-    "DeviceKind",
-    "DeviceSpec",
-    "Family",
-    "FastPickle",
-    "ModelRef",
-    "Outcome",
-    "Protocol",
-    "Record",
-    "Replay",
-    "Workload",
-    "WorkloadId",
-    "as_json_dict",
-    "canonical_json",
-    "content_hash",
-]

@@ -145,14 +145,6 @@ class RowFile:
     def _rebuilt(self) -> Path:
         return self.path.with_name(self.path.name + ".rebuilt")
 
-    @property
-    def size_bytes(self) -> int:
-        """Length of the file without its log; room that is free inside counts."""
-        with _os_errors(self.path):
-            [pages] = self._connection.execute("PRAGMA page_count").fetchone()
-            [page_bytes] = self._connection.execute("PRAGMA page_size").fetchone()
-        return int(pages) * int(page_bytes)
-
     def rows(self) -> Iterator[FileRow]:
         """Yield all rows, oldest first, as the opening found them whole; nothing may be changed meanwhile.
 
@@ -182,12 +174,9 @@ class RowFile:
         with _os_errors(self.path):
             for number in numbers:
                 found = self._connection.execute(select, (number,)).fetchone()
-                yield self._checked(number, *(found or ("", b"", -1)))
-
-    def _checked(self, number: int, key: str, body: bytes, total: int) -> FileRow:
-        if not _is_whole(key, body, total):
-            raise OSError(errno.EIO, f"row {number} is damaged", str(self.path))
-        return FileRow(number, key, body)
+                if found is None or not _is_whole(*found):
+                    raise OSError(errno.EIO, f"row {number} is damaged", str(self.path))
+                yield FileRow(number, *found[:2])
 
     def change(self, added: Sequence[tuple[str, bytes]], removed: Iterable[int] = ()) -> list[int]:
         """Add rows and remove others, all of it or nothing; it is on the disk when this returns.
@@ -227,7 +216,9 @@ class RowFile:
     def shrink(self) -> None:
         """Give the room of an empty file back to the disk, if it is worth it; no error if that fails."""
         with suppress(sqlite3.Error, OSError):
-            if self.size_bytes > _SHRINK_BYTES:
+            [pages] = self._connection.execute("PRAGMA page_count").fetchone()
+            [page_bytes] = self._connection.execute("PRAGMA page_size").fetchone()
+            if pages * page_bytes > _SHRINK_BYTES:
                 self._connection.execute("VACUUM")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -287,9 +278,7 @@ def read_rows(path: Path) -> list[FileRow]:
 def copy_rows(path: Path, target: Path) -> bool:
     """Copy a file and its log of pages as they are at one moment, beside whoever writes them.
 
-    Args:
-        path: The file.
-        target: Name of the copy; its log stands beside it.
+    The copy of the log stands beside that of the file, which is `target`.
 
     Returns:
         Whether there is a file.

@@ -23,12 +23,7 @@ _ID = re.compile(r"imported-([0-9a-f]{16})-[0-9a-f]{16}")
 
 
 def imported_id(claimed: int, module_json: str) -> WorkloadId:
-    """Id of a workload that a log brings.
-
-    Args:
-        claimed: The structural hash that the log states, 64 bits.
-        module_json: Its module.
-    """
+    """Id of a workload that a log brings, of the structural hash (64 bits) that the log states for it."""
     return WorkloadId(f"{IMPORTED}-{claimed:016x}-{content_hash(module_json)[:16]}")
 
 

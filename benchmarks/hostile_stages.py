@@ -184,7 +184,7 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
 
     if changed is not None:
         spec = replace(spec, replay=changed)
-    with closing(ReplayWorker(spec, Path("unused"))) as worker:
+    with closing(ReplayWorker(spec)) as worker:
         for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
             candidates = worker.propose(workload, _REPLAYED, seed=0)
             parents = [one.trace for one in candidates[:2]]

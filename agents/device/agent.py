@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol as Duck
+from typing import TYPE_CHECKING
 
-from agents.device.batch import Batch, Part
 from agents.device.messages import (
     Acknowledge,
     Activity,
@@ -35,69 +34,18 @@ from agents.device.messages import (
     Propose,
     Proposed,
     Results,
-    TaggedRecord,
     WorkloadsListed,
 )
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.programs.canaries import is_same_roofline
-from agents.programs.derivation import Derivation
-from agents.records import Candidate, CandidateId, Descriptor, Protocol, Workload
+from agents.records import Candidate, Descriptor
+
+if TYPE_CHECKING:
+    from agents.device.worker_factory import Worker
 
 #: Records of earlier lives in one message.
 _PENDING_PART = 256
-
-
-class Worker(Duck):
-    """What an agent needs of a `DeviceWorker` or `ReplayWorker`."""
-
-    @property
-    def finished(self) -> int:
-        """Candidates that were timed for the first time, or failed, since it was made."""
-
-    @property
-    def busy(self) -> Activity:
-        """What the device is doing."""
-
-    def environment_id(self, protocol: Protocol) -> str:
-        """See `DeviceWorker`."""
-
-    def descriptor_in(self, environment_id: str) -> Descriptor:
-        """See `DeviceWorker`."""
-
-    def network_workloads(self, networks: list[str]) -> list[Workload]:
-        """See `DeviceWorker`."""
-
-    def propose(
-        self, workload: Workload, count: int, *, seed: int, exclude: frozenset[CandidateId]
-    ) -> list[Candidate]:
-        """See `DeviceWorker`."""
-
-    def evolve(
-        self,
-        workload: Workload,
-        parents: list[str],
-        count: int,
-        *,
-        seed: int,
-        exclude: frozenset[CandidateId],
-    ) -> list[Candidate]:
-        """See `DeviceWorker`."""
-
-    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
-        """See `DeviceWorker`."""
-
-    def measure_parts(self, batch: Batch, tag: LeaseTag | None) -> Generator[Part, None, None]:
-        """See `DeviceWorker`."""
-
-    def pending_tagged(self) -> Iterator[TaggedRecord]:
-        """See `DeviceWorker`."""
-
-    def acknowledge(self, record_ids: list[str]) -> None:
-        """See `DeviceWorker`."""
-
-    def close(self) -> None:
-        """See `DeviceWorker`."""
 
 
 class Agent:

@@ -14,8 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from agents.device.agent import Agent, Worker
+from agents.device.agent import Agent
 from agents.device.messages import (
     Acknowledge,
     AgentGone,
@@ -34,6 +35,9 @@ from agents.device.messages import (
 )
 from agents.host.host_load import HostLoad
 from agents.records import DeviceId
+
+if TYPE_CHECKING:
+    from agents.device.worker_factory import Worker
 
 #: Records that wait to be fetched before the thread that makes more has to wait too.
 MOST_WAITING = 8192

@@ -90,13 +90,7 @@ def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tu
 def worker_settings(
     spec: DeviceSpec, descriptor: Descriptor, quiet: Sequence[int]
 ) -> tuple[ChildSettings, ...]:
-    """Settings of each worker process of a device.
-
-    Args:
-        spec: The device.
-        descriptor: What it was found to be.
-        quiet: Logical CPUs of this host that no timing uses.
-    """
+    """Settings of each worker process of a device; no timing uses the `quiet` logical CPUs of this host."""
     device = "cuda" if spec.target.get("kind") == "cuda" else "cpu"
     environment: dict[str, Any] = {}
     lock = host_lock_path()

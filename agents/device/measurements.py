@@ -31,16 +31,9 @@ def record_of(
     environment_id: str,
     roofline: tuple[tuple[str, float], ...] = (),
 ) -> Record:
-    """The record of a job that ended.
+    """The record of a job of a batch, which ended in a window with this drift.
 
-    Args:
-        spec: The device.
-        batch: The batch that the job belongs to.
-        planned: The job.
-        result: How it ended.
-        drift: Of its window.
-        environment_id: See `agents.host.probe.environment_id`.
-        roofline: What the canaries measured so far (`Descriptor.roofline`); goes with the environment.
+    What the canaries measured so far (`Descriptor.roofline`) goes with the environment.
     """
     candidate = planned.job.candidate
     outcome, error = result.outcome, result.error

@@ -46,8 +46,6 @@ class Asked(StrEnum):
     PROPOSE = "propose"
     WORKLOADS = "workloads"
     ACKNOWLEDGE = "acknowledge"
-    #: To hand over what its spool holds.
-    PENDING = "pending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +193,7 @@ class Failed(Message):
     #: The lease, where a measurement failed: nothing more of it comes.
     lease: LeaseTag | None = None
     #: Of the `ProposeRequest`, where that failed.
-    request_id: str = field(default="")
+    request_id: str = ""
     #: Whether it failed for want of a working host, whatever was asked: worker processes do not start, the
     #: spool has no room.
     is_blameless: bool = False

@@ -29,12 +29,9 @@ from agents.sandbox.zygote import die_with_parent
     enable_task_events=False,
 )
 class AgentHostActor:
-    """`AgentHost` behind a Ray handle: one device's agent, or many replay devices'. Ray never restarts it.
+    """`AgentHost` behind a Ray handle: one device's agent, or `many` replay devices'. Ray never restarts it.
 
-    Args:
-        many: Whether it is for replay devices.
-        heartbeat_secs: See `AgentHost`.
-        stderr_path: File that gets what the process prints.
+    The file at `stderr_path` gets what the process prints.
     """
 
     def __init__(self, many: bool, heartbeat_secs: float, stderr_path: str) -> None:

@@ -19,7 +19,6 @@ from agents.device.replay_answers import answer
 from agents.device.replay_records import ReplayRecords
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
-from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.networks.network_name import members
 from agents.programs.derivation import Derivation
@@ -44,6 +43,23 @@ _MOST_NEIGHBOURS = 2000
 _SEPARATORS = re.compile(r"[\[\], ]+")
 
 
+def open_records(spec: DeviceSpec) -> ReplayRecords:
+    """Open what a replay device answers from: a Parquet file that `fleet export` wrote.
+
+    Raises:
+        DeviceRefusedError: The spec names no records, they cannot be read, or have no such device.
+    """
+    if spec.replay is None:
+        raise DeviceRefusedError(
+            f"device {spec.device_id} is refused: its file does not say which records it answers from; "
+            "write records and device"
+        )
+    try:
+        return ReplayRecords(Path(spec.replay.records), spec.replay.device)
+    except AgentError as error:
+        raise DeviceRefusedError(f"device {spec.device_id} is refused: {error}") from error
+
+
 class ReplayWorker:
     """One recorded device.
 
@@ -51,15 +67,13 @@ class ReplayWorker:
     be had again, equal but for its moment.
 
     Args:
-        spec: The device; `replay` says what it answers from, a Parquet file that `fleet export` wrote.
-        spool_folder: Not used; other devices keep their records there.
-        usable_cores: Logical CPUs that it may use; those that this process was given when None.
+        spec: The device.
         spool: Where records wait instead, durably; it is closed with the worker.
-        records: What it answers from, already open and left open; read from the spec's file when None. Many
-            devices that replay the same one share it.
+        records: What it answers from, already open and left open; opened here when None. Many devices that
+            replay the same one share it.
 
     Raises:
-        DeviceRefusedError: The records cannot be read, or belong to another device, family or target.
+        DeviceRefusedError: As `open_records`; or the records belong to another family or target.
 
     Attributes:
         descriptor: That of the recorded device; nearly empty where it was never probed.
@@ -71,28 +85,14 @@ class ReplayWorker:
     def __init__(
         self,
         spec: DeviceSpec,
-        spool_folder: Path,
         *,
-        usable_cores: Sequence[int] | None = None,
         spool: Spool | None = None,
         records: ReplayRecords | None = None,
     ) -> None:
-        if spec.replay is None:
-            raise DeviceRefusedError(
-                f"device {spec.device_id} is refused: its file does not say which records it answers from; "
-                "write records and device"
-            )
-        self.spec = spec
-        self._replay = spec.replay
-        if usable_cores is not None:
-            pin_process(usable_cores)
-        try:
-            self._is_owner = records is None
-            if records is None:
-                records = ReplayRecords(Path(self._replay.records), self._replay.device)
-            self._records = records
-        except AgentError as error:
-            raise DeviceRefusedError(f"device {spec.device_id} is refused: {error}") from error
+        self._is_owner = records is None
+        self._records = open_records(spec) if records is None else records
+        assert spec.replay is not None
+        self.spec, self._replay = spec, spec.replay
         recorded = self._records.recorded.spec
         if (recorded.family, recorded.target) != (spec.family, spec.target):
             if self._is_owner:
@@ -170,12 +170,7 @@ class ReplayWorker:
     ) -> list[Candidate]:
         """Give the up to `count` recorded candidates that differ least from a parent, none of `exclude`.
 
-        Args:
-            workload: What they schedule.
-            parents: Traces of good candidates. Candidates equal to one are not given.
-            count: How many are wanted.
-            seed: Decides between equally near ones.
-            exclude: Candidates that are known already.
+        Candidates equal to a parent (a trace) are not given; the seed decides between equally near ones.
         """
         drawn = [one for one in self._shuffled(workload, seed) if one not in exclude][:_MOST_NEIGHBOURS]
         families = [_SEPARATORS.split(parent) for parent in parents]

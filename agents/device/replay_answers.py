@@ -47,16 +47,10 @@ def answer(
     batch: Batch,
     environment_id: str,
 ) -> Record:
-    """The record that a replay device answers a candidate with.
+    """The record that a replay device answers a candidate of a batch with, under `environment_id`.
 
-    Args:
-        spec: The replay device.
-        recorded_environment_id: The environment whose measurements are replayed.
-        candidate: A candidate of the batch.
-        rows: Recorded measurements of the candidate (`ReplayRecords.measurements`); empty if it was never
-            recorded, which is answered with `lost`.
-        batch: What is asked.
-        environment_id: Of the answer.
+    `rows` are its recorded measurements (`ReplayRecords.measurements`) in the environment that is replayed;
+    without any it is `lost`.
     """
     replay = spec.replay
     assert replay is not None

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
-from agents.records import CandidateId, Descriptor, DeviceId, Outcome, Workload, WorkloadId
+from agents.records import (
+    CandidateId,
+    Descriptor,
+    DeviceId,
+    Outcome,
+    Workload,
+    WorkloadId,
+    unknown_descriptor,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +111,7 @@ class ReplayRecords:
     @property
     def descriptor(self) -> Descriptor:
         """What the probe saw of the recorded device; nearly empty if it was never probed."""
-        return self.recorded.descriptor or _unknown_descriptor(self.recorded.spec.device_id)
+        return self.recorded.descriptor or unknown_descriptor(self.recorded.spec.device_id)
 
     def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
         """List the recorded candidates of a workload, sorted by id.
@@ -240,19 +248,3 @@ def _all(mask: pa.ChunkedArray) -> bool:
     import pyarrow.compute as pc
 
     return mask.null_count == 0 and pc.all(mask, min_count=0).as_py() is True
-
-
-def _unknown_descriptor(device_id: DeviceId) -> Descriptor:
-    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes", "vector_bytes")
-    clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
-    unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
-    unknown |= dict.fromkeys(clocks, 0.0) | dict.fromkeys(("arch", "cpu_model", "governor", "kernel"), "")
-    return Descriptor(
-        host=device_id,
-        usable_cores=(),
-        isa_flags=(),
-        smt=False,
-        versions=(),
-        ansor_params=(0,) * 8,
-        **unknown,
-    )

@@ -33,14 +33,7 @@ def serve(tracker: str, key: str, *, host: str = "127.0.0.1", port: int = 0, sho
     """Serve this host as an RPC device; returns only by an exception.
 
     TVM's own loop, but a session ends with its process or with its client, whichever goes first, and never
-    takes the server along.
-
-    Args:
-        tracker: Address of the RPC tracker, `host:port`.
-        key: Key to register with.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        shown_as: Host name that the tracker gives to clients, where they reach this host by another one.
+    takes the server along. The arguments are those of the command line (`main`).
 
     Raises:
         NotYetError: No tracker answers there.

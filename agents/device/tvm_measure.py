@@ -41,12 +41,10 @@ class TvmMeasure:
 
 
 @contextmanager
-def tvm_measure(spec: DeviceSpec, protocol: Protocol = _PROTOCOL) -> Iterator[TvmMeasure]:
+def tvm_measure(spec: DeviceSpec) -> Iterator[TvmMeasure]:
     """Start the worker processes of a device for a search of TVM; end them behind the block.
 
-    Args:
-        spec: Of the device; programs are built for its target, whatever TVM was told.
-        protocol: How candidates are timed.
+    Programs are built for the target of the device, whatever TVM was told.
 
     Raises:
         DeviceRefusedError: This host cannot be, or reach, the device.
@@ -60,12 +58,12 @@ def tvm_measure(spec: DeviceSpec, protocol: Protocol = _PROTOCOL) -> Iterator[Tv
                 programs = Path(made) / "programs"
                 programs.mkdir()
                 load_tensor_intrinsics(spec.family)  # the search itself would take twenty seconds for it
-                yield TvmMeasure(_builder(programs), _runner(worker, protocol))
+                yield TvmMeasure(_builder(programs), _runner(worker))
         finally:
             os.sched_setaffinity(0, cores)
 
 
-def measure_modules(worker: DeviceWorker, modules: Sequence[Any], protocol: Protocol) -> list[Record | str]:
+def measure_modules(worker: DeviceWorker, modules: Sequence[Any]) -> list[Record | str]:
     """Build and time scheduled `tvm.IRModule`s.
 
     Returns:
@@ -87,7 +85,7 @@ def measure_modules(worker: DeviceWorker, modules: Sequence[Any], protocol: Prot
         batch = Batch(
             candidates=tuple(distinct.values()),
             workloads={one.workload_id: workloads[one.workload_id] for one in distinct.values()},
-            protocol=protocol,
+            protocol=_PROTOCOL,
             confirm_within=0.0,
         )
         records = worker.measure(batch)
@@ -121,7 +119,7 @@ def _builder(folder: Path) -> Any:
     return FleetBuilder()
 
 
-def _runner(worker: DeviceWorker, protocol: Protocol) -> Any:
+def _runner(worker: DeviceWorker) -> Any:
     import tvm
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerResult
@@ -152,6 +150,6 @@ def _runner(worker: DeviceWorker, protocol: Protocol) -> Any:
         def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
             paths = [Path(str(one.artifact_path)) for one in runner_inputs]
             modules = [tvm.ir.load_json(path.read_text()) for path in paths]
-            return [FleetRunnerFuture(found) for found in measure_modules(worker, modules, protocol)]
+            return [FleetRunnerFuture(found) for found in measure_modules(worker, modules)]
 
     return FleetRunner()

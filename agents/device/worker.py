@@ -191,14 +191,9 @@ class DeviceWorker:
         seed: int,
         exclude: Collection[CandidateId] = (),
     ) -> list[Candidate]:
-        """Make up to `count` candidates near good ones, none of `exclude`.
+        """Make up to `count` candidates near good ones, none of `exclude`; a small neighbourhood has fewer.
 
-        Args:
-            workload: What they schedule.
-            parents: Traces of good candidates, best first.
-            count: How many are wanted; a small neighbourhood gives fewer.
-            seed: Of the mutations.
-            exclude: Candidates that are known already.
+        The parents are traces of good candidates, best first; the seed is that of the mutations.
         """
         question = {"op": "evolve", "parents": list(parents)}
         return self._ask_space(question, "evolved", workload, count, seed, exclude)
@@ -206,9 +201,7 @@ class DeviceWorker:
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
 
-        Args:
-            workload: One of ours.
-            traces: Imported traces of a workload that claims to be this one.
+        The traces are of a workload that claims to be this one, which is ours.
         """
         question = {"op": "derive", "traces": list(traces)}
         question |= {"workload_id": workload.workload_id, "family": self.spec.family}
@@ -220,10 +213,7 @@ class DeviceWorker:
 
         Every candidate gives a record, whatever becomes of it. The front-runners of the batch come
         with a second one, and so do those of earlier batches that were measured while the device drifted.
-
-        Args:
-            batch: What to measure, and how.
-            tag: The lease that the spool notes beside the records.
+        The spool notes the lease (`tag`) beside the records.
         """
         parts = self.measure_parts(batch, tag, window_secs=math.inf)
         return [record for part in parts for record in part.records]
@@ -238,18 +228,14 @@ class DeviceWorker:
         """
         lasting = self.environment_id(batch.protocol)
         watch, best = self._watch(lasting), self._best_secs.setdefault(lasting, {})
-        left, wanted = deque(batch.candidates), deque[Again]()
-        measured = {(candidate.candidate_id, batch.attempt) for candidate in left}
+        left = deque(Again(one, batch.workloads[one.workload_id], batch.attempt) for one in batch.candidates)
+        wanted = deque[Again]()
+        measured = {(one.candidate.candidate_id, one.attempt) for one in left}
 
         def stream() -> Iterator[Planned]:
-            while wanted or left:
-                if wanted:
-                    one = wanted.popleft()
-                    yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
-                else:
-                    candidate = left.popleft()
-                    workload = batch.workloads[candidate.workload_id]
-                    yield Planned(job_of(candidate, workload, batch.protocol), batch.attempt)
+            while queue := wanted or left:
+                one = queue.popleft()
+                yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
 
         began, is_last = time.monotonic(), False
         while not is_last:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agents.device.agent import Worker
 from agents.device.device_cores import agent_cores
 from agents.device.messages import BeginAgent
-from agents.device.replay import ReplayWorker
+from agents.device.replay import ReplayWorker, open_records
 from agents.device.replay_records import ReplayRecords
-from agents.device.worker import DeviceRefusedError, DeviceWorker
-from agents.errors import AgentError
+from agents.device.worker import DeviceWorker
 from agents.host.probe import core_groups
 from agents.records import DeviceId
 from agents.spool.disk_spool import Spool
+
+#: What an agent does its work with.
+Worker = DeviceWorker | ReplayWorker
 
 #: A killed agent holds its spool until the kernel has ended it, and its last write.
 _SPOOL_WAIT_SECS = 10.0
@@ -44,7 +45,8 @@ class ReplayWorkerFactory:
 
     def __init__(self, *, spooled: bool = False) -> None:
         self._spooled = spooled
-        self._records: dict[tuple[str, DeviceId], ReplayRecords] = {}
+        #: By path and recorded device.
+        self._records: dict[tuple[str, DeviceId] | None, ReplayRecords] = {}
 
     def open(self, start: BeginAgent) -> Worker:
         """Make the worker of a replay device.
@@ -54,18 +56,14 @@ class ReplayWorkerFactory:
             SpoolError: As `Spool`.
         """
         replay = start.spec.replay
-        if replay is None:
-            return ReplayWorker(start.spec, Path(start.spool_folder))  # it says what is missing
-        key = (replay.records, replay.device)
+        key = None if replay is None else (replay.records, replay.device)
         if key not in self._records:
-            try:
-                self._records[key] = ReplayRecords(Path(replay.records), replay.device)
-            except AgentError as error:
-                raise DeviceRefusedError(f"device {start.spec.device_id} is refused: {error}") from error
-        folder = Path(start.spool_folder)
-        spool = Spool(folder, lock_timeout_secs=_SPOOL_WAIT_SECS) if self._spooled else None
+            self._records[key] = open_records(start.spec)
+        spool = None
+        if self._spooled:
+            spool = Spool(Path(start.spool_folder), lock_timeout_secs=_SPOOL_WAIT_SECS)
         try:
-            return ReplayWorker(start.spec, folder, spool=spool, records=self._records[key])
+            return ReplayWorker(start.spec, spool=spool, records=self._records[key])
         except BaseException:
             if spool is not None:
                 spool.close()

@@ -55,78 +55,47 @@ LEVELS = (
 # LLVM's feature name -> flag of /proc/cpuinfo, for the features that generated arithmetic and memory code
 # may use. Features of the system (pku, shstk, mwaitx) and of tuning (fast-gather) are left out: a virtual
 # machine may hide the first, and the second are no instructions.
+# The first lines list those that have one name in both.
+_X86_SAME = (
+    "adx avx avx2 avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl bmi2 cmov cx16 cx8 "
+    "f16c fma fma4 fxsr gfni mmx movbe popcnt sse sse2 sse4a ssse3 tbm vaes vpclmulqdq xop xsave"
+)
 _X86_FEATURES = {
-    "adx": "adx",
+    **{name: name for name in _X86_SAME.split()},
     "amx-bf16": "amx_bf16",
     "amx-int8": "amx_int8",
     "amx-tile": "amx_tile",
-    "avx": "avx",
-    "avx2": "avx2",
     "avx512bf16": "avx512_bf16",
     "avx512bitalg": "avx512_bitalg",
-    "avx512bw": "avx512bw",
-    "avx512cd": "avx512cd",
-    "avx512dq": "avx512dq",
-    "avx512f": "avx512f",
     "avx512fp16": "avx512_fp16",
-    "avx512ifma": "avx512ifma",
-    "avx512vbmi": "avx512vbmi",
     "avx512vbmi2": "avx512_vbmi2",
-    "avx512vl": "avx512vl",
     "avx512vnni": "avx512_vnni",
     "avx512vpopcntdq": "avx512_vpopcntdq",
     "avxvnni": "avx_vnni",
     "bmi": "bmi1",
-    "bmi2": "bmi2",
-    "cmov": "cmov",
     "crc32": "sse4_2",
-    "cx16": "cx16",
-    "cx8": "cx8",
-    "f16c": "f16c",
-    "fma": "fma",
-    "fma4": "fma4",
-    "fxsr": "fxsr",
-    "gfni": "gfni",
     "lzcnt": "abm",
-    "mmx": "mmx",
-    "movbe": "movbe",
     "pclmul": "pclmulqdq",
-    "popcnt": "popcnt",
     "sahf": "lahf_lm",
-    "sse": "sse",
-    "sse2": "sse2",
     "sse3": "pni",
     "sse4.1": "sse4_1",
     "sse4.2": "sse4_2",
-    "sse4a": "sse4a",
-    "ssse3": "ssse3",
-    "tbm": "tbm",
-    "vaes": "vaes",
-    "vpclmulqdq": "vpclmulqdq",
     "x87": "fpu",
-    "xop": "xop",
-    "xsave": "xsave",
 }
+_AARCH64_SAME = "aes bf16 i8mm sha2 sha3 sme sve sve2"
 _AARCH64_FEATURES = {
-    "aes": "aes",
-    "bf16": "bf16",
+    **{name: name for name in _AARCH64_SAME.split()},
     "complxnum": "fcma",
     "crc": "crc32",
     "dotprod": "asimddp",
     "fp-armv8": "fp",
     "fp16fml": "asimdfhm",
     "fullfp16": "asimdhp",
-    "i8mm": "i8mm",
     "jsconv": "jscvt",
     "lse": "atomics",
     "neon": "asimd",
     "rcpc": "lrcpc",
     "rdm": "asimdrdm",
-    "sha2": "sha2",
-    "sha3": "sha3",
-    "sme": "sme",
-    "sve": "sve",
-    "sve2": "sve2",
 }
 _FEATURES = {X86_64: _X86_FEATURES, AARCH64: _AARCH64_FEATURES}
 
@@ -184,10 +153,7 @@ def tensor_features(flags: Collection[str]) -> tuple[str, ...]:
 def vector_bytes(arch: str, flags: Collection[str], sve_bytes: int = 0) -> int:
     """Give the width in bytes of the widest vector register; 0 for an architecture that is not known.
 
-    Args:
-        arch: Architecture of the CPU.
-        flags: Its `/proc/cpuinfo` flags.
-        sve_bytes: Width of a scalable vector, which no flag tells (0: unknown).
+    No `/proc/cpuinfo` flag tells the width of a scalable vector: that is `sve_bytes` (0: unknown).
     """
     if normal_arch(arch) == X86_64:
         widths = {"avx512f": 64, "avx": 32, "sse2": 16}

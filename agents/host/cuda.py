@@ -1,8 +1,8 @@
 """CUDA devices of this host, through NVIDIA's management library or its `nvidia-smi` program.
 
-Called by `agents.host.probe`, by `fleet.doctor.doctor` and by whoever starts processes that use a GPU. No
-CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers that use
-the GPU. A host without a driver simply has no devices.
+Called by `agents.host.probe` and `rocm`, by `fleet.doctor.doctor` and by whoever starts processes that use a
+GPU. No CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers
+that use the GPU. A host without a driver simply has no devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ _SMI_FIELDS = (
     "pci.bus_id",
     "persistence_mode",
 )
-_SMI_TIMEOUT_SECS = 20.0
+_PROGRAM_TIMEOUT_SECS = 20.0
 
 # Bits of NVML's `nvmlClocksThrottleReasons` in its header `nvml.h` (called "event reasons" since driver 535).
 _THROTTLE_REASONS = {
@@ -86,7 +85,8 @@ def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, st
     environ = os.environ if environ is None else environ
     found = _from_nvml()
     if found is None:
-        found = _from_smi(_run_smi())
+        query = f"--query-gpu={','.join(_SMI_FIELDS)}"
+        found = _from_smi(program_output(("nvidia-smi", query, "--format=csv,noheader,nounits")))
     chosen = visible(_by_bus(found), environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
 
@@ -106,17 +106,11 @@ def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
 def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
     """Make the driver's files in /dev where they are missing, as after a boot.
 
-    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use.
-
-    Args:
-        uvm: The one that only CUDA needs.
+    CUDA does so when it starts, through a set-user-id program, which a confined process cannot use. The file
+    `uvm` is the one that only CUDA needs.
     """
-    program = shutil.which("nvidia-modprobe")
-    if program is None or uvm.exists():
-        return
-    with suppress(OSError, subprocess.TimeoutExpired):
-        command = [program, "-u", "-c", "0"]
-        subprocess.run(command, capture_output=True, timeout=_SMI_TIMEOUT_SECS, check=False)
+    if not uvm.exists():
+        program_output(("nvidia-modprobe", "-u", "-c", "0"))
 
 
 def gpu_state(index: int, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -190,9 +184,8 @@ def _by_bus(devices: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return sorted(devices, key=lambda device: device.get("pci_bus_id", "").lower())
 
 
-@cache
-def _open_nvml() -> Any | None:
-    """Open the management library for the life of this process; None without its module or a driver."""
+def _nvml() -> Any | None:
+    """The management library, opened; None without its Python module or a driver."""
     try:
         import pynvml
     except ImportError:
@@ -202,6 +195,10 @@ def _open_nvml() -> Any | None:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+#: The same for the life of this process.
+_open_nvml = cache(_nvml)
 
 
 @cache
@@ -225,21 +222,16 @@ def _describe(name: str, uuid: str, capability: str, known: Mapping[str, str]) -
 
 def _from_nvml() -> list[dict[str, str]] | None:
     """Ask the management library; None where its Python module or the driver is missing."""
-    try:
-        import pynvml
-    except ImportError:
+    nvml = _nvml()
+    if nvml is None:
         return None
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return [_nvml_device(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        return [_nvml_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
         return None
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
 
 
 def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
@@ -270,14 +262,20 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _run_smi() -> str:
-    """Run `nvidia-smi`; empty where it is absent or finds no driver."""
-    program = shutil.which("nvidia-smi")
+def program_output(command: Sequence[str]) -> str:
+    """Run a program of a driver and give its output; empty where it is absent or fails."""
+    program = shutil.which(command[0])
     if program is None:
         return ""
-    command = [program, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_SECS, check=False)
+        done = subprocess.run(
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROGRAM_TIMEOUT_SECS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

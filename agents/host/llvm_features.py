@@ -26,11 +26,9 @@ class LlvmSilentError(AgentError):
 
 
 def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Ask what a target of kind `llvm` needs of a CPU (seconds: a process imports TVM).
+    """Ask what a target of kind `llvm`, built for an architecture, needs of a CPU.
 
-    Args:
-        target: The TVM target as a dictionary.
-        arch: Architecture that it is built for.
+    It takes seconds: a process imports TVM.
 
     Returns:
         The `/proc/cpuinfo` flags needed, and the names in `mcpu` and `mattr` that LLVM does not know. LLVM

@@ -28,6 +28,7 @@ from agents.records import (
     Protocol,
     canonical_json,
     content_hash,
+    unknown_descriptor,
 )
 
 _ROOT = Path("/")
@@ -140,29 +141,19 @@ def remote_descriptor(spec: DeviceSpec, seen: Descriptor | None = None) -> Descr
     """
     versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
     here = tuple(sorted((name, version) for name, version in versions.items() if version))
+    place = f"{spec.tracker}/{spec.key}"
     if seen is not None:
-        return replace(seen, host=f"{spec.tracker}/{spec.key}", versions=here, roofline=())
+        return replace(seen, host=place, versions=here, roofline=())
     target = spec.target if spec.target.get("kind") == "llvm" else spec.target.get("host", {})
     needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
     # With a name that the tables do not hold, the flags are only those of the oldest CPU.
     vector = 0 if needs.unlisted else isa.vector_bytes(needs.arch, needs.flags)
-    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
-    clocks = ("clock_min_mhz", "clock_max_mhz", "clock_now_mhz")
-    unknown: dict[str, Any] = dict.fromkeys(("physical_cores", "logical_cores", *sizes), 0)
-    unknown |= dict.fromkeys(clocks, 0.0)
-    return Descriptor(
-        host=f"{spec.tracker}/{spec.key}",
+    return replace(
+        unknown_descriptor(place),
         arch=needs.arch,
-        cpu_model="",
-        usable_cores=(),
-        isa_flags=(),
         vector_bytes=vector,
-        governor="",
-        smt=False,
-        kernel="",
         versions=here,
         ansor_params=(0, vector, 0, 0, 0, 0, 0, 0),
-        **unknown,
     )
 
 

@@ -120,8 +120,13 @@ def _stat(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[19])
 
 
-def pin_process(cores: Sequence[int]) -> None:
-    """Bind every thread of this process to `cores`."""
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
+def pin_process(cores: Sequence[int], pid: int | None = None) -> None:
+    """Bind every thread of a process, this one by default; on return none of them runs elsewhere.
+
+    Raises:
+        OSError: It is another user's, or there are no such cores.
+    """
+    with suppress(FileNotFoundError):  # it ended meanwhile
+        for thread in Path(f"/proc/{pid or 'self'}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cores)

@@ -162,14 +162,9 @@ def online_cpus(root: Path) -> tuple[int, ...]:
 
 
 def sibling_groups(root: Path, info: CpuInfo) -> tuple[tuple[int, ...], ...]:
-    """Group the logical CPUs that share a physical core.
+    """Group the logical CPUs that share a physical core: one sorted tuple for each core, sorted.
 
-    Args:
-        root: Root of the file tree.
-        info: The parsed `/proc/cpuinfo`, used where sysfs has no topology.
-
-    Returns:
-        One sorted tuple of logical CPUs for each physical core, sorted.
+    `/proc/cpuinfo` (`info`) tells it where sysfs has no topology.
     """
     groups: set[tuple[int, ...]] = set()
     for cpu in online_cpus(root):

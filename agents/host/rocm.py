@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
+from agents.host.cuda import program_output
 from agents.host.gpu_sheets import gpu_sheet
 
-_TIMEOUT_SECS = 20.0
 #: Lanes of 32-bit multiply-adds that a compute unit has a cycle, by the beginning of its architecture (AMD
 #: Instinct and RDNA instruction set guides): wave32 units issue two at once since RDNA 3, CDNA 3 has packed
 #: ones.
@@ -22,7 +20,7 @@ _LANES = (("gfx11", 128), ("gfx12", 128), ("gfx94", 128), ("gfx95", 128), ("", 6
 _MOST_DEVICES = 64
 
 
-def rocm_devices(run: Callable[[Sequence[str]], str] | None = None) -> tuple[dict[str, str], ...]:
+def rocm_devices(run: Callable[[Sequence[str]], str] = program_output) -> tuple[dict[str, str], ...]:
     """List the AMD GPUs that a program of this process would see.
 
     Args:
@@ -35,7 +33,6 @@ def rocm_devices(run: Callable[[Sequence[str]], str] | None = None) -> tuple[dic
         `max_shared_memory_per_block`, `peak_flops`, `pci_bus_id`, `driver`, and what `gpu_sheet` has beside
         them. Unknown values are left out.
     """
-    run = run or _run
     found = [_device(agent) for agent in _agents(run(("rocminfo",)))][:_MOST_DEVICES]
     if not found:
         return ()
@@ -51,26 +48,8 @@ def rocm_devices(run: Callable[[Sequence[str]], str] | None = None) -> tuple[dic
     )
 
 
-def _run(command: Sequence[str]) -> str:
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 class _Agent(dict[str, str]):
-    """Fields of one agent of `rocminfo`; its memory pools as (fields) behind."""
+    """Fields of one agent of `rocminfo`, and those of each of its memory pools."""
 
     def __init__(self) -> None:
         super().__init__()

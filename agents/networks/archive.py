@@ -44,12 +44,15 @@ def check_archive(opened: IO[bytes], network: str) -> None:
     """
     try:
         with zipfile.ZipFile(opened) as archive:
-            for name, text in _models(archive, network):
-                try:
-                    value = json.loads(text)
-                except (ValueError, RecursionError) as error:
-                    raise NetworkRefusedError(f"network {network}: {name} is no JSON: {error}") from None
-                _check_model(value, network)
+            entry = _model(archive, network)
+            text = archive.read(entry)
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise NetworkRefusedError(
+                    f"network {network}: {entry.filename} is no JSON: {error}"
+                ) from None
+            _check_model(value, network)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         if isinstance(error, NetworkRefusedError):
             raise
@@ -59,8 +62,8 @@ def check_archive(opened: IO[bytes], network: str) -> None:
         ) from None
 
 
-def _models(archive: zipfile.ZipFile, network: str) -> Iterator[tuple[str, bytes]]:
-    """The graphs in an archive, as bytes; all entries have been looked at before the first one is given."""
+def _model(archive: zipfile.ZipFile, network: str) -> zipfile.ZipInfo:
+    """The entry of the graph in an archive, after a look at all entries."""
     entries = archive.infolist()
     size = sum(entry.file_size for entry in entries)
     if len(entries) > _MOST_ENTRIES or size > _MOST_BYTES:
@@ -85,8 +88,7 @@ def _models(archive: zipfile.ZipFile, network: str) -> Iterator[tuple[str, bytes
             f"network {network}: expected an archive of torch.export.save with one program, found "
             f"{len(models)}; torch 2.8 or later writes it"
         )
-    for entry in models:
-        yield entry.filename, archive.read(entry)
+    return models[0]
 
 
 def _check_model(value: Any, network: str) -> None:

@@ -158,6 +158,15 @@ def _arrays(outputs: Any) -> list[Any]:
     return [array for one in outputs for array in _arrays(one)]
 
 
+def _torch_call(loaded: LoadedNetwork, values: list[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The module of an exported program, and its arguments."""
+    import torch
+
+    leaves = [torch.from_numpy(value) for value in values]
+    args, named = torch.utils._pytree.tree_unflatten(leaves, loaded.program.call_spec.in_spec)
+    return loaded.program.module(check_guards=False), args, named
+
+
 def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], int], _Run]:
     def make(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run:
         if loaded.program is None:
@@ -165,14 +174,11 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], int], _Run]:
         import torch
 
         torch.set_num_threads(threads)
-        module = loaded.program.module(check_guards=False)
+        module, args, named = _torch_call(loaded, values)
         if compiled:
             if not (shutil.which("g++") or shutil.which("clang++")):
                 raise RuntimeError("there is no C++ compiler; install g++")
             module = torch.compile(module)
-        tree = loaded.program.call_spec.in_spec
-        leaves = [torch.from_numpy(value) for value in values]
-        args, named = torch.utils._pytree.tree_unflatten(leaves, tree)
 
         def run() -> list[Any]:
             with torch.inference_mode():
@@ -194,9 +200,7 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run
     if model is None:
         import torch
 
-        module = loaded.program.module(check_guards=False)
-        tree = loaded.program.call_spec.in_spec
-        args, named = torch.utils._pytree.tree_unflatten([torch.from_numpy(one) for one in values], tree)
+        module, args, named = _torch_call(loaded, values)
         exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
         model = exported.model_proto
     session = onnxruntime.InferenceSession(

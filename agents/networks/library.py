@@ -69,13 +69,9 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
 def _database(
     traces: dict[str, str], known: dict[str, Any], module: Any, family: Family
 ) -> tuple[Any, dict[str, str]]:
-    """The schedules as TVM looks them up; those that do not fit are left out.
+    """The schedules (traces by workload) as TVM looks them up, and why others do not fit, by name.
 
-    Args:
-        traces: By workload.
-        known: The workloads of the network.
-        module: The network; its programs may say which arguments are weights.
-        family: Of the device.
+    The programs of the module may say which arguments are weights.
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms

@@ -34,9 +34,6 @@ _MOVES: Final = re.compile(
 #: Axes of a convolution's data and weights.
 _RANKS: Final = {"conv1d": 3, "conv2d": 4, "conv3d": 5}
 
-ELEMENTWISE: Final = "elementwise"
-DATA_MOVEMENT: Final = "data_movement"
-
 
 def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
     """Say what a program is about.
@@ -56,7 +53,7 @@ def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
             if kind == "matmul":
                 return _matmul(arg_shapes)
             return _grouped(kind, arg_shapes) if kind in _RANKS else kind
-    return DATA_MOVEMENT if _only_moves(words) else ELEMENTWISE
+    return "data_movement" if _only_moves(words) else "elementwise"
 
 
 def _matmul(arg_shapes: Sequence[Sequence[int]]) -> str:

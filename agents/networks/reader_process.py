@@ -49,7 +49,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
     """The workloads of each network, and of those that have none why not."""
-    from agents.networks.graph import fused, merged, relax_module, workloads_of
+    from agents.networks.graph import fused, relax_module, workloads_of
     from agents.networks.sources import load
     from agents.programs.tvm_import import load_tensor_intrinsics
     from agents.programs.workloads import network_workloads
@@ -62,7 +62,7 @@ def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
         try:
             if network.is_graph:
                 module = fused(relax_module(load(network)), family, text)
-                made = merged(workloads_of(module, family, network.label()))
+                made = workloads_of(module, family, network.label())
             else:
                 made = network_workloads([text])
         except AgentError as error:

@@ -36,11 +36,11 @@ class LoadedNetwork:
     #: Values that were exported with it, by place: token ids stay within their vocabulary. None: at random.
     examples: tuple[Any, ...] | None = None
 
-    def random_inputs(self, seed: int = _SEED) -> list[Any]:
+    def random_inputs(self) -> list[Any]:
         """NumPy arrays to run it on: normal numbers, and the exported values where they are whole."""
         import numpy as np
 
-        draws = np.random.default_rng(seed)
+        draws = np.random.default_rng(_SEED)
         found = []
         for place, (_, shape, dtype) in enumerate(self.inputs):
             if dtype.startswith(("float", "bfloat")):
@@ -85,7 +85,9 @@ def _from_archive(network: NetworkName) -> LoadedNetwork:
         import torch
     except ImportError as error:
         raise missing(network, "torch", error) from None
-    content = _content(network)
+    assert network.path is not None
+    network.check_file()
+    content = io.BytesIO(network.path.read_bytes())
     check_archive(content, network.text)
     content.seek(0)
     try:
@@ -99,12 +101,6 @@ def _from_archive(network: NetworkName) -> LoadedNetwork:
             "version"
         ) from None
     return _of_program(network, program)
-
-
-def _content(network: NetworkName) -> io.BytesIO:
-    assert network.path is not None
-    network.check_file()
-    return io.BytesIO(network.path.read_bytes())
 
 
 def _from_onnx(network: NetworkName) -> LoadedNetwork:

@@ -45,7 +45,7 @@ def scheduled(module: Any, trace: str) -> Any:
 
 
 def replay(module: Any, trace: str) -> Any:
-    """Do the same, and return the scheduled module.
+    """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the scheduled one.
 
     Raises:
         CandidateRefused: As of `scheduled`.
@@ -54,18 +54,13 @@ def replay(module: Any, trace: str) -> Any:
 
 
 def build(module: Any, trace: str, target: Any) -> Built:
-    """Schedule and compile one candidate.
+    """Schedule and compile one candidate: a trace (JSON text) of an unscheduled `tvm.IRModule`.
 
     No file is written and nothing is linked: for a CPU target LLVM's JIT makes the code in place. It is
     asked for `main` here, since it compiles lazily and code generation must not fall into the timing.
 
     The call is compiled without TVM's checks of its arguments: a tenth of the compiler's time, and the
     program's own code is the same. `agents.programs.loaded_workloads` looks at them once a workload instead.
-
-    Args:
-        module: Unscheduled `tvm.IRModule`.
-        trace: The candidate's trace, JSON text.
-        target: `tvm.target.Target` of the device.
 
     Raises:
         CandidateRefused: TVM refuses the trace or the program.

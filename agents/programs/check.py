@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,28 +32,12 @@ _DEVIATIONS = 8.0
 _OPERATIONS = 16.0
 #: A running sum to which new terms are too small to add (n*u near 1) has no right digits to compare.
 _MOST_STAGNATION = 0.5
-#: Terms of the longest reduction in the known networks: a 3x3 convolution over 512 channels.
-_COMMON_TERMS = 4608
 #: Byte that poisoned integers are made of: 165, -91 (int8), -1515870811 (int32).
 _POISON_BYTE = 0xA5
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """What is known of an unscheduled program without running it."""
-
-    #: Arguments that it writes.
-    outputs: tuple[int, ...]
-    #: Relative error that another order of its operations may cause; infinite where no digit is sure.
-    tolerance: float
-
-
 def is_checkable(flops: float) -> bool:
-    """Whether the unscheduled program of a workload is quick enough to be run as a reference.
-
-    Args:
-        flops: `Workload.flops`.
-    """
+    """Whether the unscheduled program of a workload with these `flops` is quick enough for a reference."""
     return flops <= _MOST_FLOPS
 
 
@@ -108,7 +91,7 @@ def tolerance_of(module: Any) -> float:
         The tolerance; infinite where a reduction in a short format loses all digits, such as a sum of
         more than 1,024 terms kept in float16.
     """
-    return _inspect(module).tolerance
+    return _inspect(module)[1]
 
 
 def reference_outputs(module: Any, values: Sequence[_Array]) -> dict[int, _Array]:
@@ -128,7 +111,7 @@ def reference_outputs(module: Any, values: Sequence[_Array]) -> dict[int, _Array
     """
     import tvm
 
-    written = _inspect(module).outputs
+    written, _ = _inspect(module)
     begin = poisoned(values, written)
     try:
         program = tvm.tirx.build(module, target=tvm.target.Target({"kind": "llvm"}))
@@ -148,9 +131,7 @@ def reference_outputs(module: Any, values: Sequence[_Array]) -> dict[int, _Array
     }
 
 
-def difference(
-    expected: Mapping[int, _Array], found: Mapping[int, _Array], *, tolerance: float | None = None
-) -> str:
+def difference(expected: Mapping[int, _Array], found: Mapping[int, _Array], *, tolerance: float) -> str:
     """Compare outputs with the reference.
 
     Integers and booleans must be equal. A floating-point element may be off by `tolerance` of its own size
@@ -160,8 +141,7 @@ def difference(
     Args:
         expected: Right outputs by argument index.
         found: The candidate's, same indices.
-        tolerance: Relative, from `tolerance_of`. When None, that of a sum of 4,608 terms kept in the
-            output's own dtype.
+        tolerance: Relative, from `tolerance_of`.
 
     Returns:
         Empty if they agree, else one sentence.
@@ -175,18 +155,15 @@ def difference(
     return ""
 
 
-def _array_difference(right: _Array, found: _Array, tolerance: float | None) -> str:
+def _array_difference(right: _Array, found: _Array, tolerance: float) -> str:
     if right.shape != found.shape or right.dtype != found.dtype:
         expected = f"{right.dtype} of shape {right.shape}"
         return f"is {found.dtype} of shape {found.shape} instead of {expected}"
-    dtype = right.dtype.name
-    if not _is_float(dtype):
+    if not _is_float(right.dtype.name):
         wrong = _bytes_of(right) != _bytes_of(found)
         shown = "exactly"
         distance = np.where(wrong, 1.0, 0.0)
     else:
-        if tolerance is None:
-            tolerance = _room(dtype) + _reduction_error(dtype, _COMMON_TERMS)
         shown = f"to a relative {tolerance:.1e}" if math.isfinite(tolerance) else "where either is no number"
         distance = _excess(right.astype(np.float64), found.astype(np.float64), tolerance)
         wrong = distance > 0
@@ -217,8 +194,13 @@ def _excess(right: _Array, found: _Array, tolerance: float) -> _Array:
     return np.where(same, 0.0, np.where(finite, np.maximum(beyond, 0.0), math.inf))
 
 
-def _inspect(module: Any) -> _Program:
-    """Read off which arguments the blocks of `main` write and how long they sum."""
+def _inspect(module: Any) -> tuple[tuple[int, ...], float]:
+    """Read off which arguments the blocks of `main` write and how long they sum.
+
+    Returns:
+        Indices of these arguments; the relative error that another order of operations may cause, infinite
+        where no digit is sure.
+    """
     import tvm_ffi
     from tvm import s_tir, tirx
 
@@ -246,7 +228,7 @@ def _inspect(module: Any) -> _Program:
     outputs = [i for i, parameter in enumerate(parameters) if any(parameter.same_as(w) for w in written)]
     dtypes = [str(parameters[index].dtype) for index in outputs]
     room = max((_room(dtype) for dtype in dtypes if _is_float(dtype)), default=0.0)
-    return _Program(tuple(outputs), room + sum(errors))
+    return tuple(outputs), room + sum(errors)
 
 
 def _reduction_error(dtype: str, terms: int) -> float:

@@ -40,27 +40,20 @@ class Derivation(FastPickle):
     refused: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Where an imported trace lies in our design spaces."""
-
-    #: Place of the design space.
-    space: int
-    #: `[instruction, value]` for every sampling instruction of that space, in its order.
-    decisions: list[list[Any]]
-
-
 def comparable(steps: Sequence[Any]) -> list[Step]:
     """The instructions of one of our own design spaces, as `match` takes them."""
     return [_comparable(step) for step in steps]
 
 
-def match(spaces: Sequence[Sequence[Step]], trace: str) -> Match:
+def match(spaces: Sequence[Sequence[Step]], trace: str) -> tuple[int, list[list[Any]]]:
     """Find the design space whose instructions an imported trace begins with, and its decisions there.
 
     Args:
         spaces: Our own design spaces (`comparable`).
         trace: The imported trace, JSON text.
+
+    Returns:
+        Place of the design space; `[instruction, value]` for every sampling instruction of it, in its order.
 
     Raises:
         TraceRefusedError: It says what no trace may say, belongs to none of the spaces, or leaves decisions
@@ -78,7 +71,7 @@ def match(spaces: Sequence[Sequence[Step]], trace: str) -> Match:
     given = [one for one in decisions if one[0] < length]
     if sorted(one[0] for one in given) != wanted:
         raise TraceRefusedError("its decisions are not one for each sampled number")
-    return Match(place, sorted(given))
+    return place, sorted(given)
 
 
 def _comparable(step: Any) -> Step:

@@ -37,7 +37,8 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
 #: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
 #: nearly all pass; about one CUDA draw in ten passes the post-processors.
 _BARREN_SAMPLES = 600
-#: The same for draws that pass, by programs seen, and at least: where few are, each comes up often.
+#: Draws in a row that pass and show nothing new, after which it counts as used up: so many for each program
+#: that was seen, and at least. Where programs are few, each comes up often.
 _REPEATS_EACH, _LEAST_REPEATS = 10, 100
 #: Draws in all, of some 7 ms each: whoever asked does not wait for minutes.
 _MOST_TRIES = 10_000
@@ -46,31 +47,21 @@ _BARREN_DRAWS = 300
 _MOST_SEED = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Fresh candidates, and what it took to find them."""
-
-    candidates: tuple[Candidate, ...]
-    #: Draws made, and parents that were refused.
-    tries: int
-    #: Draws that a mutator or post-processor refused, and parents that do not replay.
-    refused: int
-    #: Draws whose program was known already.
-    repeated: int
-
-
 @dataclass(slots=True)
-class _Search:
-    """Distinct candidates of one workload, and counts of what was drawn for them."""
+class Proposal:
+    """Distinct fresh candidates of one workload, and what it took to find them."""
 
     workload_id: WorkloadId
     origin: str
     exclude: Collection[CandidateId]
-    found: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     #: Structural hashes of the programs that are known.
     programs: set[int] = field(default_factory=set)
+    #: Draws made, and parents that were refused.
     tries: int = 0
+    #: Draws that a mutator or post-processor refused, and parents that do not replay.
     refused: int = 0
+    #: Draws whose program was known already.
     repeated: int = 0
     #: Draws since a program was seen for the first time, and those of them that passed.
     barren: int = 0
@@ -101,10 +92,7 @@ class _Search:
         if candidate is None or candidate.candidate_id in self.exclude:
             self.repeated += 1
         else:
-            self.found.append(candidate)
-
-    def proposal(self) -> Proposal:
-        return Proposal(tuple(self.found), self.tries, self.refused, self.repeated)
+            self.candidates.append(candidate)
 
 
 def plain_json(value: Any) -> Any:
@@ -123,12 +111,7 @@ def plain_json(value: Any) -> Any:
 
 
 class DesignSpace:
-    """The design space of one workload for one family.
-
-    Args:
-        workload: What to schedule.
-        family: Picks the space's target.
-    """
+    """The design space of one workload for one family."""
 
     def __init__(self, workload: Workload, family: Family) -> None:
         load_tensor_intrinsics(family)
@@ -166,16 +149,16 @@ class DesignSpace:
         from tvm.s_tir.schedule import Trace
 
         draws = random.Random(f"{seed}/{self._workload.workload_id}")
-        search = _Search(WorkloadId(self._workload.workload_id), "random", exclude)
+        found = Proposal(self._workload.workload_id, "random", exclude)
         while (
-            len(search.found) < count
-            and not search.is_used_up(_BARREN_SAMPLES)
-            and search.tries < _MOST_TRIES
+            len(found.candidates) < count
+            and not found.is_used_up(_BARREN_SAMPLES)
+            and found.tries < _MOST_TRIES
         ):
             space = draws.choice(self._spaces)
             # Without its decisions the trace samples them afresh from the schedule's seed.
-            search.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
-        return search.proposal()
+            found.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
+        return found
 
     def evolve(
         self,
@@ -202,25 +185,25 @@ class DesignSpace:
         # `Mutator.apply` draws its own random seed; this is the function beneath it.
         mutate = get_global_func("s_tir.meta_schedule.MutatorApply")
         draws = random.Random(f"evolve/{seed}/{self._workload.workload_id}")
-        search = _Search(WorkloadId(self._workload.workload_id), "evolved", exclude)
+        found = Proposal(self._workload.workload_id, "evolved", exclude)
         bases: list[Any] = []
         chances: list[float] = []
         for rank, parent in enumerate(dict.fromkeys(parents), start=1):
             base = self._before_postprocs(parent)
             schedule = None if base is None else self._finish(base, 1)
             if schedule is None:
-                search.take(None)
+                found.take(None)
                 continue
-            search.programs.add(structural_hash(schedule.mod))
+            found.programs.add(structural_hash(schedule.mod))
             bases.append(base)
             chances.append(1 / rank)
-        while bases and len(search.found) < count and not search.is_used_up(_BARREN_DRAWS):
+        while bases and len(found.candidates) < count and not found.is_used_up(_BARREN_DRAWS):
             [base] = draws.choices(bases, chances)
             [mutator] = draws.choices(self._mutators, self._mutator_chances)
             mutant = mutate(mutator, base, draws.randrange(1, _MOST_SEED))
             schedule_seed = draws.randrange(1, _MOST_SEED)
-            search.take(None if mutant is None else self._finish(mutant, schedule_seed))
-        return search.proposal()
+            found.take(None if mutant is None else self._finish(mutant, schedule_seed))
+        return found
 
     def derive(self, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from the decisions of imported ones.
@@ -244,19 +227,17 @@ class DesignSpace:
         return Derivation(tuple(found.values()), dict(refused))
 
     def _derived(self, trace: str) -> Candidate:
-        matched = match(self._comparable, trace)
-        steps = self._space_steps[matched.space]
-        base = self._replayed(steps, matched.decisions)
+        space, decisions = match(self._comparable, trace)
+        steps = self._space_steps[space]
+        base = self._replayed(steps, decisions)
         schedule = None if base is None else self._finish(base, 1)
         if schedule is None:
             raise TraceRefusedError("its decisions make no program in our design space")
         mine = plain_json(schedule.trace.as_json())
         # TVM mends a decision that does not fit its loop: that would be another candidate under this name.
-        if [one for one in mine[1] if one[0] < len(steps)] != matched.decisions:
+        if [one for one in mine[1] if one[0] < len(steps)] != decisions:
             raise TraceRefusedError("its decisions do not fit our loops")
-        return Candidate(
-            workload_id=WorkloadId(self._workload.workload_id), trace=canonical_json(mine), origin=DERIVED
-        )
+        return Candidate(workload_id=self._workload.workload_id, trace=canonical_json(mine), origin=DERIVED)
 
     def _finish(self, trace: Any, seed: int) -> Any:
         """Apply a trace and the post-processors to the workload; None if it is refused."""

@@ -46,35 +46,21 @@ class Link(Protocol):
         """
 
 
-class LocalSession:
-    """A device of this process: programs are called where they were made."""
+class LocalLink:
+    """The CPU of this host, or one of its CUDA devices; its own session, for there is nothing to open."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
 
+    @contextmanager
+    def connect(self) -> Iterator[LocalLink]:
+        """See `Link.connect`; the host's timing lock, held by the caller, makes the use exclusive."""
+        yield self
+
     def load(self, module: Any) -> Any:
-        """See `Session.load`; nothing moves."""
+        """See `Session.load`; programs are called where they were made."""
         return module
 
     def alive(self) -> bool:
         """See `Session.alive`; a program that breaks a local device ends this process."""
         return True
-
-
-class LocalLink:
-    """The CPU of this host, or one of its CUDA devices.
-
-    Args:
-        device: TVM's name of the kind of device (`cpu`, `cuda`).
-        index: Ordinal among the devices of its kind.
-    """
-
-    def __init__(self, device: str, index: int) -> None:
-        import tvm
-
-        self._session = LocalSession(tvm.device(device, index))
-
-    @contextmanager
-    def connect(self) -> Iterator[LocalSession]:
-        """See `Link.connect`; the host's timing lock, held by the caller, makes the use exclusive."""
-        yield self._session

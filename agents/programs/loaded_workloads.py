@@ -38,12 +38,7 @@ class _Loaded:
 
 
 def elsewhere(arguments: Sequence[Any], device: Any) -> Sequence[Any]:
-    """Copies of arguments at another place in memory; large ones stay where they are.
-
-    Args:
-        arguments: On `device`.
-        device: TVM device.
-    """
+    """Copies of arguments at another place in the memory of their device; large ones stay where they are."""
     held = sum(math.prod(one.shape) * np.dtype(str(one.dtype)).itemsize for one in arguments)
     return arguments if held > _MOST_MOVED_BYTES else [one.copyto(device) for one in arguments]
 
@@ -82,13 +77,9 @@ class Programs:
             entry.outputs = reference_outputs(entry.module, self._values(workload))
 
     def wrong_output(self, workload: Workload, function: Any, arguments: Sequence[Any], device: Any) -> str:
-        """Run a candidate once and compare; empty if its output is right, else one sentence.
+        """Run a candidate's `main` once and compare; empty if its output is right, else one sentence.
 
-        Args:
-            workload: What it schedules; `prepare_reference` was called for it.
-            function: The candidate's `main`.
-            arguments: Its arguments on `device`; their outputs are overwritten first.
-            device: TVM device.
+        `prepare_reference` was called for its workload. Outputs among the arguments are overwritten first.
         """
         entry = self._entry(workload)
         outputs = entry.outputs

@@ -52,15 +52,9 @@ def _image_head(features: int) -> Iterator[Layer]:
     yield Layer("SFM", (1, 1000), 1)
 
 
-def _resnet_50() -> Iterator[Layer]:
+def _residual_50(width: int, groups: int) -> Iterator[Layer]:
     yield Layer("C2D", (1, 224, 224, 3, 64, 7, 2, 3), 1)
-    yield from _bottlenecks(64, 1)
-    yield from _image_head(2048)
-
-
-def _resnext_50() -> Iterator[Layer]:
-    yield Layer("C2D", (1, 224, 224, 3, 64, 7, 2, 3), 1)
-    yield from _bottlenecks(128, 32)
+    yield from _bottlenecks(width, groups)
     yield from _image_head(2048)
 
 
@@ -100,9 +94,9 @@ def _bert(hidden: int, layers: int, heads: int, tokens: int = 128) -> Iterator[L
 
 
 _BUILDERS: dict[str, Callable[[], Iterator[Layer]]] = {
-    "resnet-50": _resnet_50,
+    "resnet-50": lambda: _residual_50(64, 1),
     "mobilenet-v2": _mobilenet_v2,
-    "resnext-50": _resnext_50,
+    "resnext-50": lambda: _residual_50(128, 32),
     "bert-tiny": lambda: _bert(128, 2, 2),
     "bert-base": lambda: _bert(768, 12, 12),
 }

@@ -19,6 +19,8 @@ from agents.records import Protocol
 #: be any outliers. All 5 would give an interval 28 % narrower that one outlier blows up; the 2 fastest alone
 #: one twice as wide.
 _KEPT_SHARE = 0.6
+#: Probability p that the latency is not below the interval.
+_CONFIDENCE = 0.9
 
 #: A call from Python lasts longer than the program. Above the evaluator's number lay, for 144 programs on one
 #: x86 core, a warm call by 1-7 us and the very first call by 60-180 us; both with room for slower hosts.
@@ -67,7 +69,7 @@ _MOST_LOG = 50.0
 _STATE_VERSION = 1
 
 
-def relative_interval(run_secs: Sequence[float], confidence: float = 0.9) -> float:
+def relative_interval(run_secs: Sequence[float]) -> float:
     """Width of the one-sided interval of the latency below the fastest repeat, over the fastest repeat.
 
     What disturbs a program only ever slows it, so repeats are its latency plus exponential noise. With the r
@@ -83,17 +85,11 @@ def relative_interval(run_secs: Sequence[float], confidence: float = 0.9) -> flo
 
     Args:
         run_secs: Seconds of one run, one value a repeat, in any order.
-        confidence: Probability p that the latency is not below the interval.
 
     Returns:
         0 or more, without a unit; infinite where nothing can be said: fewer than two repeats, or one of them
         no positive finite number.
-
-    Raises:
-        ValueError: `confidence` is not between 0 and 1.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     count = len(run_secs)
     if count < 2 or not all(math.isfinite(secs) and secs > 0 for secs in run_secs):
         return math.inf
@@ -102,7 +98,7 @@ def relative_interval(run_secs: Sequence[float], confidence: float = 0.9) -> flo
     excess = [secs / ordered[0] - 1 for secs in ordered[:kept]]
     freedom = kept - 1
     sigma = (math.fsum(excess) + (count - kept) * excess[-1]) / freedom
-    return sigma * freedom * math.expm1(-math.log1p(-confidence) / freedom) / count
+    return sigma * freedom * math.expm1(-math.log1p(-_CONFIDENCE) / freedom) / count
 
 
 def interval_quality(run_secs: Sequence[float]) -> dict[str, float]:

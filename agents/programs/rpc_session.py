@@ -46,11 +46,7 @@ _SHARE_CORES = -3
 
 
 def served(tracker: str, key: str) -> str:
-    """Say what keeps the device with `key` from being used; takes at most some seconds.
-
-    Args:
-        tracker: Address of the RPC tracker, `host:port`.
-        key: Key of the device there.
+    """Say what keeps the device with a key at a tracker from being used; takes at most some seconds.
 
     Returns:
         One sentence, or nothing where a server with the key is registered (free or not).
@@ -91,11 +87,9 @@ class RpcSession:
         return loaded
 
     def host_facts(self, function: str, *arguments: str | int) -> dict[str, Any]:
-        """What our own server says of its host; empty where another one serves, or it says nothing sound.
+        """What our own server says of its host: `DESCRIPTOR_FUNCTION` or `ENVIRONMENT_FUNCTION`.
 
-        Args:
-            function: `DESCRIPTOR_FUNCTION` or `ENVIRONMENT_FUNCTION`.
-            arguments: Of it.
+        Empty where another one serves, or it says nothing sound.
         """
         try:
             with _limited(ANSWER_SECS, self._cut):

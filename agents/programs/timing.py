@@ -104,15 +104,7 @@ def time_module(
 def time_again(
     module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol, number: int
 ) -> tuple[float, ...]:
-    """Give a program that was timed before one more repeat.
-
-    Args:
-        module: As in `time_module`.
-        arguments: As there.
-        device: As there.
-        protocol: As there.
-        number: Runs inside the repeat, as the first time.
-    """
+    """Give a program that was timed before one more repeat, of as many runs (`number`) as the first time."""
     timed = _timer(module, arguments, device, protocol)
     if number == 1 and not protocol.cache_flush:
         # Such a program takes milliseconds, and the evaluator would run it once more for nothing.

@@ -59,7 +59,7 @@ _FILE = "canaries.json"
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A candidate that is to be measured once more: its number decides what is chosen."""
+    """A candidate of a batch, or one that is to be measured once more: its number decides what is chosen."""
 
     candidate: Candidate
     workload: Workload

@@ -17,23 +17,23 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.codec import workload_from_json
 from agents.host.host_lock import HostLockError
 from agents.host.probe import environment
+from agents.host.timing_lock import timing_lock
+from agents.programs.build import Built, CandidateRefused, build
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
+from agents.programs.loaded_workloads import Programs, elsewhere
+from agents.programs.rpc_session import RpcLink
+from agents.programs.timing import time_again, time_module
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
 from agents.sandbox import handlers
 from agents.sandbox.core_slot import CoresHeldError, CoreSlot, MoverClient
 from agents.sandbox.retimed_programs import RetimedProgram, SpacedRetiming
 from agents.sandbox.stages import ChildSettings, WorkerStage
 from agents.sandbox.wire import Channel
-
-if TYPE_CHECKING:
-    from agents.programs.build import Built
-    from agents.programs.loaded_workloads import Programs
-
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
 _SESSION_SECS = 600.0
@@ -60,25 +60,17 @@ class _Job:
 
 
 class ChildWorker:
-    """Answers the messages of one pool.
-
-    Args:
-        channel: To the pool.
-        settings: The device and its cores.
-        mover: Of this process.
-    """
+    """Answers the messages of one pool, which come through `channel`."""
 
     def __init__(self, channel: Channel, settings: ChildSettings, mover: MoverClient) -> None:
         import tvm
 
-        from agents.programs.loaded_workloads import Programs
-
         self._channel = channel
         self._settings = settings
         self._target = tvm.target.Target(settings.target)
-        self._link = _link(settings)
         self._device = tvm.device(settings.device, settings.index)
-        self._programs: Programs = Programs()
+        self._link = _link(settings, self._device)
+        self._programs = Programs()
         self._mover = mover
         self._slot = _slot(settings, mover)
         self._retiming = SpacedRetiming()
@@ -141,8 +133,6 @@ class ChildWorker:
         )
 
     def _lock(self) -> AbstractContextManager[float]:
-        from agents.host.timing_lock import timing_lock
-
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
 
     def _enter(self, job: _Job, stage: WorkerStage) -> None:
@@ -164,8 +154,6 @@ class ChildWorker:
             CoresHeldError: Its cores do not come free.
             HostLockError: A lock of the host cannot be used, or does not come free.
         """
-        from agents.programs.build import CandidateRefused
-
         with ExitStack() as held:
             if self._settings.builds_where_it_times:
                 job.wait_secs = held.enter_context(self._lock())
@@ -231,8 +219,6 @@ class ChildWorker:
             self._channel.send({"event": "rested"})
 
     def _build(self, job: _Job) -> Built:
-        from agents.programs.build import build
-
         built = self._programs.kept(job.candidate_id)
         if built is None:
             built = build(self._programs.module(job.workload), job.trace, self._target)
@@ -246,9 +232,6 @@ class ChildWorker:
         Returns:
             Earlier programs that are to be timed again now.
         """
-        from agents.programs.loaded_workloads import elsewhere
-        from agents.programs.timing import time_again, time_module
-
         self._enter(job, WorkerStage.TIMING)
         if not self._settings.tracker:
             self._mover.pin(timing=True)
@@ -319,11 +302,9 @@ class ChildWorker:
         return {**seen, "threads": self._threads(), **self._settings.environment}
 
 
-def _link(settings: ChildSettings) -> Link:
+def _link(settings: ChildSettings, device: Any) -> Link:
     if not settings.tracker:
-        return LocalLink(settings.device, settings.index)
-    from agents.programs.rpc_session import RpcLink
-
+        return LocalLink(device)
     return RpcLink(
         settings.tracker,
         settings.key,
@@ -348,7 +329,7 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
         channel: To the pool, which sends jobs; left open until the process ends: its end is what tells the
             pool, which then reads the last words.
         moves: To the zygote, which binds threads to cores.
-        settings: The device and its cores.
+        settings: Of the device.
     """
     jobs = Channel(channel)
     mover = MoverClient(moves, settings)

@@ -32,7 +32,7 @@ _SET_USER_ID = 0o4755
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of it."""
+    """What a trial of the confinement found."""
 
     #: Version of Landlock that was applied; 0 if none was.
     landlock: int
@@ -44,7 +44,7 @@ class Trial:
 
 
 def try_confinement() -> Trial:
-    """Try it in a process of its own, which takes some 0.2 s.
+    """Try the confinement in a process of its own, which takes some 0.2 s.
 
     Raises:
         AgentError: That process did not do its work.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agents.errors import AgentError
 from agents.host.host_lock import holder_of, holder_words, take_lock
+from agents.host.process_control import pin_process
 from agents.host.timing_lock import not_timing
 from agents.sandbox.stages import ChildSettings
 
@@ -36,12 +37,7 @@ class CoresHeldError(AgentError):
 
 
 class ProcessCores:
-    """Moves one worker process and the builder in its way, from outside.
-
-    Args:
-        pid: The worker process.
-        settings: Its settings.
-    """
+    """Moves one worker process and the builder in its way, from outside."""
 
     def __init__(self, pid: int, settings: ChildSettings) -> None:
         self._pid, self._settings = pid, settings
@@ -49,14 +45,14 @@ class ProcessCores:
 
     def pin(self, *, timing: bool) -> None:
         """Bind the worker process to its timing cores, or to those that it builds on."""
-        _move(self._pid, self._settings.timing_cores if timing else self._settings.build_cores)
+        pin_process(self._settings.timing_cores if timing else self._settings.build_cores, self._pid)
 
     def move_out(self) -> bool:
         """Have the builder in the slot leave the timing cores; false where it may not be moved."""
         builder = self._builder()
         if not builder:
             return False
-        _move(builder, self._settings.build_cores)
+        pin_process(self._settings.build_cores, builder)
         self._moved = builder
         return True
 
@@ -64,9 +60,9 @@ class ProcessCores:
         """Have that builder come back, if it still builds."""
         builder, self._moved = self._moved, 0
         if builder and self._builder() == builder:
-            _move(builder, self._settings.timing_cores)
+            pin_process(self._settings.timing_cores, builder)
             if self._builder() != builder:  # it was just leaving
-                _move(builder, self._settings.build_cores)
+                pin_process(self._settings.build_cores, builder)
 
     def answer(self, request: bytes) -> bytes:
         """Do what a worker process asks for through `MoverClient`; never raises."""
@@ -93,11 +89,9 @@ class ProcessCores:
 
 
 class MoverClient:
-    """The same for a worker process, which may move none but the thread that calls: its zygote does the rest.
+    """Moves a worker process from inside: the thread that calls by itself, all else through its zygote.
 
-    Args:
-        end: Packets to `ProcessCores.answer`.
-        settings: Of this process.
+    `end` takes packets to `ProcessCores.answer`.
     """
 
     def __init__(self, end: socket.socket, settings: ChildSettings) -> None:
@@ -213,15 +207,3 @@ class CoreSlot:
         except FileNotFoundError:
             pass
         return True
-
-
-def _move(pid: int, cores: tuple[int, ...]) -> None:
-    """Bind every thread of a process; on return none of them runs elsewhere.
-
-    Raises:
-        OSError: It is another user's, or there are no such cores.
-    """
-    with suppress(FileNotFoundError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread.name), cores)

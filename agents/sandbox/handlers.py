@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agents.records import Family, as_json_dict
+from agents.errors import AgentError
+from agents.programs.canaries import make_canaries
+from agents.programs.design_space import DesignSpace
+from agents.programs.link import LinkLostError, Session
+from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION, RpcLink, RpcSession
+from agents.programs.workloads import WorkloadRefusedError, network_workloads
+from agents.records import Family, Workload, as_json_dict
 from agents.sandbox.stages import ChildSettings
-
-if TYPE_CHECKING:
-    from agents.programs.link import Session
-    from agents.records import Workload
 
 
 def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
@@ -25,9 +27,6 @@ def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
             to evolve from; for `derive` the `traces`.
         workload: What they schedule.
     """
-    from agents.programs.design_space import DesignSpace
-    from agents.programs.workloads import WorkloadRefusedError
-
     try:
         space = DesignSpace(workload, Family(message["family"]))
     except WorkloadRefusedError as error:
@@ -41,20 +40,11 @@ def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
         proposal = space.evolve(message["parents"], message["count"], **how)
     else:
         proposal = space.sample(message["count"], **how)
-    return {
-        "event": "proposed",
-        "traces": [candidate.trace for candidate in proposal.candidates],
-        "tries": proposal.tries,
-        "refused": proposal.refused,
-        "repeated": proposal.repeated,
-    }
+    return {"event": "proposed", "traces": [candidate.trace for candidate in proposal.candidates]}
 
 
 def list_workloads(networks: list[str]) -> dict[str, Any]:
     """List the workloads of networks, or say why not."""
-    from agents.errors import AgentError
-    from agents.programs.workloads import network_workloads
-
     try:
         found = network_workloads(networks)
     except AgentError as error:
@@ -73,9 +63,6 @@ _ASK_SECS = 5.0
 
 def board(settings: ChildSettings) -> dict[str, Any]:
     """Ask the server of a board what its host is, or say why it is not known."""
-    from agents.programs.link import LinkLostError
-    from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, RpcLink
-
     link = RpcLink(
         settings.tracker,
         settings.key,
@@ -95,8 +82,6 @@ def board(settings: ChildSettings) -> dict[str, Any]:
 
 def board_moment(session: Session, cores: Sequence[int], gpu_index: int | None) -> dict[str, Any]:
     """How the host behind a session does just now; empty where its server does not say."""
-    from agents.programs.rpc_session import ENVIRONMENT_FUNCTION, RpcSession
-
     if not isinstance(session, RpcSession):
         return {}
     index = -1 if gpu_index is None else gpu_index
@@ -106,8 +91,6 @@ def board_moment(session: Session, cores: Sequence[int], gpu_index: int | None) 
 
 def canaries(family: Family) -> dict[str, Any]:
     """Give the canary programs of a family."""
-    from agents.programs.canaries import make_canaries
-
     found = [
         {"name": canary.name, "workload": as_json_dict(canary.workload), "trace": canary.candidate.trace}
         for canary in make_canaries(family)

@@ -45,12 +45,7 @@ class JobResult:
     quality: dict[str, Any] = field(default_factory=dict)
 
     def retimed(self, run_secs: Sequence[float], timing_secs: float) -> JobResult:
-        """The same with the repeats of one more timing.
-
-        Args:
-            run_secs: Seconds of one run, one value a repeat.
-            timing_secs: What it took.
-        """
+        """The same with the repeats of one more timing (seconds of one run each), and the time it took."""
         if not run_secs:  # it failed this time
             return replace(self, timing_secs=self.timing_secs + timing_secs)
         every = (*self.run_secs, *run_secs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agents.records import Outcome
@@ -171,12 +171,18 @@ class PoolRun:
             self._best_secs[workload_id] = min(known, *result.run_secs)
 
     def _fail(
-        self, at: Progress, outcome: Outcome, error: str, quality: Mapping[str, Any] | None = None
+        self, at: Progress, outcome: Outcome, error: str, quality: dict[str, Any] | None = None
     ) -> JobResult:
-        result = JobResult(
-            job=at.job, outcome=outcome, build_secs=at.build_secs, wait_secs=at.wait_secs, error=error
+        return self._first(
+            JobResult(
+                job=at.job,
+                outcome=outcome,
+                build_secs=at.build_secs,
+                wait_secs=at.wait_secs,
+                error=error,
+                quality=quality or {},
+            )
         )
-        return self._first(replace(result, quality=dict(quality or {})))
 
     def _leave_unchecked(self, number: int) -> None:
         """Measure a candidate next, without the check: its unscheduled program failed, not the candidate."""

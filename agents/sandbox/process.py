@@ -16,7 +16,6 @@ from typing import IO
 
 import psutil
 
-from agents.errors import WorkerStartError
 from agents.host.cuda import worker_environment
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
@@ -135,9 +134,7 @@ class Zygote:
 
     def last_words(self) -> str:
         """The end of what the zygote itself printed: why it could not start."""
-        size = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, size - _STDERR_TAIL_BYTES)
-        return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
+        return _tail(self._stderr)
 
     def close(self) -> str:
         """End it and every process it forked; says how it ended by itself, if it had."""
@@ -153,13 +150,7 @@ class Zygote:
 
 
 class WorkerProcess:
-    """One worker process and what it is doing.
-
-    Args:
-        zygote: Where it is forked from.
-        slot: Its place in the pool.
-        settings: The device and its cores.
-    """
+    """One worker process, forked from a zygote, and what it is doing; `slot` is its place in the pool."""
 
     def __init__(self, zygote: Zygote, slot: int, settings: ChildSettings) -> None:
         self.slot = slot
@@ -272,14 +263,8 @@ class WorkerProcess:
         except psutil.Error:
             return 0
 
-    def stderr_tail(self) -> str:
-        """The end of what the process printed since its job began."""
-        size = os.fstat(self._stderr.fileno()).st_size
-        start = max(self._stderr_start, size - _STDERR_TAIL_BYTES)
-        return os.pread(self._stderr.fileno(), size - start, start).decode(errors="replace").strip()
-
     def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
-        """End the process; returns how it ended and the tail of its stderr.
+        """End the process; returns how it ended and the end of what it printed since its job began.
 
         Args:
             last_words_secs: Time for a process that ends by itself to finish printing.
@@ -288,15 +273,13 @@ class WorkerProcess:
         if fate == "did not end":
             fate = self._zygote.kill(self._token)
         self.channel.close()
-        tail = self.stderr_tail()
+        tail = _tail(self._stderr, self._stderr_start)
         self._stderr.close()
         return fate, tail
 
 
-def refuse_start(fate: str, words: str) -> WorkerStartError:
-    """Make the error of a process that ended before its first job."""
-    # Of a traceback, the last line says what is wrong.
-    what = words.splitlines()[-1] if words else "no output"
-    return WorkerStartError(
-        f"a worker process {fate} before its first job: {what}; `fleet doctor` names what is missing"
-    )
+def _tail(printed: IO[bytes], start: int = 0) -> str:
+    """The end of a file of which only what lies behind `start` counts."""
+    size = os.fstat(printed.fileno()).st_size
+    start = max(start, size - _STDERR_TAIL_BYTES)
+    return os.pread(printed.fileno(), size - start, start).decode(errors="replace").strip()

@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.errors import MessageError, WorkerStartError
 from agents.sandbox.job import JobResult
-from agents.sandbox.process import START_TIMEOUT_SECS, WorkerProcess, Zygote, refuse_start
+from agents.sandbox.process import START_TIMEOUT_SECS, WorkerProcess, Zygote
 from agents.sandbox.stages import AT_WORK, LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import Ready, parse_event
 
@@ -37,11 +37,7 @@ class ProcessOutput:
 
 
 class WorkerProcesses:
-    """The worker processes of one device, forked from one zygote.
-
-    Args:
-        settings: One for each process.
-    """
+    """The worker processes of one device, one for each of the settings, forked from one zygote."""
 
     def __init__(self, settings: Sequence[ChildSettings]) -> None:
         if not settings:
@@ -114,12 +110,15 @@ class WorkerProcesses:
         process = end.process
         is_starting = process.stage is WorkerStage.STARTING
         words = self._zygote.last_words() if self._zygote and is_starting else ""
-        stage = process.stage
         fate, tail = self.discard(process, 0.0 if end.damage else _LAST_WORDS_SECS)
-        tail = end.damage or tail
+        tail = end.damage or tail or words or "no output"
         if is_starting:
-            raise refuse_start(fate, tail or words)
-        return f"its worker process {fate} while {stage}: {tail or 'no output'}"
+            # Of a traceback, the last line says what is wrong.
+            what = tail.splitlines()[-1]
+            raise WorkerStartError(
+                f"a worker process {fate} before its first job: {what}; `fleet doctor` names what is missing"
+            )
+        return f"its worker process {fate} while {process.stage}: {tail}"
 
     def wait(self) -> list[ProcessOutput]:
         """Wait for messages, or until a deadline or a look at the memory is due."""

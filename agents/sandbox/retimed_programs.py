@@ -49,11 +49,7 @@ class RetimedProgram:
 
 
 class SpacedRetiming:
-    """The programs of one worker process.
-
-    Args:
-        clock: Seconds that only grow.
-    """
+    """The programs of one worker process; `clock` gives seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -69,10 +69,6 @@ class ChildSettings:
         """Read what `as_json_dict` made of one."""
         cores = {key: tuple(value[key]) for key in ("timing_cores", "build_cores")}
         return cls(**{**value, **cores})
-
-    def at_tracker(self, address: str) -> ChildSettings:
-        """The same with another address of the tracker."""
-        return replace(self, tracker=address)
 
     @property
     def builds_where_it_times(self) -> bool:

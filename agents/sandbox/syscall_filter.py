@@ -198,15 +198,9 @@ def is_known(machine: str) -> bool:
 
 
 def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
-    """Make the filter of one process.
+    """Make the filter of one process: instructions of 8 bytes each (`struct sock_filter`).
 
-    Args:
-        machine: Architecture, one that `is_known`.
-        pid: The process.
-        needs: What it must be able to do.
-
-    Returns:
-        The instructions, 8 bytes each (`struct sock_filter`).
+    The architecture (`machine`) is one that `is_known`.
     """
     architecture, column = _ARCHITECTURES[machine]
 

@@ -29,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock
 from agents.host.own_program import leave_out_torch
 from agents.host.rpc_tracker import reachable
+from agents.host.timing_lock import timing_lock
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores
 from agents.sandbox.scratch import ScratchFolders
@@ -159,7 +160,7 @@ class _Zygote:
                 Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
             if settings.tracker:
                 # Names may come from services of the host, which are out of reach from here on.
-                settings = settings.at_tracker(reachable(settings.tracker))
+                settings = replace(settings, tracker=reachable(settings.tracker))
             if scratch is not None:
                 os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
             confine(scratch, needs_of(settings))
@@ -225,14 +226,13 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(parent_pid))
     _name_process(b"fleet-zygote")
     os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    from agents.host.timing_lock import timing_lock
-    from agents.sandbox import child
-
     with ExitStack() as held:
         if lock_path:  # it imports where something is timed
             make_lock(Path(lock_path))
             held.enter_context(timing_lock(Path(lock_path), _LOCK_WAIT_SECS))
         import tvm  # noqa: F401  # what the worker processes inherit
+
+        from agents.sandbox import child
     # Objects that are never collected are never written to, so their pages stay shared.
     gc.collect()
     gc.freeze()

@@ -87,14 +87,10 @@ class Spool:
                 raise
 
     def put(self, records: Sequence[Record], tag: LeaseTag | None = None) -> None:
-        """Keep records; they are on the disk when this returns.
+        """Keep records that were made under a lease (`tag`); they are on the disk when this returns.
 
         Records that are pending with the same tag already are skipped. One that is pending with another tag
         is replaced: only the newer lease can still count.
-
-        Args:
-            records: What to keep.
-            tag: The lease that they were made under.
 
         Raises:
             SpoolFull: No room; none of them was kept.
@@ -138,7 +134,7 @@ class Spool:
         return [record for _, record in self.pending_tagged()]
 
     def pending_tagged(self) -> Iterator[tuple[LeaseTag | None, Record]]:
-        """Give the same with the lease of each, one after the other: a long spool need not fit in memory.
+        """Give the pending records one by one, each with its lease: a long spool need not fit in memory.
 
         Nothing may be put or acknowledged meanwhile.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agents.device.agent import Worker
 from agents.device.agent_host import AgentHost
 from agents.device.batch import Batch, Part
 from agents.device.messages import (
@@ -36,7 +35,7 @@ from agents.device.messages import (
     Stop,
 )
 from agents.device.replay import ReplayWorker
-from agents.device.worker_factory import ReplayWorkerFactory
+from agents.device.worker_factory import ReplayWorkerFactory, Worker
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.lease import LeaseTag
 from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Workload
@@ -64,7 +63,7 @@ class GatedWorker(ReplayWorker):
     """A replay device that waits for permission before each part of one candidate."""
 
     def __init__(self, start: BeginAgent, gate: threading.Semaphore) -> None:
-        super().__init__(start.spec, Path("unused"))
+        super().__init__(start.spec)
         self._gate = gate
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
@@ -298,7 +297,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
         def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
             raise error
 
-    host = AgentHost(lambda start: Broken(start.spec, Path("unused")), heartbeat_secs=100)
+    host = AgentHost(lambda start: Broken(start.spec), heartbeat_secs=100)
     host.ask([start_of(recorded), measure_of(1, 0, 1)])
     while host.work():
         pass
@@ -331,7 +330,7 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
         def descriptor_in(self, environment_id: str) -> Descriptor:
             return dataclasses.replace(self.descriptor, roofline=next(rooflines))
 
-    host = AgentHost(lambda start: Measuring(start.spec, Path("unused")), heartbeat_secs=100)
+    host = AgentHost(lambda start: Measuring(start.spec), heartbeat_secs=100)
     host.ask([start_of(recorded), *(measure_of(number, number, 1) for number in (1, 2, 3))])
     while host.work():
         pass

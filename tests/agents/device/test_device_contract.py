@@ -86,7 +86,7 @@ def replay(real: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         replay=Replay(records=str(folder / "store"), device=real.worker.spec.device_id),
     )
     [spec] = ready({spec.device_id: spec}, folder / "files").values()
-    made = ReplayWorker(spec, folder / "spool")
+    made = ReplayWorker(spec)
     yield Subject(made, real.workload, real.candidates)
     made.close()
 

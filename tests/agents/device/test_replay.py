@@ -62,7 +62,7 @@ def maker(tmp_path: Path) -> Maker:
                 store.append(records)
                 export(store, path, "parquet")
         replay = Replay(records=str(path), device=DeviceId("dev-a"), **options)
-        return ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay), tmp_path / "spool")
+        return ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay))
 
     return make
 
@@ -286,11 +286,11 @@ def test_it_is_a_thousand_times_faster_than_the_recorded_time(maker: Maker) -> N
     ids=["no records", "family", "target", "no file"],
 )
 def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
-    maker: Maker, tmp_path: Path, changes: dict[str, Any], words: str
+    maker: Maker, changes: dict[str, Any], words: str
 ) -> None:
     spec = dataclasses.replace(maker([recorded(1)]).spec, **changes)
     with pytest.raises(DeviceRefusedError, match=words) as refusal:
-        ReplayWorker(spec, tmp_path / "spool")
+        ReplayWorker(spec)
     assert "\n" not in str(refusal.value)
 
 
@@ -380,7 +380,7 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
     path.write_text("no")
     replay = Replay(records=str(path), device=DeviceId("dev-a"))
     with pytest.raises(DeviceRefusedError, match="no Parquet file"):
-        ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay), tmp_path)
+        ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay))
 
 
 SPEC = as_json_dict(

@@ -116,18 +116,6 @@ def test_numbers_that_scatter_too_much_are_rejected(
     assert record.run_secs
 
 
-def test_evolved_candidates_are_new_and_can_be_measured(
-    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    parents = [candidate.trace for candidate in matmul_candidates[:2]]
-    known = [candidate.candidate_id for candidate in matmul_candidates]
-    evolved = worker.evolve(matmul, parents, 3, seed=1, exclude=known)
-    assert evolved
-    assert {candidate.origin for candidate in evolved} == {"evolved"}
-    assert not {candidate.candidate_id for candidate in evolved} & set(known)
-    assert [record.outcome for record in measure(worker, matmul, evolved[:1])] == [Outcome.OK]
-
-
 def test_leaders_of_a_steady_window_are_measured_twice(
     generic_spec: DeviceSpec,
     worker: DeviceWorker,

@@ -27,8 +27,7 @@ MORE = ["GetLoops", ["b0"], [], ["l8", "l9"]]
 
 
 def matched(steps: Any, decisions: Any, *spaces: Any) -> Any:
-    found = match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
-    return found.space, found.decisions
+    return match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
 
 
 def why(steps: Any, decisions: Any) -> str:
@@ -126,4 +125,4 @@ def test_nothing_of_a_hostile_trace_but_its_decisions_is_used(product: Workload)
 def test_nobody_evolves_from_a_hostile_parent(product: Workload) -> None:
     space = DesignSpace(product, Family.CPU)
     found = space.evolve([canonical_json(running_trace("id")), canonical_json(linking_trace())], 4, seed=1)
-    assert (found.candidates, found.refused) == ((), 2)
+    assert (found.candidates, found.refused) == ([], 2)

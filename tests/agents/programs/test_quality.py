@@ -42,13 +42,6 @@ def test_nine_of_ten_intervals_hold_the_true_latency_under_the_model(repeats: in
     assert held / trials == pytest.approx(0.9, abs=0.014)
 
 
-def test_other_confidences_are_kept_too() -> None:
-    draws = 1.0 + np.random.default_rng(5).exponential(0.02, (6000, 5))
-    for confidence in (0.5, 0.99):
-        held = np.mean([min(row) * (1 - relative_interval(row, confidence)) <= 1 for row in draws.tolist()])
-        assert held == pytest.approx(confidence, abs=0.02)
-
-
 def test_stopping_when_the_interval_looks_narrow_costs_little_coverage() -> None:
     held, trials = 0, 4000
     # Of noises from 0.01 to 0.2, about the one at which it costs most.
@@ -77,9 +70,9 @@ def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
     assert relative_interval(ordered) == pytest.approx(expected)
 
 
-@given(_REPEATS, st.floats(1e-3, 1e3), st.floats(0.01, 0.98), st.data())
-def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise_and_confidence(
-    run_secs: list[float], factor: float, confidence: float, data: st.DataObject
+@given(_REPEATS, st.floats(1e-3, 1e3), st.data())
+def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise(
+    run_secs: list[float], factor: float, data: st.DataObject
 ) -> None:
     width = relative_interval(run_secs)
     assert relative_interval(data.draw(st.permutations(run_secs))) == width >= 0
@@ -89,7 +82,6 @@ def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise_and_confiden
     slower = [secs * 1.5 if at == place else secs for at, secs in enumerate(run_secs)]
     if min(slower) == min(run_secs):
         assert relative_interval(slower) >= width * (1 - 1e-9)
-    assert relative_interval(run_secs, confidence) <= relative_interval(run_secs, confidence + 0.01)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +89,6 @@ def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise_and_confiden
 )
 def test_nothing_can_be_said_of_too_few_or_senseless_repeats(run_secs: list[float]) -> None:
     assert relative_interval(run_secs) == math.inf
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
-def test_a_confidence_is_a_probability(confidence: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        relative_interval([1.0, 2.0], confidence)
 
 
 # ---- repeats, rejection, early stop --------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_parents_that_do_not_replay_are_skipped_and_counted(
     bad = ["{", "[]", "7", "[[],[]]", softmax, unknown_step, wrong_tile]
 
     alone = cpu_space.evolve(bad, 5, seed=1)
-    assert alone.candidates == ()
+    assert alone.candidates == []
     assert (alone.tries, alone.refused, alone.repeated) == (len(bad), len(bad), 0)
 
     mixed = cpu_space.evolve([*bad, parents[0]], 5, seed=1)
@@ -147,7 +147,7 @@ def test_parents_that_do_not_replay_are_skipped_and_counted(
 
 def test_no_parents_give_no_children(cpu_space: Any) -> None:
     proposal = cpu_space.evolve([], 5, seed=1)
-    assert (proposal.candidates, proposal.tries) == ((), 0)
+    assert (proposal.candidates, proposal.tries) == ([], 0)
 
 
 def test_a_mark_before_the_post_processors_makes_no_difference(cpu_space: Any, parents: list[str]) -> None:
@@ -182,7 +182,7 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
 
     space = DesignSpace(product, Family.GPU)
     parents = [candidate.trace for candidate in space.sample(2, seed=1).candidates]
-    children: tuple[Candidate, ...] = space.evolve(parents, 6, seed=1).candidates
+    children: list[Candidate] = space.evolve(parents, 6, seed=1).candidates
     assert len(children) == 6
     module = tvm.ir.load_json(product.module_json)
     for child in children:
@@ -212,16 +212,16 @@ def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.Monk
     assert 0 < len(every.candidates) < 200
     assert every.tries == len(every.candidates) + every.repeated + every.refused
     known = {candidate.candidate_id for candidate in every.candidates}
-    assert space.sample(500, seed=0, exclude=known).candidates == ()
+    assert space.sample(500, seed=0, exclude=known).candidates == []
     monkeypatch.setattr("agents.programs.design_space._MOST_TRIES", 20)
     assert space.sample(500, seed=0).tries == 20
 
 
 def test_a_space_of_few_programs_is_used_up_sooner() -> None:
     """Each of a few programs comes up often, while one of many may be rare; refused draws say less."""
-    from agents.programs.design_space import _Search
+    from agents.programs.design_space import Proposal
 
-    search = _Search(WorkloadId("w"), "random", ())
+    search = Proposal(WorkloadId("w"), "random", ())
     search.programs = set(range(5))
     search.barren = search.passed = 99
     assert not search.is_used_up(600)

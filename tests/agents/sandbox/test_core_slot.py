@@ -268,17 +268,17 @@ def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
 ) -> None:
     """It is looked up, it leaves, and only then it is moved: that move must not last."""
     moves: list[tuple[int, ...]] = []
-    move = core_slot._move
+    move = core_slot.pin_process
 
-    def late(pid: int, cores: tuple[int, ...]) -> None:
+    def late(cores: tuple[int, ...], pid: int) -> None:
         if pid == builder.process.pid and cores == (CORES[0],):
             builder.process.send_signal(signal.SIGKILL)
             builder.process.wait(20)
         moves.append(cores)
-        move(pid, cores)
+        move(cores, pid)
 
     with timing_lock(paths[1]), timer(paths).cleared():
-        monkeypatch.setattr("agents.sandbox.core_slot._move", late)
+        monkeypatch.setattr("agents.sandbox.core_slot.pin_process", late)
     assert moves == [(CORES[0],), (CORES[-1],)]
 
 

@@ -67,18 +67,6 @@ def test_real_candidates_are_built_and_timed(
         assert result.environment["versions"]["llvm"]
 
 
-def test_the_same_seed_proposes_the_same_candidates(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    ids = [candidate.candidate_id for candidate in matmul_candidates]
-    question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "count": 6, "seed": 1}
-    again = pool.ask({**question, "exclude": []}, matmul)
-    assert again["traces"] == [candidate.trace for candidate in matmul_candidates]
-    others = pool.ask({**question, "exclude": ids}, matmul)
-    assert len(others["traces"]) == 6
-    assert not set(others["traces"]) & {candidate.trace for candidate in matmul_candidates}
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "words"),
     # glibc's free() of a pointer that it never gave out aborts and says so on stderr.

@@ -181,7 +181,7 @@ def test_replay_devices_are_measured_on_only_when_they_are_named(
 def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Path, tmp_path: Path) -> None:
     """A simulation's store is a store: its device, records and marks survive."""
     [spec] = ready(replaying(store, failures=True), tmp_path / "replay").values()
-    worker = ReplayWorker(spec, tmp_path / "spool")
+    worker = ReplayWorker(spec)
     batch = Batch(
         candidates=tuple(worker.propose(WORKLOAD, 12, seed=0)),
         workloads={WORKLOAD.workload_id: WORKLOAD},
@@ -200,7 +200,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
         replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),
     )
     [third] = ready({third.device_id: third}, tmp_path / "replay").values()
-    again = ReplayWorker(third, tmp_path / "spool").measure(batch)
+    again = ReplayWorker(third).measure(batch)
     assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
     assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
 
@@ -214,7 +214,7 @@ def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> Non
         import_logs(store, ImportRequest(paths=(tmp_path / "A100.json",), device_id="dev-a"))
     specs = replaying(tmp_path / "store", family="gpu", failures=True)
     [spec] = ready(specs, tmp_path / "replay").values()
-    worker = ReplayWorker(spec, tmp_path / "spool")
+    worker = ReplayWorker(spec)
     (workload,) = worker.network_workloads(["bert-tiny"])
     batch = Batch(
         candidates=tuple(worker.propose(workload, 12, seed=0)),
