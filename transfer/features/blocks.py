@@ -12,7 +12,7 @@ steps, W distinct workloads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,6 @@ from numpy.typing import NDArray
 
 from transfer.errors import TransferError
 
-#: Names of the arrays that every stored block has.
-BLOCK_ARRAYS: tuple[str, ...] = (
-    "steps",
-    "step_categories",
-    "step_numbers",
-    "workload_rows",
-    "workload_vectors",
-    "summary",
-)
-#: Names of those that blocks of earlier versions lack, or that nobody asked for.
-_LATER_ARRAYS = ("place_rows", "place_scales", "published")
 #: A place is cut here: so far outside of its sample it says "large", not how large.
 _PLACE_LIMIT = 6.0
 #: Rows looked at in one go where a whole block is checked.
@@ -145,6 +134,5 @@ class FeatureBlock:
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What it is made of, by name."""
-        found = {name: getattr(self, name) for name in BLOCK_ARRAYS}
-        later = {name: getattr(self, name) for name in _LATER_ARRAYS}
-        return {**found, **{name: array for name, array in later.items() if array is not None}}
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: array for name, array in found.items() if array is not None}

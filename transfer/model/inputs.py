@@ -84,12 +84,12 @@ def check_sizes(block: FeatureBlock, config: ModelConfig) -> None:
         "place slots": (places, config.place_size or places),
     }
     wrong = [
-        f"{name}: got {got}, expected {expected}" for name, (got, expected) in sizes.items() if got != expected
+        f"{name}: got {got}, expected {expected}"
+        for name, (got, expected) in sizes.items()
+        if got != expected
     ]
     longest = int(used_lengths(block).max(initial=0))
     if longest > config.max_steps:
         wrong.append(f"steps: got {longest}, at most {config.max_steps}")
     if wrong:
-        raise TransferError(
-            f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec"
-        )
+        raise TransferError(f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec")
