@@ -312,7 +312,7 @@ class StageTable:
                 reader.reads.append(old)
             reader.reads = [new if one == old else one for one in reader.reads]
 
-    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int = 0) -> None:
+    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int) -> None:
         """Let a created stage write one of the buffers of a stage, which writes a new one instead."""
         new = self._new_buffer()
         if not 0 <= buffer < len(stage.writes):
