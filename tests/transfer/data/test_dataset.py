@@ -147,8 +147,7 @@ def test_logs_of_several_devices_become_one_small_dataset() -> None:
     """AutoTVM's own logs, a few thousand lines of each device, straight from their files."""
     records, workloads = autotvm_records(AUTOTVM_LOGS, lines=1500)
     devices = {record.device_id: cpu_device(record.device_id) for record in records}
-    extractor = Extractor()
-    dataset = build_dataset(records, workloads, devices, extractor)
+    dataset = build_dataset(records, workloads, devices)
     assert len(dataset.device_ids) == 4
     assert len(dataset) > 1000
     assert sum(array.nbytes for array in dataset.features.arrays().values()) / len(dataset) < 800
