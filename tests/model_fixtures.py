@@ -34,6 +34,8 @@ SIZES = ModelSizes(
 )
 CONFIG = TrainConfig(epochs=15, workloads_per_batch=3, learning_rate=5e-3, sizes=SIZES, loss=LossWeights())
 DEVICES = ("cpu.a", "cpu.b", "cpu-new")
+#: Dense arrays of a block.
+DENSE = ("categories", "numbers", "mask", "workload", "summary")
 
 
 def make_block(n: int, seed: int = 0, *, steps: int = SPEC.max_steps) -> FeatureBlock:
@@ -75,8 +77,13 @@ def dense_block(
 
 def changed_block(block: FeatureBlock, **dense: NDArray[Any]) -> FeatureBlock:
     """The same candidates with some of the dense arrays replaced; without places and published features."""
-    arrays = {name: getattr(block, name) for name in ("categories", "numbers", "mask", "workload", "summary")}
-    return dense_block(**(arrays | dense))
+    return dense_block(**({name: getattr(block, name) for name in DENSE} | dense))
+
+
+def assert_same_features(first: FeatureBlock, second: FeatureBlock) -> None:
+    """Equal to the last bit, whatever their tables are."""
+    for name in DENSE:
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
 def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dataset:

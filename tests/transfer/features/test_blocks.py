@@ -4,15 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.model_fixtures import changed_block, make_block
-from transfer.features.blocks import FeatureBlock
-
-DENSE = ("categories", "numbers", "mask", "workload", "summary")
-
-
-def assert_same(first: FeatureBlock, second: FeatureBlock) -> None:
-    for name in DENSE:
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+from tests.model_fixtures import DENSE, assert_same_features, changed_block, make_block
 
 
 def test_taking_rows_shares_the_tables() -> None:
@@ -22,7 +14,7 @@ def test_taking_rows_shares_the_tables() -> None:
     assert part.step_numbers is block.step_numbers
     for name in DENSE:
         np.testing.assert_array_equal(getattr(part, name), getattr(block, name)[rows])
-    assert_same(block.take(np.arange(9) < 3), block.take(np.arange(3)))
+    assert_same_features(block.take(np.arange(9) < 3), block.take(np.arange(3)))
 
 
 def test_steps_are_counted_by_row_of_the_table() -> None:
