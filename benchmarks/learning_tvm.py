@@ -24,8 +24,8 @@ from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, unkn
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.rows import training_labels
-from transfer.train.training import torch_threads
 
 #: Columns of TVM's features with its workload group, and without it (the first ones).
 MLP_COLUMNS, XGB_COLUMNS = 172, 164

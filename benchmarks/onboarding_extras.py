@@ -32,9 +32,10 @@ from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
 from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot, situation_of
 from transfer.features.hardware import HARDWARE_NAMES
+from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
-from transfer.train.training import torch_threads, train
+from transfer.train.training import train
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)

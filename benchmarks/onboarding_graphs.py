@@ -25,9 +25,8 @@ from transfer.baselines.base import Rows, Scores
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
-from transfer.model.inputs import block_tensors
+from transfer.model.inputs import block_tensors, torch_threads
 from transfer.train.losses import pairwise_hinge
-from transfer.train.training import torch_threads
 
 _WIDTH, _EMBEDDED = 64, 8
 #: Candidates of a workload that see each other, in training and in scoring; orders of a larger workload that

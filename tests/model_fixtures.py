@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.data.dataset import Dataset
@@ -32,6 +34,8 @@ SIZES = ModelSizes(
 )
 CONFIG = TrainConfig(epochs=15, workloads_per_batch=3, learning_rate=5e-3, sizes=SIZES, loss=LossWeights())
 DEVICES = ("cpu.a", "cpu.b", "cpu-new")
+#: Dense arrays of a block.
+DENSE = ("categories", "numbers", "mask", "workload", "summary")
 
 
 def make_block(n: int, seed: int = 0, *, steps: int = SPEC.max_steps) -> FeatureBlock:
@@ -40,13 +44,46 @@ def make_block(n: int, seed: int = 0, *, steps: int = SPEC.max_steps) -> Feature
     mask = np.arange(steps)[None, :] < random.integers(2, steps + 1, size=n)[:, None]
     categories = np.stack([random.integers(1, size, (n, steps)) for size in SPEC.category_sizes], axis=2)
     numbers = random.normal(size=(n, steps, 3)) * np.array([1.0, 30.0, 0.1])
-    return FeatureBlock.from_dense(
+    return dense_block(
         categories=np.where(mask[..., None], categories, 0).astype(np.int16),
         numbers=np.where(mask[..., None], numbers, 0).astype(np.float32),
         mask=mask,
         workload=random.normal(size=(n, 2)).astype(np.float32),
         summary=random.normal(size=(n, 1)).astype(np.float32),
     )
+
+
+def dense_block(
+    *,
+    categories: NDArray[Any],
+    numbers: NDArray[Any],
+    mask: NDArray[np.bool_],
+    workload: NDArray[np.float32],
+    summary: NDArray[np.float32],
+) -> FeatureBlock:
+    """A block of dense arrays, each step and each workload a row of its own; steps are where `mask` is."""
+    steps = np.zeros(mask.shape, dtype=np.int32)
+    steps[mask] = np.arange(1, int(mask.sum()) + 1)
+    # Row 0 is padding.
+    return FeatureBlock(
+        steps=steps,
+        step_categories=np.pad(categories[mask].astype(np.int16), ((1, 0), (0, 0))),
+        step_numbers=np.pad(numbers[mask].astype(np.float32), ((1, 0), (0, 0))),
+        workload_rows=np.arange(len(mask), dtype=np.int32),
+        workload_vectors=workload,
+        summary=summary,
+    )
+
+
+def changed_block(block: FeatureBlock, **dense: NDArray[Any]) -> FeatureBlock:
+    """The same candidates with some of the dense arrays replaced; without places and published features."""
+    return dense_block(**({name: getattr(block, name) for name in DENSE} | dense))
+
+
+def assert_same_features(first: FeatureBlock, second: FeatureBlock) -> None:
+    """Equal to the last bit, whatever their tables are."""
+    for name in DENSE:
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
 def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dataset:

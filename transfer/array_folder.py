@@ -1,8 +1,7 @@
 """Arrays in a folder: one .npy file each and a manifest, opened without reading them into memory.
 
-Called by `transfer.data.dataset`. Nothing is pickled or unpickled. A folder
-appears under its name only when it is whole; it is a copy of what can be computed again, so it may be deleted
-at any time.
+Called by `transfer.data.dataset`. Nothing is pickled or unpickled. A folder appears under its name only when
+it is whole. It is a copy of what can be computed again, so it may be deleted at any time.
 """
 
 from __future__ import annotations

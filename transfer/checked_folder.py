@@ -1,6 +1,6 @@
 """Files of a folder that appears whole or not at all, each checked against the hash that was kept of it.
 
-Called by whoever keeps or reads a model: `transfer.model.checkpoint`, `transfer.train.state`, the registry.
+Called by whoever keeps a model, the state of a run, or arrays.
 Knows nothing of what the files hold, and does not load torch.
 """
 

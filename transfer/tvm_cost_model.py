@@ -33,10 +33,10 @@ from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.features.flat import flat_inputs
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import torch_threads
 from transfer.model.mtl_tlp import TlpModel
 from transfer.model.trees import bounded_scores
 from transfer.search.learner import Learner
-from transfer.train.training import torch_threads
 
 #: Score of a candidate whose trace cannot be read, and the least score of all: never a parent as long as
 #: there are others, yet above 0.
@@ -236,8 +236,7 @@ class Scorer:
         if candidates:
             of = {workload.workload_id: workload}
             block = self._extractor.extract(of, candidates, model.layout, places=model.reads_place)
-            with torch_threads(1):
-                scores[readable] = self._head.score_unseen(block)
+            scores[readable] = self._head_scores(block)
         result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
         return result
 

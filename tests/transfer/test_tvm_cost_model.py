@@ -23,8 +23,8 @@ from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT
 from transfer.model.encoder import ModelSizes
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.model.mtl_tlp import MtlTLP
-from transfer.train.training import torch_threads
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
     Scorer,

@@ -20,8 +20,7 @@ from transfer.data.dataset import Dataset
 from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
-from transfer.model.inputs import block_tensors
-from transfer.train.training import torch_threads
+from transfer.model.inputs import block_tensors, torch_threads
 
 #: Candidates of a forward pass of the backbone.
 _BATCH = 512

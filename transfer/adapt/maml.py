@@ -27,12 +27,11 @@ from transfer.adapt.tuning_loop import choose_rate
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
-from transfer.model.inputs import block_tensors
+from transfer.model.inputs import block_tensors, torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest
-from transfer.train.training import torch_threads
 
 Order = Literal["second", "first", "anil"]
 Parameters = dict[str, Tensor]

@@ -19,10 +19,10 @@ from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.rows import gather_rows, trainable_devices
 from transfer.train.step import Stepper
-from transfer.train.training import torch_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from scipy.stats import rankdata
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.inputs import block_tensors
-from transfer.train.training import torch_threads
+from transfer.model.inputs import block_tensors, torch_threads
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]

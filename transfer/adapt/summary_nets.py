@@ -22,9 +22,9 @@ from torch import nn
 from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import TrainingRows, gather_rows
-from transfer.train.training import torch_threads
 
 _WIDTH = 256
 _DROPOUT = 0.1

@@ -20,10 +20,10 @@ from torch import nn
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper, learning_rate_curve
-from transfer.train.training import torch_threads
 
 #: What a strategy lets go on learning: everything, the head, or the head and the trunk before it.
 Trained = Literal["whole", "head", "last"]

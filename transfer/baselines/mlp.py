@@ -19,9 +19,9 @@ from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import training_labels
-from transfer.train.training import torch_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

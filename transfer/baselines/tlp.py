@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.model.inputs import torch_threads
 from transfer.model.tlp_network import TlpNetwork
 from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
-from transfer.train.training import torch_threads
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000

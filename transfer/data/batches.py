@@ -1,6 +1,6 @@
 """Batches of whole workloads in a padded layout, so that losses can compare candidates of one workload.
 
-Called by `transfer.train.training` only.
+Called by `transfer.train.step`, adaptation and baselines.
 
 Legend: B rows of a batch, G workloads of a batch, n most candidates of one of them.
 """

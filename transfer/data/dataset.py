@@ -192,7 +192,6 @@ def build_dataset(
     records: Iterable[Record | MeasuredRow],
     workloads: Mapping[WorkloadId, Workload],
     devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
-    extractor: Extractor | None = None,
     layout: PublishedLayout | None = None,
 ) -> Dataset:
     """Join records by candidate and extract their features, in one pass over the records.
@@ -207,7 +206,6 @@ def build_dataset(
         records: Records of one snapshot, or what a dataset takes of them, in any order.
         workloads: Every workload that a record names.
         devices: Every device that a record names.
-        extractor: What makes the features; a fresh one of `DEFAULT_SPEC` where None.
         layout: Of the published features that the block is to hold too; None for none.
 
     Raises:
@@ -215,8 +213,7 @@ def build_dataset(
             are not finite and above 0.
         TransferError: Nobody reads the dialect of a trace.
     """
-    extractor = extractor or Extractor(spec=DEFAULT_SPEC)
-    joiner = Joiner(workloads, devices, extractor, layout)
+    joiner = Joiner(workloads, devices, Extractor(), layout)
     for record in records:
         joiner.add(record)
     joined = joiner.finish()
@@ -229,7 +226,7 @@ def build_dataset(
     described = [workloads[workload_id] for workload_id in joined.workload_ids]
     return Dataset(
         features=joined.features,
-        spec=extractor.spec,
+        spec=DEFAULT_SPEC,
         candidate_ids=joined.candidate_ids,
         workload_ids=joined.workload_ids,
         group=joined.group,

@@ -12,6 +12,7 @@ slow candidates instead of none, and workloads that are missing vanish without b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 
@@ -84,89 +85,42 @@ class Metrics:
     @property
     def top1(self) -> float:
         """Mean of the top-1 ratios (TenSet's average)."""
-        return float(self.top1_by_workload.mean())
+        return self.value("top1")
 
     @property
     def top5(self) -> float:
         """Mean of the top-5 ratios (TenSet's average)."""
-        return float(self.top5_by_workload.mean())
-
-    @property
-    def weighted_top1(self) -> float:
-        """Sum of weight * least latency over sum of weight * chosen latency (TLP's average)."""
-        return self._of_sums(self.best_of_1_secs)
-
-    @property
-    def weighted_top5(self) -> float:
-        """Sum of weight * least latency over sum of weight * best of 5 (TLP's average)."""
-        return self._of_sums(self.best_of_5_secs)
+        return self.value("top5")
 
     @property
     def random_top1(self) -> float:
         """Mean top-1 ratio expected of a random choice."""
-        return float(self.random_top1_by_workload.mean())
+        return self.value("random_top1")
 
     @property
     def random_top5(self) -> float:
         """Mean top-5 ratio expected of a random choice."""
-        return float(self.random_top5_by_workload.mean())
-
-    @property
-    def random_weighted_top1(self) -> float:
-        """TLP's average of top-1 expected of a random choice."""
-        return self._of_sums(self.random_of_1_secs)
-
-    @property
-    def random_weighted_top5(self) -> float:
-        """TLP's average of top-5 expected of a random choice."""
-        return self._of_sums(self.random_of_5_secs)
+        return self.value("random_top5")
 
     @property
     def pairwise(self) -> float:
         """Mean pairwise accuracy."""
-        return float(self.pairwise_by_workload.mean())
+        return self.value("pairwise")
 
     @property
     def tau(self) -> float:
         """Mean of Kendall's tau-b."""
-        return float(self.tau_by_workload.mean())
+        return self.value("tau")
 
-    @property
-    def recall5(self) -> float:
-        """Mean top-5 recall."""
-        return float(self.recall5_by_workload.mean())
-
-    @property
-    def peak5(self) -> float:
-        """Mean peak score@5."""
-        return float(self.peak5_by_workload.mean())
-
-    @property
-    def regret(self) -> float:
-        """Mean extra time of the best-scored candidate."""
-        return float(self.regret_by_workload.mean())
-
-    @property
-    def noise_regret(self) -> float:
-        """Mean extra time of the best-scored candidate where it exceeds the noise floor."""
-        return float(self.noise_regret_by_workload.mean())
-
-    @property
-    def rmse(self) -> float:
-        """Root of the mean squared error of the scores over all candidates (TenSet's weighting by rows)."""
-        return float(np.sqrt(np.average(self.square_error_by_workload, weights=self.counts)))
-
-    @property
-    def fast_mse(self) -> float:
-        """Mean squared error of the scores of the fastest quarter of each workload."""
-        return float(self.fast_square_error_by_workload.mean())
-
-    def _of_sums(self, secs: Floats) -> float:
-        return float((self.weight * self.best_secs).sum() / (self.weight * secs).sum())
+    def value(self, measure: str) -> float:
+        """The average of one of `MEASURES`."""
+        above, below = self.parts(measure)
+        ratio = float(above.sum() / below.sum())
+        return math.sqrt(ratio) if measure == "rmse" else ratio
 
     def summary(self) -> dict[str, float]:
         """The averages by name, for reports."""
-        return {name: float(getattr(self, name)) for name in MEASURES}
+        return {name: self.value(name) for name in MEASURES}
 
     def parts(self, measure: str) -> tuple[Floats, Floats]:
         """One of `MEASURES` as two columns (G,) whose sums it is the ratio of; of `rmse` the square."""
@@ -190,7 +144,8 @@ class Metrics:
         return Metrics(**{one.name: getattr(self, one.name)[places] for one in fields(Metrics)})
 
 
-#: Averages of `Metrics`, in the order in which reports give them.
+#: Averages of `Metrics`, in the order in which reports give them: means over workloads (TenSet's average),
+#: `weighted` ones ratios of sums (TLP's), `rmse` the root of a mean over all candidates (TenSet's weighting).
 MEASURES = (
     "top1",
     "top5",

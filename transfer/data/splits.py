@@ -188,7 +188,7 @@ def leave_device_out(dataset: Dataset) -> list[Split]:
 def leave_networks_out(
     dataset: Dataset,
     workloads: Mapping[WorkloadId, Workload],
-    families: Mapping[str, Sequence[str]] | None = None,
+    families: Mapping[str, Sequence[str]],
 ) -> list[Split]:
     """Hold out the workloads of one network family after another.
 
@@ -198,8 +198,7 @@ def leave_networks_out(
     Args:
         dataset: What to divide.
         workloads: Tells the networks of each workload.
-        families: Networks of each family (all sizes of one network belong together, see `network_families`);
-            each network by itself where None.
+        families: Networks of each family: all sizes of one network belong together, see `network_families`.
 
     Returns:
         One split a family, by name; families without test rows, or without training rows, are left out.
@@ -211,13 +210,11 @@ def leave_networks_out(
         index: {name for name, count in workloads[workload_id].networks if count > 0}
         for index, workload_id in enumerate(dataset.workload_ids)
     }
-    names = sorted(set().union(*networks_of.values())) if networks_of else []
-    if not names:
+    if not any(networks_of.values()):
         raise DatasetError("no workload of the dataset belongs to a network; split by workload instead")
-    grouped = {name: [name] for name in names} if families is None else families
     splits = []
-    for family in sorted(grouped):
-        members = set(grouped[family])
+    for family in sorted(families):
+        members = set(families[family])
         out = [index for index, networks in networks_of.items() if networks & members]
         test = np.isin(dataset.group, out)
         if test.any() and not test.all():

@@ -25,9 +25,9 @@ from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
 from transfer.evaluate.evaluator import judge
 from transfer.evaluate.kept_scores import KeptScores
+from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
-from transfer.train.training import torch_threads
 
 if TYPE_CHECKING:
     from transfer.baselines.base import Ranker

@@ -28,10 +28,11 @@ from transfer.data.intervals import Estimate
 from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
 from transfer.evaluate.evaluator import difference, estimate, judge_folds
+from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
-from transfer.train.training import torch_threads, train
+from transfer.train.training import train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

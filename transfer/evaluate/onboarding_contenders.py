@@ -25,9 +25,10 @@ from transfer.evaluate.evaluator import judge_by
 from transfer.evaluate.onboarding_cases import Case, shown
 from transfer.evaluate.onboarding_points import Point
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
-from transfer.train.training import torch_threads, train
+from transfer.train.training import train
 
 
 @runtime_checkable

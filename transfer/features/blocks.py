@@ -12,7 +12,7 @@ steps, W distinct workloads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,6 @@ from numpy.typing import NDArray
 
 from transfer.errors import TransferError
 
-#: Names of the arrays that every stored block has.
-BLOCK_ARRAYS: tuple[str, ...] = (
-    "steps",
-    "step_categories",
-    "step_numbers",
-    "workload_rows",
-    "workload_vectors",
-    "summary",
-)
-#: Names of those that blocks of earlier versions lack, or that nobody asked for.
-_LATER_ARRAYS = ("place_rows", "place_scales", "published")
 #: A place is cut here: so far outside of its sample it says "large", not how large.
 _PLACE_LIMIT = 6.0
 #: Rows looked at in one go where a whole block is checked.
@@ -61,36 +50,6 @@ class FeatureBlock:
     #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
     #: they take four times as much as all else.
     published: NDArray[np.float32] | None = None
-
-    @classmethod
-    def from_dense(
-        cls,
-        *,
-        categories: NDArray[Any],
-        numbers: NDArray[Any],
-        mask: NDArray[np.bool_],
-        workload: NDArray[Any],
-        summary: NDArray[Any],
-    ) -> FeatureBlock:
-        """Make a block of dense arrays, each step and each workload a row of its own.
-
-        Args:
-            categories: (N, L, C) indexes into the vocabularies.
-            numbers: (N, L, F) numbers.
-            mask: (N, L) True at real steps; what stands elsewhere is dropped.
-            workload: (N, V) the workload of each candidate.
-            summary: (N, S) derived numbers.
-        """
-        steps = np.zeros(mask.shape, dtype=np.int32)
-        steps[mask] = np.arange(1, int(mask.sum()) + 1)
-        return cls(
-            steps=steps,
-            step_categories=_with_padding(categories[mask].astype(np.int16)),
-            step_numbers=_with_padding(numbers[mask].astype(np.float32)),
-            workload_rows=np.arange(len(mask), dtype=np.int32),
-            workload_vectors=np.asarray(workload, dtype=np.float32),
-            summary=np.asarray(summary, dtype=np.float32),
-        )
 
     def __len__(self) -> int:
         """Number of candidates."""
@@ -141,11 +100,6 @@ class FeatureBlock:
             return self.summary
         return np.concatenate([self.summary, self.place], axis=1)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; of a block that was opened from a folder they are on disk."""
-        return sum(array.nbytes for array in self.arrays().values())
-
     def take(self, rows: NDArray[Any]) -> FeatureBlock:
         """Features of some rows (indexes or mask), in the order given; the tables are shared."""
         return replace(
@@ -156,20 +110,6 @@ class FeatureBlock:
             place_rows=None if self.place_rows is None else self.place_rows[rows],
             published=None if self.published is None else self.published[rows],
         )
-
-    def changed(self, **dense: NDArray[Any]) -> FeatureBlock:
-        """The same candidates with some of the dense arrays of `from_dense` replaced."""
-        arrays: dict[str, Any] = {
-            name: getattr(self, name) for name in ("categories", "numbers", "mask", "workload", "summary")
-        }
-        return replace(
-            FeatureBlock.from_dense(**(arrays | dense)),
-            **{name: getattr(self, name) for name in _LATER_ARRAYS},
-        )
-
-    def lengths(self) -> NDArray[np.int64]:
-        """(N,) real steps of each candidate."""
-        return np.asarray(np.count_nonzero(self.steps, axis=1))
 
     def step_counts(self) -> NDArray[np.int64]:
         """(T,) how often each row of the step tables occurs; 0 for padding."""
@@ -194,11 +134,5 @@ class FeatureBlock:
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What it is made of, by name."""
-        found = {name: getattr(self, name) for name in BLOCK_ARRAYS}
-        later = {name: getattr(self, name) for name in _LATER_ARRAYS}
-        return {**found, **{name: array for name, array in later.items() if array is not None}}
-
-
-def _with_padding(rows: NDArray[Any]) -> NDArray[Any]:
-    """Put a row of zeros in front."""
-    return np.concatenate([np.zeros((1, rows.shape[1]), dtype=rows.dtype), rows])
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: array for name, array in found.items() if array is not None}

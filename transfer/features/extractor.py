@@ -76,12 +76,11 @@ DEFAULT_SPEC = FeatureSpec()
 class Extractor:
     """Makes features. Keeps caches between calls, so hold on to one; not safe between threads."""
 
-    def __init__(self, spec: FeatureSpec = DEFAULT_SPEC, readers: Mapping[str, Reader] | None = None) -> None:
+    def __init__(self, spec: FeatureSpec = DEFAULT_SPEC) -> None:
         """Make an extractor.
 
         Args:
             spec: Slots to fill; only `max_steps` may differ from `DEFAULT_SPEC`.
-            readers: Reader of each dialect; all three dialects where None.
 
         Raises:
             TransferError: This version of the project cannot fill the slots of `spec`.
@@ -92,7 +91,7 @@ class Extractor:
                 f"project fills spec {DEFAULT_SPEC.hash} (version {FEATURE_VERSION}); train the model again"
             )
         self.spec = spec
-        self._readers = dict(readers) if readers is not None else default_readers()
+        self._readers = default_readers()
         self._live = LiveReader()
         self._table = StepTable(_TABLE_LIMIT)
         self._rows = StepRows(self._table, self._kept)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from agents.records import Workload, canonical_json
 from transfer.errors import TraceError
 from transfer.features.step_rows import Decided
-from transfer.language.compile_trace import POSTPROCESSED_KEYS, compile_plan
+from transfer.language.compile_trace import begins_postprocessing, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.trace_values import CompiledSpace
 
@@ -89,7 +89,7 @@ class LiveReader:
         """The trace up to post-processing if that begins where it does in a known space, else all of it."""
         instructions = trace.insts
         for steps in self._lengths.get(workload.workload_id, ()):
-            if len(instructions) > steps and _begins_postprocessing(instructions[steps]):
+            if len(instructions) > steps and _is_postprocessing(instructions[steps]):
                 return _cut(trace, steps)
         return trace
 
@@ -130,16 +130,12 @@ def _cut(trace: Any, steps: int) -> Any:
 
 def _first_postprocessing(instructions: Any) -> int:
     """How many instructions stand before post-processing."""
-    places = (place for place, one in enumerate(instructions) if _begins_postprocessing(one))
+    places = (place for place, one in enumerate(instructions) if _is_postprocessing(one))
     return next(places, len(instructions))
 
 
-def _begins_postprocessing(instruction: Any) -> bool:
-    """Whether an instruction is one that only post-processors make."""
-    kind = instruction.kind.name
-    if kind == "Unannotate":
-        return str(instruction.attrs[0]) in POSTPROCESSED_KEYS
-    return bool(kind == "EnterPostproc")
+def _is_postprocessing(instruction: Any) -> bool:
+    return begins_postprocessing(instruction.kind.name, instruction.attrs)
 
 
 def _plain(value: Any) -> Any:

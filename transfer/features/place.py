@@ -4,7 +4,7 @@ A tile of 4 KB is large for one workload and small for another, and a model that
 has to judge others. So the numbers of `transfer.features.tiles` are told a second time, in units of how much
 they vary among random tilings of the same loops. The sample follows from extents and levels of a candidate's
 own splits: it is the same in every process, nothing of it is kept, and no score depends on its company.
-Called by `transfer.features.summary` only.
+Called by `transfer.features.summary`; a search (`transfer.search.decisions`) factorises as samples are.
 
 Legend: A axes of the tiled block, J tile levels, P numbers of `PLACE_NAMES`, n tilings of the sample.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,15 +79,15 @@ def _drawn(factors: Floats, levels: Sequence[Sequence[int]]) -> Floats:
             draws = random.Random(f"{axis}/{extent}/{len(of_axis)}")
             found[:, axis] = 1.0
             for tiling in range(_TILINGS):
-                found[tiling, axis, list(of_axis)] = _factors(_primes(extent), len(of_axis), draws)
+                found[tiling, axis, list(of_axis)] = _factors(primes(extent), len(of_axis), draws)
     return found
 
 
-def _factors(primes: Sequence[int], count: int, draws: random.Random) -> list[int]:
+def _factors(prime_factors: Sequence[int], count: int, draws: random.Random) -> list[int]:
     """A product of primes as `count` factors, innermost first: each prime goes to any of them."""
     for _ in range(_MOST_DRAWS):
         found = [1] * count
-        for prime in primes:
+        for prime in prime_factors:
             found[draws.randrange(count)] *= prime
         if found[0] <= _MOST_INNERMOST:
             return found
@@ -95,13 +96,14 @@ def _factors(primes: Sequence[int], count: int, draws: random.Random) -> list[in
     return found
 
 
-def _primes(extent: int) -> list[int]:
-    """Prime factors, with repetitions."""
-    found = []
+@lru_cache(maxsize=4096)
+def primes(extent: int) -> tuple[int, ...]:
+    """Prime factors, ascending, with repetitions; what has no small ones counts as a prime."""
+    found: list[int] = []
     divisor = 2
     while divisor <= _LARGEST_PRIME and divisor * divisor <= extent:
         while extent % divisor == 0:
             found.append(divisor)
             extent //= divisor
         divisor += 1
-    return [*found, extent] if extent > 1 else found
+    return (*found, extent) if extent > 1 else tuple(found)

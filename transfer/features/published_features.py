@@ -8,12 +8,11 @@ that read them.
 
 One thing is done otherwise. Where TLP meets a tag or a word outside its vocabulary, its training scripts
 crash and its search drops the one-hot, so that all fields shift by eleven; here the one-hot, or the word's
-number, is zero and everything else keeps its place, and it is counted.
+number, is zero and everything else keeps its place.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -77,48 +76,37 @@ LAYOUTS: Mapping[str, PublishedLayout] = {one.family: one for one in (CPU_LAYOUT
 
 
 def published_features(
-    sequences: Sequence[Sequence[Primitive]], layout: PublishedLayout, unknown: Counter[str] | None = None
+    sequences: Sequence[Sequence[Primitive]], layout: PublishedLayout
 ) -> NDArray[np.float32]:
     """Features of some schedules of any dialect, by way of Ansor's steps.
 
     Args:
         sequences: N schedules.
         layout: Which of the two.
-        unknown: Counts, if given, what is outside of the vocabularies: a tag, or `TAG word`. What Ansor's
-            steps cannot say is counted as `transfer.language.to_ansor` names it, and gives no row.
 
     Returns:
-        (N, L, E) numbers, zero where there is no step or field.
+        (N, L, E) numbers, zero where there is no step or field. What Ansor's steps cannot say gives no row.
     """
     features = np.zeros((len(sequences), layout.steps, layout.width), dtype=np.float32)
     for schedule, sequence in enumerate(sequences):
-        steps = to_ansor_steps(sequence, unknown)
-        for place, step in enumerate(steps[: layout.steps]):
-            row = step_vector(step, layout, unknown)[: layout.width]
+        for place, step in enumerate(to_ansor_steps(sequence)[: layout.steps]):
+            row = step_vector(step, layout)[: layout.width]
             features[schedule, place, : len(row)] = row
     return features
 
 
-def step_vector(
-    step: Sequence[Any], layout: PublishedLayout, unknown: Counter[str] | None = None
-) -> list[int]:
+def step_vector(step: Sequence[Any], layout: PublishedLayout) -> list[int]:
     """The uncut row of one step: one-hot of the tag, then the fields in their order, lists flattened.
 
     Args:
         step: A step in Ansor's form, `[tag, stage, ...]`.
         layout: Which of the two.
-        unknown: As in `published_features`.
     """
     tag = str(step[0])
     row = [int(tag == known) for known in layout.tags]
-    if unknown is not None and tag not in layout.tags:
-        unknown[tag] += 1
     for place, field in enumerate(step[1:], start=1):
         if place == _WORD_PLACE.get(tag):
-            number = layout.words.get(tag, {}).get(field, 0)
-            if unknown is not None and number == 0 and tag in layout.tags:
-                unknown[f"{tag} {field}"] += 1
-            row.append(number)
+            row.append(layout.words.get(tag, {}).get(field, 0))
         elif isinstance(field, list):
             row += field
         else:

@@ -121,7 +121,7 @@ class Summariser:
             if block is not None:
                 groups[workload.workload_id, block].append(row)
         found = {
-            (workload_id, block): self._access(workloads[members[0]], block)
+            (workload_id, block): self._of(workloads[members[0]]).get(block)
             for (workload_id, block), members in groups.items()
         }
         on_gpu = np.zeros(len(workloads), dtype=np.bool_)
@@ -190,11 +190,8 @@ class Summariser:
             found[number] = self._scale_rows[of_all]
         return found[place.ravel()]
 
-    def _access(self, workload: Workload, block: str) -> BlockAccess | None:
-        """Memory accesses of a block of a workload, parsed at the first call."""
-        return self._of(workload).get(block)
-
     def _of(self, workload: Workload) -> dict[str, BlockAccess]:
+        """Memory accesses of a workload's blocks by name, parsed at the first call."""
         found = self._accesses.get(workload.workload_id)
         if found is None:
             try:

@@ -29,7 +29,6 @@ from transfer.language.ansor_steps import (
 )
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Primitive, Role, extent_product
 
-_KINDS = {tag: Kind(tag) for tag in TAGS}
 _SPLITS = frozenset({Kind.SP, Kind.FSP, Kind.FFSP})
 _TILED, _OTHER = Role.TILED.value, Role.OTHER.value
 _MADE_ROLES = {
@@ -90,11 +89,6 @@ class _Split(NamedTuple):
     axis: int
     extent: int
     lengths: list[int]
-
-    @property
-    def is_tiling(self) -> bool:
-        """Whether it has the levels of a multi-level tiling."""
-        return len(self.lengths) >= TILED_LENGTHS
 
 
 class _BadFieldsError(Exception):
@@ -218,7 +212,7 @@ class _Walk:
         lengths = [*split.lengths[: count - 1], extent_product(split.lengths[count - 1 :])]
         loop = self._loops.upto(stage, position + 1)[position]
         extent = loop.extent
-        if split.is_tiling and loop.axis == split.axis:
+        if len(split.lengths) >= TILED_LENGTHS and loop.axis == split.axis:
             # Ansor lets a stage follow the tiles of another of the same shape only, so the axis is as long.
             # In a reduction across threads the two axes have nothing in common but the threads.
             self._followers.add((stage, split.stage))

@@ -146,16 +146,12 @@ class KnobReader:
             raise TraceError(f"configuration is not JSON ({error}); it begins {trace[:60]!r}") from error
         if fault := check_knobs(value):
             raise TraceError(f"{fault}; the configuration begins {trace[:60]!r}")
-        return _read(dict(_flat(value)), *_problem_of(workload.module_json if workload else ""))
-
-
-def _flat(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Knobs by name, the items of lists by place."""
-    for name in sorted(value):
-        yield from _items(name, value[name])
+        knobs = dict(item for name in sorted(value) for item in _items(name, value[name]))
+        return _read(knobs, *_problem_of(workload.module_json if workload else ""))
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A knob by its name, the items of a list by place."""
     if isinstance(value, list):
         for place, one in enumerate(value):
             yield from _items(f"{name}[{place}]", one)

@@ -11,8 +11,15 @@ from collections.abc import Callable
 from transfer.language.primitives import Kind, Role
 from transfer.language.trace_loop_steps import PASSING_KEYS, PREFIX
 from transfer.language.trace_stages import TraceStage
-from transfer.language.trace_values import Product, Sampled, as_int, instructions_of, location_maker
-from transfer.language.trace_walk import Instruction, Step, Walker
+from transfer.language.trace_values import (
+    Product,
+    Sampled,
+    Step,
+    as_int,
+    instructions_of,
+    location_maker,
+)
+from transfer.language.trace_walk import Instruction, Walker
 
 #: Instructions that only name blocks; they give no step.
 _NAMING = frozenset({"GetSBlock", "GetBlock"})
@@ -92,8 +99,7 @@ def _compute_at(walker: Walker, instruction: Instruction) -> None:
     # The tile that a write cache holds has no reduction axes.
     counted = [info.spatial or stage.role is not Role.WRITE_CACHE for info in infos]
     extents = [info.extent for info in infos]
-    make = location_maker(place, extents, counted, step.names, step.stage, step.loops, step.targets)
-    walker.hole(instructions_of(extents), make)
+    walker.hole(instructions_of(extents), location_maker(place, extents, counted, step))
     if known and loop >= 0:
         table.move(stage, loop)
     else:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Role
 from transfer.language.trace_stages import NO_LOOP, LoopInfo, TraceStage
-from transfer.language.trace_values import Amount, Sampled, as_int, product, resolve, tile_maker
-from transfer.language.trace_walk import Instruction, Step, Walker
+from transfer.language.trace_values import Amount, Sampled, Step, product, resolve, tile_maker
+from transfer.language.trace_walk import Instruction, Walker
 
 PREFIX = "meta_schedule."
 _PRAGMA_KEYS = frozenset({"unroll_explicit", "unroll_implicit", "auto_unroll_max_step"})
@@ -62,10 +62,7 @@ def _split(walker: Walker, instruction: Instruction) -> None:
     if isinstance(first, Sampled) and factors == [
         Sampled(first.instruction, place) for place in range(len(factors))
     ]:
-        walker.hole(
-            (first.instruction,),
-            tile_maker(first.instruction, len(factors), info.axis, step.names, step.stage, step.loops),
-        )
+        walker.hole((first.instruction,), tile_maker(first.instruction, len(factors), info.axis, step))
     else:
         walker.emit(step, (info.axis, info.extent, *factors))
 
@@ -80,7 +77,7 @@ def _fuse(walker: Walker, instruction: Instruction) -> None:
         parts = [info.extent for info in infos]
         extent = product(parts)
         if all(isinstance(part, int) for part in parts):
-            extent = as_int(resolve(extent, {}))
+            extent = resolve(extent, {})
     positions = [walker.table.position(loop) if loop >= 0 else () for loop in loops]
     fused = first._replace(
         axis=first.axis if len(loops) == 1 else -1,

@@ -82,25 +82,23 @@ class StageTable:
         self._by_name: dict[str, int] = {}
         self._originals = 0
         self._created = 0
-        self._next_key = 0
         self._next_buffer = -1
         self._has_program = bool(program)
         for one in program:
-            key = self._add(
+            stage = self._add(
                 TraceStage(self._originals, one.name, reads=list(one.reads), writes=list(one.writes))
             )
             self._originals += 1
-            stage = self._stages[key]
             depth = 0
             if one.at is not None:
                 stage.at = (self._stages[one.at[0]].own or [])[one.at[1]]
                 depth = len(self.path(stage) or ())
             stage.axes = one.axes
             stage.own = [
-                self.add_loop(LoopInfo(key, depth + place, extent=extent, reduction=reduction))
+                self.add_loop(LoopInfo(stage.key, depth + place, extent=extent, reduction=reduction))
                 for place, (extent, reduction) in enumerate(zip(one.extents, one.reductions, strict=True))
             ]
-            self._by_name.setdefault(one.name, key)
+            self._by_name.setdefault(one.name, stage.key)
 
     def copy(self, budget: WalkBudget) -> StageTable:
         """A table that goes its own way from here, on another budget."""
@@ -119,16 +117,13 @@ class StageTable:
         }
         other._by_name = self._by_name.copy()
         other._originals, other._created = self._originals, self._created
-        other._next_key, other._next_buffer = self._next_key, self._next_buffer
-        other._has_program = self._has_program
+        other._next_buffer, other._has_program = self._next_buffer, self._has_program
         return other
 
-    def _add(self, stage: TraceStage) -> int:
-        key = self._next_key
-        self._next_key += 1
-        self._stages[key] = stage
-        stage.key = key
-        return key
+    def _add(self, stage: TraceStage) -> TraceStage:
+        stage.key = len(self._stages)
+        self._stages[stage.key] = stage
+        return stage
 
     def add_loop(self, info: LoopInfo) -> int:
         """Give a loop an identity."""
@@ -158,22 +153,22 @@ class StageTable:
             else:
                 stage = TraceStage(self._originals, name)
                 self._originals += 1
-            self._by_name[name] = self._add(stage)
+            self._by_name[name] = self._add(stage).key
         self.blocks[variable] = self._by_name[name]
 
     def relate(self, variables: Sequence[str], stages: Sequence[TraceStage]) -> None:
         """Let variables stand for a block's relatives; for unknown blocks where their number differs."""
         known = len(variables) == len(stages)
         for place, variable in enumerate(variables):
-            self.blocks[variable] = stages[place].key if known else self._add(TraceStage(lost=True))
+            stage = stages[place] if known else self._add(TraceStage(lost=True))
+            self.blocks[variable] = stage.key
 
     def create(self, variables: Sequence[str], name: str, role: Role) -> TraceStage:
         """Make the stage that a step creates."""
-        stage = TraceStage(CREATED + self._created, name, role)
+        stage = self._add(TraceStage(CREATED + self._created, name, role))
         self._created += 1
-        key = self._add(stage)
         for variable in variables:
-            self.blocks[variable] = key
+            self.blocks[variable] = stage.key
         return stage
 
     def path(self, stage: TraceStage) -> list[int] | None:
@@ -275,25 +270,16 @@ class StageTable:
 
     def consumers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that read what a stage writes, as far as the program or the trace tells."""
-        self._spend_on_buffers()
-        return [
-            one
-            for one in self._stages.values()
-            if one is not stage and not one.inlined and not set(one.reads).isdisjoint(stage.writes)
-        ]
+        return [one for one in self._others(stage) if not set(one.reads).isdisjoint(stage.writes)]
 
     def producers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that write what a stage reads."""
-        self._spend_on_buffers()
-        return [
-            one
-            for one in self._stages.values()
-            if one is not stage and not one.inlined and not set(one.writes).isdisjoint(stage.reads)
-        ]
+        return [one for one in self._others(stage) if not set(one.writes).isdisjoint(stage.reads)]
 
-    def _spend_on_buffers(self) -> None:
-        """Pay for a look at the buffers of every stage."""
+    def _others(self, stage: TraceStage) -> list[TraceStage]:
+        """Stages but for this one and those inlined; pays for a look at the buffers of every stage."""
         self.budget.spend(sum(1 + len(one.reads) + len(one.writes) for one in self._stages.values()))
+        return [one for one in self._stages.values() if one is not stage and not one.inlined]
 
     def _new_buffer(self) -> int:
         self._next_buffer -= 1
@@ -312,7 +298,7 @@ class StageTable:
                 reader.reads.append(old)
             reader.reads = [new if one == old else one for one in reader.reads]
 
-    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int = 0) -> None:
+    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int) -> None:
         """Let a created stage write one of the buffers of a stage, which writes a new one instead."""
         new = self._new_buffer()
         if not 0 <= buffer < len(stage.writes):

@@ -26,7 +26,21 @@ _FORM_LIMIT = 4096
 #: By the index of the instruction: a number, or a list or tuple of them.
 Decisions = Mapping[int, Any]
 Fill = Callable[[Decisions], Primitive]
-Names = tuple[str, str, str]
+
+
+class Step(NamedTuple):
+    """What a step is about, known before any decision."""
+
+    kind: Kind
+    #: Block, role and detail.
+    names: tuple[str, str, str]
+    stage: int
+    loops: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+
+    def with_numbers(self, numbers: tuple[int, ...]) -> Primitive:
+        """The step once its numbers are known."""
+        return Primitive(self.kind, numbers, self.names, self.stage, self.loops, self.targets)
 
 
 class Hole(NamedTuple):
@@ -211,10 +225,9 @@ def as_int(value: Any) -> int:
     return int(min(max(value, -MAX_NUMBER), MAX_NUMBER))
 
 
-def tile_maker(
-    instruction: int, parts: int, axis: int, names: Names, stage: int, loops: tuple[int, ...]
-) -> Fill:
+def tile_maker(instruction: int, parts: int, axis: int, step: Step) -> Fill:
     """What makes the split of an axis by one perfect tile: the step that traces mostly consist of."""
+    kind, names, stage, loops, _ = step
 
     def make(decisions: Decisions) -> Primitive:
         factors = decisions.get(instruction)
@@ -223,30 +236,19 @@ def tile_maker(
                 f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
             )
         whole = math.prod(factors) if parts <= _DEEPEST_NEST else extent_product(factors)
-        return Primitive(Kind.SP, (axis, whole, *factors), names, stage, loops)
+        return Primitive(kind, (axis, whole, *factors), names, stage, loops)
 
     return make
 
 
-def location_maker(
-    place: int,
-    extents: Sequence[Amount],
-    counted: Sequence[bool],
-    names: Names,
-    stage: int,
-    loops: tuple[int, ...],
-    targets: tuple[int, ...],
-) -> Fill:
+def location_maker(place: int, extents: Sequence[Amount], counted: Sequence[bool], step: Step) -> Fill:
     """What makes a compute-at.
 
     Args:
         place: Depth of the loop in the nest; -1 unknown.
         extents: Extents of the nest, outermost first; empty where the trace does not tell.
         counted: Loops that count as iterations inside the location.
-        names: Block, role and target of the step.
-        stage: Its stage.
-        loops: Position of the loop among the target's own loops.
-        targets: The target.
+        step: What it is about.
     """
     measure = _extents_maker(extents)
     is_known = 0 <= place < len(extents) <= _DEEPEST_NEST
@@ -257,7 +259,7 @@ def location_maker(
             sizes = measure(decisions)
             around = math.prod(sizes[: place + 1])
             inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))
-        return Primitive(Kind.CA, (place, around, inside), names, stage, loops, targets)
+        return step.with_numbers((place, around, inside))
 
     return make
 

@@ -16,9 +16,9 @@ from transfer.language.trace_values import (
     Amount,
     Fill,
     Hole,
-    Names,
     Product,
     Sampled,
+    Step,
     Tail,
     as_int,
     instructions_of,
@@ -34,20 +34,6 @@ class Instruction(NamedTuple):
     inputs: list[Any]
     attributes: list[Any]
     outputs: list[Any]
-
-
-class Step(NamedTuple):
-    """What a step is about, known before any decision."""
-
-    kind: Kind
-    names: Names
-    stage: int = UNKNOWN_STAGE
-    loops: tuple[int, ...] = ()
-    targets: tuple[int, ...] = ()
-
-    def with_numbers(self, numbers: tuple[int, ...]) -> Primitive:
-        """The step once its numbers are known."""
-        return Primitive(self.kind, numbers, self.names, self.stage, self.loops, self.targets)
 
 
 class Walker:
@@ -106,9 +92,9 @@ class Walker:
         """What an input stands for: a sampled value, a number, or 0 for `None` and anything else."""
         return self.values.get(item, 0) if isinstance(item, str) else as_int(item)
 
-    def stage_at(self, inputs: list[Any], place: int = 0) -> TraceStage:
-        """Stage of a block variable; a lost one where nobody knows it."""
-        found = self.table.stage_of(str(inputs[place])) if len(inputs) > place else None
+    def stage_at(self, inputs: list[Any]) -> TraceStage:
+        """Stage of the block variable that comes first; a lost one where nobody knows it."""
+        found = self.table.stage_of(str(inputs[0])) if inputs else None
         return found or TraceStage(lost=True)
 
     def loop_at(self, inputs: list[Any], place: int = 0) -> int:

@@ -166,7 +166,10 @@ def _untrained(kind: str, manifest: Mapping[str, Any]) -> TlpModel:
     """A model of the sizes and with the heads that a manifest says, for its tensors to be put in."""
     if kind == MTL_TLP:
         return MtlTLP(LAYOUTS[manifest["model"]["family"]], manifest["heads"])
-    return FleetTLP(_config(manifest["model"]), manifest["heads"])
+    fields = dict(manifest["model"])
+    fields["category_sizes"] = tuple(fields["category_sizes"])
+    fields["sizes"] = ModelSizes(**fields["sizes"])
+    return FleetTLP(ModelConfig(**fields), manifest["heads"])
 
 
 def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
@@ -207,11 +210,3 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"(version {version!r}, missing: {', '.join(missing) or 'nothing'})"
         )
     return manifest
-
-
-def _config(values: Mapping[str, Any]) -> ModelConfig:
-    """Build the configuration from its JSON form."""
-    fields = dict(values)
-    fields["category_sizes"] = tuple(fields["category_sizes"])
-    fields["sizes"] = ModelSizes(**fields["sizes"])
-    return ModelConfig(**fields)

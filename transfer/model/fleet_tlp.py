@@ -40,7 +40,7 @@ from transfer.model.encoder import (
     Standardise,
     StepEncoder,
 )
-from transfer.model.inputs import SCORE_BATCH, block_tensors, check_sizes, one_thread, used_lengths
+from transfer.model.inputs import SCORE_BATCH, block_tensors, check_sizes, scoring, used_lengths
 from transfer.model.kinds import FLEET_TLP
 from transfer.model.trees import HardwareOf, Trees, joint_scores
 
@@ -317,20 +317,15 @@ class FleetTLP(nn.Module):
     def _each(self, block: FeatureBlock, output: Callable[[Tensor], Tensor]) -> np.ndarray:
         """(N,) what an output says of representations, each in a pass of one size."""
         self.check_block(block)
-        was_training = self.training
-        self.eval()
         values = np.zeros(len(block))
         steps = np.minimum(-(-used_lengths(block) // _SCORE_STEPS) * _SCORE_STEPS, self.config.max_steps)
-        try:
-            with torch.no_grad(), one_thread():
-                for length in np.unique(steps).tolist():
-                    of_length = np.flatnonzero(steps == length)
-                    for start in range(0, len(of_length), SCORE_BATCH):
-                        rows = of_length[start : start + SCORE_BATCH]
-                        x = self.backbone(*block_tensors(block, np.resize(rows, SCORE_BATCH), length))
-                        values[rows] = output(x)[: len(rows)].numpy()
-        finally:
-            self.train(was_training)
+        with scoring(self):
+            for length in np.unique(steps).tolist():
+                of_length = np.flatnonzero(steps == length)
+                for start in range(0, len(of_length), SCORE_BATCH):
+                    rows = of_length[start : start + SCORE_BATCH]
+                    x = self.backbone(*block_tensors(block, np.resize(rows, SCORE_BATCH), length))
+                    values[rows] = output(x)[: len(rows)].numpy()
         return values
 
     def check_block(self, block: FeatureBlock) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
@@ -25,17 +25,29 @@ SCORE_BATCH = 128
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside the block.
-
-    Where other processes hold the cores, several that wait took forty times as long.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def scoring(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients and one thread inside the block.
+
+    Where other processes hold the cores, several threads that wait took forty times as long.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch_threads(1):
+            yield
+    finally:
+        model.train(was_training)
 
 
 def used_lengths(block: FeatureBlock) -> np.ndarray:
@@ -84,12 +96,12 @@ def check_sizes(block: FeatureBlock, config: ModelConfig) -> None:
         "place slots": (places, config.place_size or places),
     }
     wrong = [
-        f"{name}: got {got}, expected {wanted}" for name, (got, wanted) in sizes.items() if got != wanted
+        f"{name}: got {got}, expected {expected}"
+        for name, (got, expected) in sizes.items()
+        if got != expected
     ]
     longest = int(used_lengths(block).max(initial=0))
     if longest > config.max_steps:
         wrong.append(f"steps: got {longest}, at most {config.max_steps}")
     if wrong:
-        raise TransferError(
-            f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec"
-        )
+        raise TransferError(f"features do not fit the model ({'; '.join(wrong)}); extract them with its spec")

@@ -23,7 +23,7 @@ from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.published_features import PublishedLayout
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.inputs import SCORE_BATCH, one_thread
+from transfer.model.inputs import SCORE_BATCH, scoring
 from transfer.model.kinds import MTL_TLP
 from transfer.model.tlp_network import TlpNetwork
 
@@ -91,16 +91,11 @@ class MtlTLP(nn.Module):
         place = self.device_ids.index(device_id)
         steps = published_of(block, self.layout)
         sums = np.zeros(len(steps))
-        was_training = self.training
-        self.eval()
-        try:
-            with torch.no_grad(), one_thread():
-                for start in range(0, len(sums), SCORE_BATCH):
-                    rows = np.arange(start, min(start + SCORE_BATCH, len(sums)))
-                    batch = torch.from_numpy(np.array(steps[np.resize(rows, SCORE_BATCH)], dtype=np.float32))
-                    sums[rows] = self.network(batch)[: len(rows), place].double().numpy()
-        finally:
-            self.train(was_training)
+        with scoring(self):
+            for start in range(0, len(sums), SCORE_BATCH):
+                rows = np.arange(start, min(start + SCORE_BATCH, len(sums)))
+                batch = torch.from_numpy(np.array(steps[np.resize(rows, SCORE_BATCH)], dtype=np.float32))
+                sums[rows] = self.network(batch)[: len(rows), place].double().numpy()
         # A sigmoid would tie what lies above 37; this keeps the order of sums of any size.
         rest = 0.5 / (1 + np.abs(sums))
         return np.where(sums > 0, 1 - rest, rest)

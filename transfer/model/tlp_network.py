@@ -3,7 +3,7 @@
 Source: Zhai et al., "TLP: A Deep Learning-based Cost Model for Tensor Program Tuning" (ASPLOS'23) and its
 public code. Nothing is mended here: no positions, no masks, padding is mixed in attention and added in the
 sum. Left out is one layer that the code makes and never uses (65,792 parameters). Called by
-`transfer.baselines.tlp`.
+`transfer.model.mtl_tlp`, and by `transfer.train.published_procedure`, which trains it.
 
 Legend: N candidates, L steps, E width of a step, D heads.
 """

@@ -15,11 +15,11 @@ import json
 import math
 import random
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from agents.records import canonical_json
 from transfer.errors import TraceError
+from transfer.features.place import primes
 from transfer.language.compile_trace import begins_postprocessing
 
 #: What was sampled at one instruction: tile factors, or a number.
@@ -183,23 +183,10 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-@lru_cache(maxsize=4096)
-def _primes(number: int) -> tuple[int, ...]:
-    """Prime factors, ascending."""
-    found: list[int] = []
-    divisor = 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            found.append(divisor)
-            number //= divisor
-        divisor += 1
-    return (*found, number) if number > 1 else tuple(found)
-
-
 def _tile(extent: int, parts: int, most_inner: int, dice: random.Random) -> tuple[int, ...]:
     for _ in range(_TRIES):
         factors = [1] * parts
-        for prime in _primes(extent):
+        for prime in primes(extent):
             factors[dice.randrange(parts)] *= prime
         if factors[-1] <= most_inner:
             return tuple(factors)
@@ -214,8 +201,8 @@ def _moved(factors: tuple[int, ...], most_inner: int, dice: random.Random) -> tu
         return factors
     source = dice.choice(sources)
     target = dice.choice([place for place in range(len(factors)) if place != source])
-    primes = _primes(factors[source])
-    moved = math.prod(dice.sample(primes, dice.randint(1, len(primes))))
+    movable = primes(factors[source])
+    moved = math.prod(dice.sample(movable, dice.randint(1, len(movable))))
     changed = list(factors)
     changed[source] //= moved
     changed[target] *= moved

@@ -1,8 +1,8 @@
 """Ranking and regression losses over candidates of the same workload.
 
-Called by `transfer.train.training`. Every loss takes a padded layout of G workload groups with n places each
-and gives one value a group, so the caller decides how groups and heads are averaged. Nothing here
-knows of devices, features or the model.
+Called by `transfer.train.step`, adaptation and baselines. Every loss takes a padded layout of G workload
+groups with n places each and gives one value a group, so the caller decides how groups and heads are
+averaged. Nothing here knows of devices, features or the model.
 
 Legend: G groups (workloads), n places in a group.
 """

@@ -24,8 +24,6 @@ class Peers:
 
     rank: int = 0
     world_size: int = 1
-    #: Process group that sums are made in; None for the default one.
-    group: Any = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -43,7 +41,7 @@ class Peers:
     def add_up(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all workers, in place."""
         if self.world_size > 1:
-            dist.all_reduce(tensor, group=self.group)
+            dist.all_reduce(tensor)
         return tensor
 
     def add_up_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
@@ -92,6 +90,6 @@ ALONE = Peers()
 
 def _transport_device(peers: Peers) -> torch.device:
     """Where tensors must lie to be exchanged: NCCL moves those of GPUs only."""
-    if peers.world_size > 1 and dist.get_backend(peers.group) == "nccl":
+    if peers.world_size > 1 and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

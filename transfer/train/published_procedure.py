@@ -27,11 +27,11 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import PublishedLayout
 from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.model.mtl_tlp import MtlTLP, published_of
 from transfer.model.tlp_network import Mixer, TlpNetwork, mean_square, mixed_lambda_rank
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.rows import training_labels
-from transfer.train.training import torch_threads
 
 Rows = NDArray[np.int64]
 

@@ -6,8 +6,8 @@ workload. With a run folder, every epoch is kept and a killed run goes on where 
 `transfer.adapt`, `transfer.evaluate.cross_validation` and the refresh of the fleet. It must not know where a
 dataset comes from or where a model goes.
 
-The parts: `transfer.train.rows` (rows and labels), `training_step` (loss and update), `training_loop`
-(epochs), `training_state` (what is kept), `training_curves`, `training_peers` (several workers).
+The parts, all in `transfer.train`: `rows` (rows and labels), `step` (loss and update), `epochs`, `state`
+(what is kept), `curves`, `peers` (several workers).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.train.config import EpochReport, TrainConfig, torch_device
 from transfer.train.curves import Curves
 from transfer.train.epochs import TrainingProgress, run_epochs
@@ -170,17 +171,6 @@ def result_from_json(model: FleetTLP, values: Mapping[str, Any]) -> TrainResult:
     """Inverse of `result_to_json`, with the model that belongs to it."""
     history = tuple(EpochReport(**report) for report in values["history"])
     return TrainResult(**{**values, "model": model, "history": history})
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _start(

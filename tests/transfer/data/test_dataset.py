@@ -14,6 +14,7 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Wo
 from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.log_fixtures import AUTOTVM_LOGS
+from tests.model_fixtures import assert_same_features
 from transfer.data.dataset import Dataset, build_dataset
 from transfer.data.labels import group_min, relative_speed
 from transfer.errors import DatasetError, TransferError
@@ -103,12 +104,9 @@ def test_features_extracted_in_parts_are_those_of_one_go(monkeypatch: pytest.Mon
     monkeypatch.setattr("transfer.features.block_builder._CHUNK", 2)
     parts = full()
     assert parts.candidate_ids == whole.candidate_ids
-    for name in ("categories", "numbers", "mask", "workload", "summary"):
-        np.testing.assert_array_equal(getattr(parts.features, name), getattr(whole.features, name))
+    assert_same_features(parts.features, whole.features)
     order = [CANDIDATES[[row(whole, number) for number in range(5)].index(place)] for place in range(5)]
-    direct = Extractor().extract(WORKLOADS, order)
-    for name in ("categories", "numbers", "mask", "workload", "summary"):
-        np.testing.assert_array_equal(getattr(parts.features, name), getattr(direct, name))
+    assert_same_features(parts.features, Extractor().extract(WORKLOADS, order))
 
 
 def test_a_saved_dataset_opens_as_it_was(tmp_path: Path) -> None:
@@ -147,11 +145,10 @@ def test_logs_of_several_devices_become_one_small_dataset() -> None:
     """AutoTVM's own logs, a few thousand lines of each device, straight from their files."""
     records, workloads = autotvm_records(AUTOTVM_LOGS, lines=1500)
     devices = {record.device_id: cpu_device(record.device_id) for record in records}
-    extractor = Extractor()
-    dataset = build_dataset(records, workloads, devices, extractor)
+    dataset = build_dataset(records, workloads, devices)
     assert len(dataset.device_ids) == 4
     assert len(dataset) > 1000
-    assert dataset.features.nbytes / len(dataset) < 800
+    assert sum(array.nbytes for array in dataset.features.arrays().values()) / len(dataset) < 800
     assert dataset.features.not_finite() == ()
     found = dict(zip(dataset.spec.summary_names, dataset.features.summary.T, strict=True))
     assert found["tiled"].all()

@@ -11,14 +11,12 @@ import pytest
 
 from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
+from tests.model_fixtures import assert_same_features
 from transfer.errors import TraceError
 from transfer.features import live_traces
-from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.live_traces import LiveReader, TraceForm
 from transfer.language.meta_schedule import MetaScheduleReader
-
-DENSE = ("categories", "numbers", "mask", "workload", "summary")
 
 
 @dataclass
@@ -114,11 +112,6 @@ def replayed(module: Any, trace: str) -> Any:
     return schedule
 
 
-def assert_same(first: FeatureBlock, second: FeatureBlock) -> None:
-    for name in DENSE:
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
-
-
 def live_and_stored(
     operator: str, args: Sequence[int], family: Family, count: int
 ) -> tuple[Workload, list[Any], list[Candidate]]:
@@ -152,16 +145,16 @@ def test_live_features_are_those_of_the_stored_traces(
     assert len(schedules) >= count // 2
     extractor = Extractor()
     expected = extractor.extract([workload] * len(stored), stored)
-    assert_same(Extractor().extract_live(workload, schedules), expected)
-    assert_same(extractor.extract_live(workload, schedules), expected)
+    assert_same_features(Extractor().extract_live(workload, schedules), expected)
+    assert_same_features(extractor.extract_live(workload, schedules), expected)
     # Alone, and out of order.
-    assert_same(
+    assert_same_features(
         extractor.extract_live(workload, schedules[::-3]), expected.take(np.arange(len(stored))[::-3])
     )
 
 
 @pytest.mark.tvm
-def test_a_search_that_marks_its_post_processing_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_marks_its_post_processing_gives_the_same() -> None:
     import tvm
 
     workload, _, stored = live_and_stored("GMM", (1, 32, 32, 32), Family.CPU, 8)
@@ -182,7 +175,7 @@ def test_a_search_that_marks_its_post_processing_gives_the_same(monkeypatch: pyt
         schedules.append(schedule)
     extractor = Extractor()
     expected = extractor.extract([workload] * len(stored), stored)
-    assert_same(extractor.extract_live(workload, schedules), expected)
+    assert_same_features(extractor.extract_live(workload, schedules), expected)
 
 
 @pytest.mark.tvm
@@ -204,8 +197,10 @@ def test_decisions_give_the_features_of_their_traces(max_steps: int) -> None:
     expected = Extractor(spec).extract([workload] * len(stored), stored)
     extractor = Extractor(spec)
     decided = [extractor.decided(workload, trace) for trace in traces]
-    assert_same(extractor.extract_decided(workload, decided), expected)
-    assert_same(extractor.extract_decided(workload, decided[::-2]), expected.take(np.arange(17)[::-2]))
+    assert_same_features(extractor.extract_decided(workload, decided), expected)
+    assert_same_features(
+        extractor.extract_decided(workload, decided[::-2]), expected.take(np.arange(17)[::-2])
+    )
 
 
 def test_decisions_outlive_a_table_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +211,7 @@ def test_decisions_outlive_a_table_that_starts_over(monkeypatch: pytest.MonkeyPa
         trace = gmm_trace(k=(128 // k, k))
         found = extractor.extract_decided(workload, [extractor.decided(workload, trace)])
         one = Candidate(workload_id=workload.workload_id, trace=trace)
-        assert_same(found, Extractor().extract([workload], [one]))
+        assert_same_features(found, Extractor().extract([workload], [one]))
     assert extractor._table.restarts > 1
 
 

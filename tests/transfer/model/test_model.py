@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import SIZES, SPEC, make_block
+from tests.model_fixtures import SIZES, SPEC, changed_block, make_block
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.model.encoder import ModelConfig, ModelSizes, PiecewiseLinear
@@ -86,7 +86,8 @@ def test_scores_do_not_depend_on_torchs_threads_and_leave_them_alone(model, thre
 
 def test_order_of_steps_matters(model):
     block = make_block(20)
-    swapped = block.changed(
+    swapped = changed_block(
+        block,
         categories=block.categories[:, [1, 0, *range(2, 7)]],
         numbers=block.numbers[:, [1, 0, *range(2, 7)]],
     )
@@ -174,7 +175,7 @@ def test_a_copy_shares_nothing(model):
 def test_scaler_uses_true_steps_only_and_leaves_constant_slots_alone(model):
     numbers = make_block(40).numbers
     numbers[..., 2] = 5.0
-    block = make_block(40).changed(numbers=numbers)
+    block = changed_block(make_block(40), numbers=numbers)
     rows = np.array([0, 3, 3, 7])
     model.fit_scaler(block.take(rows))
     true = block.numbers[rows][block.mask[rows]]
@@ -193,7 +194,7 @@ def test_errors_name_what_is_there(model):
     with pytest.raises(TransferError, match="no head for device 'gpu'"):
         model.add_head("x", like="gpu")
     block = make_block(2)
-    narrow = block.changed(numbers=block.numbers[..., :2], workload=block.workload[:, :1])
+    narrow = changed_block(block, numbers=block.numbers[..., :2], workload=block.workload[:, :1])
     with pytest.raises(
         TransferError, match=r"number slots: got 2, expected 3; workload slots: got 1, expected 2"
     ):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, DEVICES, make_dataset
+from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -67,7 +67,7 @@ def test_rows_outside_of_the_training_rows_have_no_influence():
     changed[others] *= 7
     numbers = dataset.features.numbers.copy()
     numbers[others] += 3
-    other = replace(dataset, latency_secs=changed, features=dataset.features.changed(numbers=numbers))
+    other = replace(dataset, latency_secs=changed, features=changed_block(dataset.features, numbers=numbers))
     assert same_weights(*(train(d, rows, config=QUICK, seed=0).model for d in (dataset, other)))
 
 
