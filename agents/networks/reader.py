@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.codec import workload_from_json
+from agents.errors import AgentError, first_line
 from agents.host.own_program import command, environment
 from agents.networks.cache import keep, kept_workloads
 from agents.networks.graph import merged
@@ -73,9 +74,8 @@ def network_workloads(
         if (kept := kept_workloads(network, family)) is not None:
             found[text] = kept
     refused: dict[str, str] = {}
-    unread = [text for text in texts if text not in found]
-    for start in range(0, len(unread), _READ_TOGETHER):
-        made, missing = _read(unread[start : start + _READ_TOGETHER], family)
+    for together in _groups([text for text in texts if text not in found]):
+        made, missing = _read(together, family)
         for text, workloads in made.items():
             keep(read_network_name(text), family, workloads)
         found |= made
@@ -89,6 +89,14 @@ def network_workloads(
     return merged(one for text in texts for one in found.get(text, ()))
 
 
+def _groups(texts: Sequence[str]) -> list[list[str]]:
+    """Networks that one process reads. A file may take its process over, so it gets one of its own."""
+    files = [text for text in texts if read_network_name(text).path is not None]
+    names = [text for text in texts if text not in files]
+    starts = range(0, len(names), _READ_TOGETHER)
+    return [[text] for text in files] + [names[start : start + _READ_TOGETHER] for start in starts]
+
+
 def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload]], dict[str, str]]:
     """Read some networks in one process; where one of them ends it, each gets a process of its own.
 
@@ -97,7 +105,7 @@ def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload
     """
     question = {"op": "workloads", "networks": list(texts), "family": family}
     try:
-        answer = ask(question, timeout_secs=_READ_SECS)
+        return _told(ask(question, timeout_secs=_READ_SECS), texts)
     except NetworkRefusedError as error:
         if len(texts) == 1:
             return {}, {texts[0]: str(error)}
@@ -108,8 +116,23 @@ def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload
             found |= made
             refused |= missing
         return found, refused
-    read = {text: list(map(workload_from_json, made)) for text, made in answer["workloads"].items()}
-    return read, dict(answer["refused"])
+
+
+def _told(answer: dict[str, Any], texts: Sequence[str]) -> tuple[dict[str, list[Workload]], dict[str, str]]:
+    """What a process says of the networks that it was asked about; all else that it says is left out.
+
+    Raises:
+        NetworkRefusedError: It says nothing of one, or no workload.
+    """
+    try:
+        made, why = answer["workloads"], answer["refused"]
+        read = {text: list(map(workload_from_json, made[text])) for text in texts if text in made}
+        return read, {text: str(why[text]) for text in texts if text not in read}
+    except (AgentError, LookupError, TypeError, ValueError) as error:
+        raise NetworkRefusedError(
+            f"network {', '.join(texts)}: its process gave another answer than workloads "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def ask(
@@ -164,7 +187,7 @@ def ask(
 def _answer_of(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         lines = [one for one in errors.decode(errors="replace").splitlines() if one.strip()]
         last = lines[-1].strip()[:_LAST_WORDS] if lines else "it said nothing"
         raise NetworkRefusedError(
