@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy.stats import rankdata
 
 from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import rank_agreement
+from transfer.data.ranking import places_in, rank_agreement
 from transfer.errors import TransferError
 from transfer.train.rows import training_labels
 
@@ -82,10 +81,6 @@ def _faster_than(dataset: Dataset, rows: Rows, source: str) -> Scores:
     column = dataset.column(source)
     wanted = np.flatnonzero(np.isin(dataset.group, np.unique(dataset.group[rows])))
     share = np.full(len(dataset), np.nan)
-    share[wanted[dataset.failed[wanted, column]]] = 0.0
-    measured = wanted[np.isfinite(dataset.latency_secs[wanted, column])]
-    order = measured[np.argsort(dataset.group[measured], kind="stable")]
-    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
-        if len(members):
-            share[members] = rankdata(-dataset.latency_secs[members, column]) / len(members)
+    share[wanted] = places_in(-dataset.latency_secs[wanted, column], dataset.group[wanted])
+    share[np.isnan(share) & dataset.failed[:, column]] = 0.0
     return share[rows]
