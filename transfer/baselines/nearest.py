@@ -25,14 +25,10 @@ class NearestDevice:
     Args:
         use: `nearest`: of the device whose order agrees best with the target's in the rows learnt, next best
             where that one has no measurement; `mean`: the mean over all others of the rank in the workload.
-        sources: Devices to look at; all others where None.
     """
 
-    def __init__(
-        self, use: Literal["nearest", "mean"] = "nearest", sources: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, use: Literal["nearest", "mean"] = "nearest") -> None:
         self.use = use
-        self.sources = sources
         #: Sources of each device learnt, most similar first.
         self.order: dict[str, tuple[str, ...]] = {}
 
@@ -46,10 +42,9 @@ class NearestDevice:
         training_labels(dataset, rows, devices)
         self.order = {}
         for device_id in devices:
-            sources = self.sources if self.sources is not None else [str(d) for d in dataset.device_ids]
             own = -dataset.latency_secs[rows, dataset.column(device_id)]
             agreement = {}
-            for source in sources:
+            for source in map(str, dataset.device_ids):
                 if source != device_id:
                     other = -dataset.latency_secs[rows, dataset.column(source)]
                     both = np.isfinite(own) & np.isfinite(other)
