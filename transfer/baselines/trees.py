@@ -106,14 +106,14 @@ class BoostedTrees:
             if not len(judge.y) or not len(learn.y):
                 # The few labelled workloads all fell on one side: choose on what there is.
                 learn = judge = whole
-            tried: list[tuple[float, int, Params, int]] = []
+            tried: list[tuple[float, Params, int]] = []
             for params in self.grid:
                 predict = train(learn, params, self.rounds[-1], seed)
                 for count in self.rounds:
                     scores = predict(judge.x, count)
                     found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
-                    tried.append((found, len(tried), params, count))
-            _, _, params, count = max(tried, key=lambda one: (one[0], -one[1]))
+                    tried.append((found, params, count))
+            _, params, count = max(tried, key=lambda one: one[0])
             model = train(whole, params, count, seed)
             for device_id in members:
                 self._models[device_id] = model, count
@@ -184,12 +184,7 @@ def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Pr
 def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
     lightgbm = need("lightgbm")
     levels = np.round(table.y * (_LEVELS - 1)).astype(np.int32)
-    data = lightgbm.Dataset(
-        table.x,
-        label=levels,
-        group=_list_sizes(table.group),
-        params={"verbosity": -1},
-    )
+    data = lightgbm.Dataset(table.x, label=levels, group=_list_sizes(table.group), params={"verbosity": -1})
     settings = {
         # The gain of TLP's LambdaRank, 2 ** relative speed - 1, up to a constant factor.
         "label_gain": (np.exp2(np.arange(_LEVELS) / (_LEVELS - 1)) - 1).tolist(),
