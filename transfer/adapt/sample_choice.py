@@ -59,10 +59,6 @@ class Choice:
         """Columns of the other devices."""
         return [place for place, one in enumerate(self.dataset.device_ids) if one != self.target]
 
-    def left(self) -> Rows:
-        """Rows of the pool that were not measured yet."""
-        return self.pool[~np.isin(self.pool, self.taken)]
-
     def places(self) -> Floats:
         """(P, sources) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
         if self._places is None:
@@ -120,7 +116,7 @@ def enough(choice: Choice, count: int) -> Rows:
     Raises:
         TransferError: They are fewer than `count`.
     """
-    left = choice.left()
+    left = choice.pool[~np.isin(choice.pool, choice.taken)]
     if not 0 <= count <= len(left):
         raise TransferError(
             f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "

@@ -125,7 +125,6 @@ class _Fold:
 _Made = TypeVar("_Made")
 #: Told of a split, the part of it that is finished, and its seconds.
 _Tell = Callable[[Split, str, float], None]
-_FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
 
 
 def cross_validate(
@@ -151,8 +150,11 @@ def cross_validate(
     Raises:
         TransferError: A fold cannot be trained or judged, or a worker process died.
     """
-    folds = _run_folds(partial(_onboard, dataset, plan), splits, seed, workers, plan.parts, on_progress)
-    found = {key: _approach(dataset, key, folds, seed) for key in folds[0].scores}
+    folds = _run_folds(dataset, plan, splits, seed, workers, on_progress)
+    found = {
+        key: judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
+        for key in folds[0].scores
+    }
     target = {part: approach for (part, _), approach in found.items() if part != "source"}
     return CrossValidation(
         target_device=plan.target_device,
@@ -192,18 +194,18 @@ def average_repeats(repeats: Sequence[CrossValidation]) -> CrossValidation:
 
 
 def _run_folds(
-    run: _FoldRunner,
+    dataset: Dataset,
+    plan: CrossValidationPlan,
     splits: Sequence[Split],
     seed: int,
     workers: int,
-    parts: Sequence[str],
     on_progress: Callable[[FoldProgress], None] | None,
 ) -> list[_Fold]:
     """Run every fold, here or in processes, and tell of each part.
 
     A device that only some folds can train a head for is left out: its workloads would not all be judged.
     """
-    total, done = len(parts) * len(splits), 0
+    total, done = len(plan.parts) * len(splits), 0
 
     def tell(split: Split, part: str, seconds: float) -> None:
         nonlocal done
@@ -212,12 +214,13 @@ def _run_folds(
             on_progress(FoldProgress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
 
     folds: list[_Fold] = []
+    jobs = [(split, seed + i) for i, split in enumerate(splits)]
     if workers <= 1 or len(splits) == 1:
-        folds = [run(split, seed + i, tell) for i, split in enumerate(splits)]
+        folds = [_onboard(dataset, plan, tell, job) for job in jobs]
     else:
-        jobs = [(split, seed + i) for i, split in enumerate(splits)]
-        made = run_each(partial(_untold, run), jobs, workers, of="the cross-validation", pieces="folds")
-        for fold in made:
+        # No part can be told of from another process.
+        run = partial(_onboard, dataset, plan, None)
+        for fold in run_each(run, jobs, workers, of="the cross-validation", pieces="folds"):
             folds.append(fold)
             for part, seconds in fold.seconds.items():
                 tell(fold.split, part, seconds)
@@ -228,15 +231,11 @@ def _run_folds(
     return folds
 
 
-def _untold(run: _FoldRunner, job: tuple[Split, int]) -> _Fold:
-    """One fold in a process of its own, from which no part can be told of."""
-    return run(*job, None)
-
-
 def _onboard(
-    dataset: Dataset, plan: CrossValidationPlan, split: Split, seed: int, tell: _Tell | None
+    dataset: Dataset, plan: CrossValidationPlan, tell: _Tell | None, job: tuple[Split, int]
 ) -> _Fold:
-    """Onboard the target in one fold and score its test rows, on one thread."""
+    """Onboard the target in one fold, with its own seed, and score its test rows, on one thread."""
+    split, seed = job
     target = plan.target_device
     seconds: dict[str, float] = {}
     scores: dict[tuple[str, str], NDArray[np.float64]] = {}
@@ -274,11 +273,6 @@ def _onboard(
             full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)
             scores["full", target] = full.score(held, target)
     return _Fold(split, scores, seconds)
-
-
-def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
-    """Metrics and pairs of one (part, device) over all folds; those without measurements are left out."""
-    return judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
 
 
 def judged(
