@@ -6,8 +6,6 @@ reads off a host (caches, vector width) leaves open how fast it really is at whi
 latencies say it (HELP, NeurIPS'21). Called by onboarding, which measures them first of all; knows nothing of
 how they are measured. Where a device has no fingerprint, anchors (candidates that all of some devices have
 measured) take its place, and where there are none either, nothing is claimed.
-
-Legend: P reference programs.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, content_hash
 from transfer.data.dataset import Dataset
@@ -61,10 +58,6 @@ class Fingerprint:
     def is_usable(self) -> bool:
         """Whether enough programs ran to compare the device with another."""
         return len(self.latency_secs) >= LEAST_SHARED
-
-    def embedding(self, programs: Sequence[CandidateId]) -> NDArray[np.float64]:
-        """(P,) logarithms of the seconds, NaN where a program failed or was not measured."""
-        return np.array([math.log(self.latency_secs.get(one, math.nan)) for one in programs])
 
 
 def choose_workloads(workloads: Iterable[Workload]) -> list[Workload]:
@@ -134,7 +127,8 @@ def distance(one: Fingerprint, other: Fingerprint) -> float | None:
     programs = sorted(one.latency_secs.keys() & other.latency_secs.keys())
     if len(programs) < LEAST_SHARED:
         return None
-    return float((one.embedding(programs) - other.embedding(programs)).std(ddof=1))
+    ratios = [math.log(one.latency_secs[name]) - math.log(other.latency_secs[name]) for name in programs]
+    return float(np.std(ratios, ddof=1))
 
 
 def distances(target: Fingerprint, others: Iterable[Fingerprint]) -> dict[str, float]:
