@@ -1,8 +1,8 @@
 """One case of the onboarding curve: what each contender makes of k samples, judged on what is held out.
 
 Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
-see the same dataset, in which whatever they may not see is taken out. Called by
-`transfer.auto.leave_one_out` and the onboarding curve of the benchmarks, in parts by replayed onboardings.
+see the same dataset, in which whatever they may not see is taken out. Called by `transfer.auto` and the
+onboarding curve of the benchmarks, in parts by replayed onboardings.
 """
 
 from __future__ import annotations
