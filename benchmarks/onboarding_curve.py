@@ -20,8 +20,7 @@ from benchmarks.onboarding_kept import KeptPoints
 from transfer.adapt.sample_selection import Selector
 from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
-from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, judged, run_case
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, Point, judged, run_case
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 

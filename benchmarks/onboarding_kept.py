@@ -19,7 +19,7 @@ from agents.records import canonical_json, content_hash
 from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import Case, Regime
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_contenders import Point
 from transfer.train.state import digest
 
 _ARRAYS = ("groups", "top1", "top5", "tau")

@@ -7,7 +7,7 @@ all; whether a head deserves it is for `fleet.models.promotion` to say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.records import DeviceId
@@ -20,7 +20,7 @@ class ChampionChanges:
 
     champions: Mapping[DeviceId, Champion]
     #: In the order in which they are told; each gets its serial when it is written.
-    changes: tuple[Change, ...] = field(default=())
+    changes: tuple[Change, ...] = ()
 
 
 def hold_reason(champion: Champion, version: str) -> str:

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceId, Family
+from agents.records import Candidate, CandidateId, DeviceId
 from fleet.errors import FleetError
 from fleet.models.registry_file import latest
-from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, published_layout, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.reader import StoreReader
@@ -354,11 +354,9 @@ def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.floa
     """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
     from transfer.baselines.published_rows import published_rows
     from transfer.features.extractor import Extractor
-    from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT
 
     dataset = snapshot.dataset
-    family = snapshot.devices[dataset.device_ids[0]][0].family
-    layout = CPU_LAYOUT if family is Family.CPU else GPU_LAYOUT
+    layout = published_layout(snapshot.devices[one][0] for one in dataset.device_ids)
     read = Extractor().read
     candidates = _candidates(reader, snapshot)
     return published_rows(

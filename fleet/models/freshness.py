@@ -78,8 +78,8 @@ def window(
         Places of the chosen ones, without those of workloads with too few.
     """
     newest = np.argsort(-measured_at, kind="stable")[:most]
-    counts = np.bincount(workload[newest]) if len(newest) else np.zeros(0, dtype=np.int64)
-    chosen: NDArray[np.int64] = np.sort(newest[counts[workload[newest]] >= least]) if len(newest) else newest
+    counts = np.bincount(workload[newest])
+    chosen: NDArray[np.int64] = np.sort(newest[counts[workload[newest]] >= least])
     return chosen
 
 

@@ -258,7 +258,7 @@ def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     """Verdicts by device, as plain values."""
     return {
         one.device_id: {
-            "kind": str(DecisionKind(one.kind)),
+            "kind": str(one.kind),
             "serves": one.moves_on,
             "model_kind": one.model_kind or None,
             "reason": one.reason,

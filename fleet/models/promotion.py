@@ -92,11 +92,7 @@ class DeviceDecision:
     @property
     def moves_on(self) -> bool:
         """Whether the challenger takes the place."""
-        return self.kind in {
-            DecisionKind.FIRST,
-            DecisionKind.BETTER,
-            DecisionKind.AS_GOOD,
-        }
+        return self.kind in {DecisionKind.FIRST, DecisionKind.BETTER, DecisionKind.AS_GOOD}
 
 
 def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
@@ -225,28 +221,29 @@ def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from:
 
 def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
     """What a verdict rests on, JSON-ready: estimates as [value, low, high]."""
+    mine = _means(challenger)
     found: dict[str, Any] = {
         "level": LEVEL,
         "noise_floor": floor,
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
-        "pairs": listed(challenger.pairs().estimate()),
-        "tau": listed(mean_of(challenger.tau).estimate()),
-        "top1": listed(mean_of(challenger.top1).estimate()),
-        "top5": listed(mean_of(challenger.top5).estimate()),
+        **{name: listed(one.estimate()) for name, one in mine.items()},
     }
     if champion is not None:
-        found["champion"] = {
-            "pairs": listed(champion.pairs().estimate()),
-            "tau": listed(mean_of(champion.tau).estimate()),
-            "top5": listed(mean_of(champion.top5).estimate()),
-        }
-        found["difference"] = {
-            "pairs": listed(challenger.pairs().minus(champion.pairs()).estimate()),
-            "tau": listed(mean_of(challenger.tau).minus(mean_of(champion.tau)).estimate()),
-            "top5": listed(mean_of(challenger.top5).minus(mean_of(champion.top5)).estimate()),
-        }
+        theirs = _means(champion)
+        del theirs["top1"]
+        found["champion"] = {name: listed(one.estimate()) for name, one in theirs.items()}
+        found["difference"] = {name: listed(mine[name].minus(one).estimate()) for name, one in theirs.items()}
     return found
+
+
+def _means(one: Standing) -> dict[str, Resampled]:
+    return {
+        "pairs": one.pairs(),
+        "tau": mean_of(one.tau),
+        "top1": mean_of(one.top1),
+        "top5": mean_of(one.top5),
+    }
 
 
 def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision | None:

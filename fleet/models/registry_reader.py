@@ -68,13 +68,11 @@ class RegistryReader:
             RegistryError: The file is damaged, or a newer version wrote it.
         """
         path = self.folder / CHAMPIONS
-        mark = _mark(path)
-        is_there = mark is not None
-        if mark is None:
-            mark = _mark(self.folder)
+        there = _mark(path)
+        mark = there or _mark(self.folder)
         seen = self._seen
         if seen is None or seen[0] != mark:
-            seen = self._seen = mark, self._read(path) if is_there else self._adopted()
+            seen = self._seen = mark, self._adopted() if there is None else self._read(path)
         return seen[1]
 
     def _read(self, path: Path) -> State:

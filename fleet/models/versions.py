@@ -7,7 +7,7 @@ The bridge between `fleet.store.store` and `transfer`; used by the demo and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, FoldProgress
+    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, Tell
     from transfer.features.published_features import PublishedLayout
     from transfer.model.mtl_tlp import TlpModel
     from transfer.train.config import TrainConfig
@@ -160,8 +160,8 @@ def hold_out_target(
     folds: int,
     seed: int,
     workers: int,
-    repeats: int = 1,
-    on_progress: Callable[[FoldProgress], None] | None = None,
+    repeats: int,
+    on_progress: Tell,
 ) -> CrossValidation:
     """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
 

@@ -192,7 +192,12 @@ def told(
             "more": more_samples(device_scores, taken, by_devices[0].value, len(one.few_shot), limit),
         }
     return {
-        "expected": {**as_json(found), "regime": one.regime.value},
+        "expected": {
+            **_figures(found.top1, found.top5),
+            "samples": found.samples,
+            "workloads": found.workloads,
+            "regime": one.regime.value,
+        },
         "more": more_samples(device_scores, taken, found.top1.value, len(one.few_shot), limit),
     }
 
@@ -210,11 +215,6 @@ def more_samples(
         if here is not None and there is not None and k < more <= limit:
             found.append({"samples": more, "top1": round(min(1.0, now + there - here), 4)})
     return found
-
-
-def as_json(found: Expectation) -> dict[str, Any]:
-    """An expectation for people and programs."""
-    return {**_figures(found.top1, found.top5), "samples": found.samples, "workloads": found.workloads}
 
 
 def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:

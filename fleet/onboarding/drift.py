@@ -6,7 +6,6 @@ has more, and of the kinds that models are about. Imports torch when called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,10 +80,8 @@ def against_champion(
         return None
     told: dict[str, Any] = {"champion": champion.version, "samples": len(one.few_shot), "is_better": False}
     try:
-        theirs, mine = (
-            _pairs(one, before),
-            _pairs(one, _held_back(one, str(adapted.notes.get("strategy", asked)))),
-        )
+        theirs = _pairs(one, before)
+        mine = _pairs(one, _held_back(one, str(adapted.notes.get("strategy", asked))))
     except TransferError as error:
         return {**told, "says": f"it cannot be compared with {champion.version}: {error}"}
     says = (
@@ -104,14 +101,13 @@ def _held_back(one: Onboarding, name: str) -> NDArray[np.float64]:
     return scores
 
 
-def _pairs(one: Onboarding, scores: Sequence[float] | NDArray[np.float64]) -> float:
+def _pairs(one: Onboarding, scores: NDArray[np.float64]) -> float:
     """Mean share of the samples' pairs in the right order, workload by workload."""
     from transfer.errors import TransferError
     from transfer.evaluate.evaluator import judge
 
-    values = np.asarray(scores, dtype=np.float64)
-    known = np.isfinite(values)
-    found = judge(one.dataset, one.target, one.few_shot[known], values[known])
+    known = np.isfinite(scores)
+    found = judge(one.dataset, one.target, one.few_shot[known], scores[known])
     if found is None:
         raise TransferError("no workload has two samples that ran")
     return found.pairwise

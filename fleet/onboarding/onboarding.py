@@ -216,6 +216,8 @@ def _measure(
     arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool, has_drifted: bool
 ) -> _Samples | str:
     """Take the fingerprint, choose the few-shot set, and measure it; or say why there is no need to."""
+    from transfer.adapt.fingerprint import distances
+
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
     target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
     asked, selector = settings.onboarding.samples, settings.onboarding.selector
@@ -232,7 +234,7 @@ def _measure(
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
             others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
-            near = _likeness(mine, others)
+            near = {name: round(value, 4) for name, value in distances(mine, others).items()}
         if has_drifted:
             names = {one.device_id: one for one in others}
             before_it = names.get(earlier.device_id) if earlier is not None else None
@@ -273,12 +275,6 @@ def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Worklo
             "others, and no known network has them: collect on a live source device once more, then onboard"
         )
     return [found[one] for one in few]
-
-
-def _likeness(mine: Fingerprint, others: list[Fingerprint]) -> dict[str, float]:
-    from transfer.adapt.fingerprint import distances
-
-    return {name: round(value, 4) for name, value in distances(mine, others).items()}
 
 
 def _parts(

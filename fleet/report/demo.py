@@ -42,7 +42,7 @@ from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
-    from transfer.evaluate.cross_validation import Approach, CrossValidation, FoldProgress
+    from transfer.evaluate.cross_validation import Approach, CrossValidation
     from transfer.model.mtl_tlp import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
@@ -305,16 +305,10 @@ def _judge(
     parts = 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
-    def tell(progress: FoldProgress) -> None:
-        display.step(1, f"{progress.fold}: {progress.part}")
-
-    config = train_config(settings.epochs)
     plan = CrossValidationPlan(
         target_device=target,
         samples=settings.support,
-        source=config,
-        adapt=config,
-        scratch=config,
+        config=train_config(settings.epochs),
         strategy=strategies()[strategy],
     )
     return hold_out_target(
@@ -324,5 +318,5 @@ def _judge(
         seed=settings.seed,
         workers=workers_for(len(snapshot.dataset), parts * settings.epochs),
         repeats=settings.repeats,
-        on_progress=tell,
+        on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
     )

@@ -22,8 +22,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.evaluate.onboarding_contenders import Adapting
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_contenders import Adapting, Point
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

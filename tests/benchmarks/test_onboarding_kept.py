@@ -14,7 +14,7 @@ from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.base import Scores
 from transfer.baselines.situation import FewShotSet, Situation
 from transfer.evaluate.onboarding_cases import CasePlan, Regime
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_contenders import Point
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

@@ -6,8 +6,6 @@ reads off a host (caches, vector width) leaves open how fast it really is at whi
 latencies say it (HELP, NeurIPS'21). Called by onboarding, which measures them first of all; knows nothing of
 how they are measured. Where a device has no fingerprint, anchors (candidates that all of some devices have
 measured) take its place, and where there are none either, nothing is claimed.
-
-Legend: P reference programs.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, content_hash
 from transfer.data.dataset import Dataset
@@ -62,22 +59,6 @@ class Fingerprint:
         """Whether enough programs ran to compare the device with another."""
         return len(self.latency_secs) >= LEAST_SHARED
 
-    def embedding(self, programs: Sequence[CandidateId]) -> NDArray[np.float64]:
-        """(P,) logarithms of the seconds, NaN where a program failed or was not measured."""
-        return np.array([math.log(self.latency_secs.get(one, math.nan)) for one in programs])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
-    """How alike two devices are on the programs that both ran."""
-
-    shared: int
-    #: Standard deviation of the logarithm of the ratio of their latencies: 0 where one is the other, only
-    #: faster or slower throughout. About the relative error of taking one's latencies for the other's.
-    distance: float
-    #: Geometric mean of the first one's seconds over the second one's.
-    speed_ratio: float
-
 
 def choose_workloads(workloads: Iterable[Workload]) -> list[Workload]:
     """The reference workloads among those of `NETWORKS`, in the order of `WORKLOADS`.
@@ -111,53 +92,51 @@ def from_records(
     return Fingerprint(device_id=device_id, latency_secs=found, tried=len(tried))
 
 
-def from_anchors(
-    dataset: Dataset, device_ids: Sequence[str], count: int = _ANCHORS
-) -> dict[str, Fingerprint]:
+def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Fingerprint]:
     """Fingerprints made of candidates that all of some devices have measured, chosen by their hash.
 
     Args:
         dataset: Candidates of the devices.
         device_ids: Devices to describe.
-        count: Most anchors.
 
     Returns:
-        By device; all empty where no candidate was measured on all of them.
+        By device, of `_ANCHORS` candidates at most; all empty where no candidate was measured on all of them.
     """
     columns = [dataset.column(one) for one in device_ids]
     shared = np.flatnonzero(np.isfinite(dataset.latency_secs[:, columns]).all(axis=1))
     order = sorted(shared.tolist(), key=lambda row: content_hash(str(VERSION), dataset.candidate_ids[row]))
+    chosen = order[:_ANCHORS]
     return {
         device_id: Fingerprint(
             device_id=DeviceId(device_id),
             latency_secs={
-                dataset.candidate_ids[row]: float(dataset.latency_secs[row, column]) for row in order[:count]
+                dataset.candidate_ids[row]: float(dataset.latency_secs[row, column]) for row in chosen
             },
-            tried=len(order[:count]),
+            tried=len(chosen),
         )
         for device_id, column in zip(device_ids, columns, strict=True)
     }
 
 
-def likeness(one: Fingerprint, other: Fingerprint) -> Likeness | None:
-    """Compare two devices; None where they share fewer than `LEAST_SHARED` programs that ran on both."""
+def distance(one: Fingerprint, other: Fingerprint) -> float | None:
+    """Standard deviation of the logarithm of the ratio of two devices' latencies.
+
+    0 where one is the other, only faster or slower throughout. About the relative error of taking one's
+    latencies for the other's. None where fewer than `LEAST_SHARED` programs ran on both.
+    """
     programs = sorted(one.latency_secs.keys() & other.latency_secs.keys())
     if len(programs) < LEAST_SHARED:
         return None
-    ratio = one.embedding(programs) - other.embedding(programs)
-    return Likeness(
-        shared=len(programs),
-        distance=float(ratio.std(ddof=1)),
-        speed_ratio=float(np.exp(ratio.mean())),
-    )
+    ratios = [math.log(one.latency_secs[name]) - math.log(other.latency_secs[name]) for name in programs]
+    return float(np.std(ratios, ddof=1))
 
 
 def distances(target: Fingerprint, others: Iterable[Fingerprint]) -> dict[str, float]:
     """Distance of the target to each device that it can be compared with, nearest first."""
     found = {
-        str(other.device_id): alike.distance
+        str(other.device_id): apart
         for other in others
-        if other.device_id != target.device_id and (alike := likeness(target, other)) is not None
+        if other.device_id != target.device_id and (apart := distance(target, other)) is not None
     }
     return dict(sorted(found.items(), key=lambda pair: (pair[1], pair[0])))
 

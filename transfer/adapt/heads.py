@@ -144,7 +144,6 @@ def fit_head(
     device_id: str,
     representation: Tensor,
     wanted: NDArray[np.float64],
-    weight: NDArray[np.float64] | None = None,
     *,
     seed: int,
 ) -> None:
@@ -158,20 +157,17 @@ def fit_head(
         device_id: Whose head.
         representation: (N, T) as of `represent`.
         wanted: (N,) logits.
-        weight: (N,) weight of each candidate, default 1.
         seed: Of nothing but torch's state; the fit itself takes all candidates in every step.
     """
     head = model.head(device_id)
     target = torch.from_numpy(np.ascontiguousarray(wanted, dtype=np.float32))
-    share = torch.ones_like(target) if weight is None else torch.from_numpy(weight.astype(np.float32))
-    share = share / share.sum()
     with scoped_seed(seed), torch_threads(1), torch.enable_grad():
         optimizer = torch.optim.Adam(head.parameters(), lr=_HEAD_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _HEAD_STEPS)
         for _ in range(_HEAD_STEPS):
             optimizer.zero_grad(set_to_none=True)
-            error = F.huber_loss(head(representation).squeeze(-1), target, reduction="none")
-            (error * share).sum().backward()  # type: ignore[no-untyped-call]  # torch publishes no type
+            error = F.huber_loss(head(representation).squeeze(-1), target)
+            error.backward()  # type: ignore[no-untyped-call]  # torch publishes no type
             optimizer.step()
             schedule.step()
         for parameter in head.parameters():

@@ -88,21 +88,11 @@ def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_i
         TransferError: There is no such head, or nobody here reads its correction.
     """
     model.head(device_id)
-    return Adapted(device_id=device_id, model=model, correction=load_correction(folder, manifest, device_id))
+    return Adapted(device_id=device_id, model=model, correction=_correction(folder, manifest, device_id))
 
 
-def load_correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> Correction | None:
-    """What belongs to one head of a version; None where the head is all.
-
-    Args:
-        folder: Of the version.
-        manifest: Its manifest.
-        device_id: Whose head.
-
-    Raises:
-        CheckpointError: The file is missing, torn or changed.
-        TransferError: Nobody here reads what is in it.
-    """
+def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> Correction | None:
+    """What belongs to one head of a version; None where the head is all. Raises as `head_of`."""
     name = file_of(device_id)
     raw = checkpoint.read_beside(folder, manifest, name)
     if raw is None:

@@ -144,18 +144,14 @@ class Maml:
             config: Loss and learning rate.
             seed: Of the meta-tasks.
         """
-        key = digest(
-            *source.state_dict().values(),
-            torch.from_numpy(np.nan_to_num(known.latency_secs)),
-            torch.tensor([seed]),
-        )
-        if f"{target_device} {key}" not in self._known:
+        data = torch.from_numpy(np.nan_to_num(known.latency_secs))
+        told = digest(*source.state_dict().values(), data, torch.tensor([seed]))
+        key = f"{target_device} {told}"
+        if key not in self._known:
             # One at a time: a start is as large as a model.
             self._known.clear()
-            self._known[f"{target_device} {key}"] = self._meta_train(
-                source, known, target_device, config, seed
-            )
-        return self._known[f"{target_device} {key}"]
+            self._known[key] = self._meta_train(source, known, target_device, config, seed)
+        return self._known[key]
 
     def _meta_train(
         self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int

@@ -12,20 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
+from transfer.adapt.heads import represent
 from transfer.data.dataset import Dataset
+from transfer.data.ranking import places_in
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.inputs import block_tensors, torch_threads
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-#: Rows embedded at once.
-_BATCH = 256
 
 
 def _nothing() -> Rows:
@@ -63,10 +59,6 @@ class Choice:
         """Columns of the other devices."""
         return [place for place, one in enumerate(self.dataset.device_ids) if one != self.target]
 
-    def left(self) -> Rows:
-        """Rows of the pool that were not measured yet."""
-        return self.pool[~np.isin(self.pool, self.taken)]
-
     def places(self) -> Floats:
         """(P, sources) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
         if self._places is None:
@@ -92,29 +84,10 @@ class Choice:
         return np.stack([places_in(model.score(block, one), group) for one in model.device_ids], axis=1)
 
 
-def places_in(scores: Floats, group: NDArray[np.int32]) -> Floats:
-    """Place of each score inside its workload, from above 0 to 1 for the best; NaN stays NaN."""
-    found = np.full(len(scores), np.nan)
-    known = np.flatnonzero(np.isfinite(scores))
-    order = known[np.argsort(group[known], kind="stable")]
-    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        if len(members):
-            found[members] = rankdata(scores[members]) / len(members)
-    return found
-
-
 def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
     """(rows, T) representations of candidates by a backbone."""
-    block = dataset.features.take(rows)
-    was_training = model.training
-    model.eval()
-    parts = []
-    with torch.no_grad(), torch_threads(1):
-        for start in range(0, len(rows), _BATCH):
-            some = np.arange(start, min(len(rows), start + _BATCH))
-            parts.append(model.backbone(*block_tensors(block, some)).double().numpy())
-    model.train(was_training)
-    return np.concatenate(parts)
+    found: Floats = represent(model, dataset.features.take(rows)).double().numpy()
+    return found
 
 
 def in_turns(choice: Choice, key: Floats, per_workload: int, turn_of: Rows | None = None) -> Rows:
@@ -143,7 +116,7 @@ def enough(choice: Choice, count: int) -> Rows:
     Raises:
         TransferError: They are fewer than `count`.
     """
-    left = choice.left()
+    left = choice.pool[~np.isin(choice.pool, choice.taken)]
     if not 0 <= count <= len(left):
         raise TransferError(
             f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
@@ -162,12 +135,9 @@ def first_of(choice: Choice, ordered: Rows, count: int) -> Rows:
 def ends_first(count: int) -> Floats:
     """(count,) rank of each place when ends come first, then middles of what is left: 0, last, middle, ..."""
     rank = np.full(count, -1.0)
-    waiting = [(0, 0), (count - 1, count - 1)] if count > 1 else [(0, 0)]
+    rank[0], rank[-1] = 0, min(1, count - 1)
     spans = [(0, count - 1)]
-    number = 0
-    for place, _ in waiting:
-        rank[place] = number
-        number += 1
+    number = min(2, count)
     while spans:
         low, high = spans.pop(0)
         middle = (low + high) // 2

@@ -211,14 +211,12 @@ class DiverseFast:
     """Far from all chosen so far, with a bias to fast ones (BALTO, ICLR'23)."""
 
     name: str = "diverse-fast"
-    #: Power of the expected place that weighs a distance.
-    bias: float = 1.0
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         left = enough(choice, count)
         x = embed(choice.source_model(), choice.dataset, left)
-        wanted = choice.expected()[np.searchsorted(choice.pool, left)] ** self.bias
+        wanted = choice.expected()[np.searchsorted(choice.pool, left)]
         apart = np.full(len(left), np.inf)
         if len(choice.taken):
             taken = embed(choice.source_model(), choice.dataset, choice.taken)

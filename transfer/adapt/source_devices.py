@@ -64,10 +64,6 @@ class SourceDevices:
     trains_head: bool = True
     least_samples: int = 0
 
-    def only_known(self) -> SourceDevices:
-        """The estimates alone: nearly the same scores of candidates that source devices measured."""
-        return replace(self, trains_head=False)
-
     def adapt(
         self,
         source: FleetTLP | None,

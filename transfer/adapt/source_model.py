@@ -83,13 +83,15 @@ class SourceModel:
             Row numbers, and the values: NaN where no source device measured the candidate.
         """
         rows = np.flatnonzero(np.isin(dataset.group, groups))
-        agreed, own, x = self._inputs(dataset, rows)
-        value = agreed + x @ self.slope + own @ self.own_slope
+        group = dataset.group[rows]
+        agreed = part_latencies(self._source_secs(dataset, rows), group)
+        x = centred(standardised(dataset, rows, self.mean, self.std), group, np.isfinite(agreed.shared))
+        value = agreed.shared + x @ self.slope + agreed.own @ self.own_slope
         if len(self.smooth_by):
             value = value + _alike(x, self.smooth_at.astype(np.float64)) @ self.smooth_by
         return rows, value
 
-    def source_secs(self, dataset: Dataset, rows: NDArray[np.int64]) -> Floats:
+    def _source_secs(self, dataset: Dataset, rows: NDArray[np.int64]) -> Floats:
         """(n, S) what the source devices measured, as far as the dataset shows it."""
         columns = [
             dataset.latency_secs[rows, dataset.column(one)]
@@ -98,12 +100,6 @@ class SourceModel:
             for one in self.sources
         ]
         return np.stack(columns, axis=1)
-
-    def _inputs(self, dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-        group = dataset.group[rows]
-        agreed = part_latencies(self.source_secs(dataset, rows), group)
-        x = centred(standardised(dataset, rows, self.mean, self.std), group, np.isfinite(agreed.shared))
-        return agreed.shared, agreed.own, x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,9 +201,8 @@ def centred(x: Floats, group: Groups, known: NDArray[np.bool_]) -> Floats:
 
 def _constants(part: Dataset, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     summary = np.asarray(part.features.summary[rows], dtype=np.float64)
-    std = summary.std(axis=0) if len(rows) else np.ones(summary.shape[1])
-    mean = summary.mean(axis=0) if len(rows) else np.zeros(summary.shape[1])
-    return mean.astype(np.float32), np.where(std > 1e-4, std, 1.0).astype(np.float32)
+    std = summary.std(axis=0)
+    return summary.mean(axis=0).astype(np.float32), np.where(std > 1e-4, std, 1.0).astype(np.float32)
 
 
 def _ridge_within(x: Floats, y: Floats, weight: Floats, group: Groups) -> Floats:

@@ -19,7 +19,6 @@ Legend: N candidates, S sources, F numbers, n measured ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,16 +105,12 @@ class SpaceSearch:
     Args:
         secs: (N, S) seconds on the sources; NaN where a source does not know, infinite where it failed.
         numbers: (N, F) numbers of the candidates; sizes as logarithms.
-        likeness: (S,) weight of each source before anything is measured; equal by default.
         seed: Decides between equals.
     """
 
-    def __init__(
-        self, secs: Floats, numbers: Floats, likeness: Sequence[float] | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, secs: Floats, numbers: Floats, seed: int = 0) -> None:
         times = _relative(secs)
-        shares = np.ones(times.shape[1]) if likeness is None else np.asarray(likeness, dtype=np.float64)
-        self._mean: Floats = times @ (shares / shares.sum()) if times.shape[1] else np.zeros(len(secs))
+        self._mean: Floats = times.mean(axis=1) if times.shape[1] else np.zeros(len(secs))
         self._times = times.astype(np.float32)
         units = _unit_numbers(numbers)
         lengths, self._variance = _differences(times, units)
@@ -225,16 +220,14 @@ def _matern(square: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _relative(secs: Floats) -> Floats:
     """(N, S) logarithm of time over the source's fastest, cut; unknown times are the other sources' mean."""
-    finite = np.where(np.isfinite(secs), secs, np.nan)
-    known = ~np.isnan(secs)
     if not secs.size:
         return np.zeros(secs.shape)
+    known = ~np.isnan(secs)
+    ran = np.where(np.isfinite(secs), secs, np.inf)
     with np.errstate(all="ignore"):
-        fastest = np.nanmin(np.where(np.isnan(finite), np.inf, finite), axis=0)
-        times = np.log(np.where(np.isnan(finite), np.inf, finite) / fastest)
-    times = np.where(
-        known, np.minimum(np.nan_to_num(times, nan=np.inf, posinf=np.inf), np.log(_SLOWEST)), 0.0
-    )
+        times = np.log(ran / ran.min(axis=0))
+    # NaN where nothing ran on a source at all.
+    times = np.where(known, np.minimum(np.nan_to_num(times, nan=np.inf), np.log(_SLOWEST)), 0.0)
     counts = known.sum(axis=1)
     mean = times.sum(axis=1) / np.maximum(1, counts)
     mean[counts == 0] = np.log(_SLOWEST) / 2

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from transfer.data.dataset import Dataset
@@ -115,7 +114,7 @@ def choose_rate(
         Kendall's tau over both halves) of each. Without two workloads that can be ranked, the least rate and
         nothing.
     """
-    rows = part.rows_of(device_id)
+    rows, column = part.rows_of(device_id), part.column(device_id)
     groups, counts = np.unique(part.group[rows], return_counts=True)
     able = np.random.default_rng(seed).permutation(groups[counts >= 2])
     if len(able) < 2:
@@ -123,18 +122,13 @@ def choose_rate(
     found = dict.fromkeys((0.0, *rates), 0.0)
     for held in (able[::2], able[1::2]):
         there = rows[np.isin(part.group[rows], held)]
-        kept = hide(part, device_id, there)
+        latency = part.latency_secs.copy()
+        latency[there, column] = np.nan
+        kept = replace(part, latency_secs=latency)
         features = part.features.take(there)
-        truth = -part.latency_secs[there, part.column(device_id)]
+        truth = -part.latency_secs[there, column]
         for rate in found:
             model = start if rate == 0.0 else fit(kept, rate)
             found[rate] += rank_agreement(model.score(features, device_id), truth, part.group[there]) / 2
     # The first of equals: to leave the model alone, then the smaller rates.
     return max(sorted(found), key=lambda rate: found[rate]), found
-
-
-def hide(part: Dataset, device_id: str, rows: NDArray[np.int64]) -> Dataset:
-    """The same dataset without the latencies of some rows on one device."""
-    latency = part.latency_secs.copy()
-    latency[rows, part.column(device_id)] = np.nan
-    return replace(part, latency_secs=latency)

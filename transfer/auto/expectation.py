@@ -72,7 +72,6 @@ def expect(
     *,
     seed: int,
     unseen: bool = False,
-    level: float = LEVEL,
 ) -> Expectation:
     """Estimate the mean top-1 and top-5 over the workloads of some candidates.
 
@@ -84,7 +83,6 @@ def expect(
         sample_group: (n,) their workloads.
         seed: Of the draws.
         unseen: Nobody has measured the candidates that the head will rank, nor others of their workloads.
-        level: Share of the draws inside the intervals.
 
     Raises:
         TransferError: There are too few samples to say anything.
@@ -113,8 +111,8 @@ def expect(
         top1[draw], top5[draw] = _reached(said, slope, errors, random)
     off_top1, off_top5 = (_UNSEEN_OFF_TOP1, _UNSEEN_OFF_TOP5) if unseen else (_OFF_TOP1, _OFF_TOP5)
     return Expectation(
-        top1=_estimate(top1, off_top1, level, 0.5, random),
-        top5=_estimate(top5, off_top5, level, _TOP5_ABOVE, random),
+        top1=_estimate(top1, off_top1, 0.5, random),
+        top5=_estimate(top5, off_top5, _TOP5_ABOVE, random),
         samples=count,
         workloads=len(workloads),
     )
@@ -188,11 +186,9 @@ def _reached(
     return float(np.exp(chosen[:, 0] - best).mean()), float(np.exp(np.nanmax(chosen, axis=1) - best).mean())
 
 
-def _estimate(
-    draws: Floats, off: tuple[float, float], level: float, above: float, random: np.random.Generator
-) -> Estimate:
-    """Mean and interval; of what lies outside of the interval `above` is the share above it."""
+def _estimate(draws: Floats, off: tuple[float, float], above: float, random: np.random.Generator) -> Estimate:
+    """Mean and 90 % interval; of what lies outside of the interval `above` is the share above it."""
     mean, spread = off
     widened = np.minimum(1.0, draws + random.normal(mean, spread, len(draws)))
-    low, high = np.quantile(widened, [(1 - level) * (1 - above), 1 - (1 - level) * above])
+    low, high = np.quantile(widened, [(1 - LEVEL) * (1 - above), 1 - (1 - LEVEL) * above])
     return Estimate(min(1.0, float(draws.mean()) + mean), max(0.0, float(low)), float(high))

@@ -26,8 +26,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, Estimate, is_beyond_luck
 from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases
-from transfer.evaluate.onboarding_contenders import Adapting, Asked, run_case
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_contenders import Adapting, Asked, Point, run_case
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.state import digest
@@ -167,13 +166,13 @@ def leave_one_out(
     Returns:
         None where fewer than two devices have anything to rank.
     """
-    found = _Records.of(dataset)
-    if found is None:
+    devices, measured = _records_of(dataset)
+    if len(devices) < 2:
         return None
     how = _how(dataset, strategies, regime, config)
     key = content_hash(
         how,
-        canonical_json(list(found.devices)),
+        canonical_json(list(devices)),
         digest(
             dataset.latency_secs, dataset.failed, dataset.group, dataset.features.described, dataset.hardware
         ),
@@ -182,10 +181,10 @@ def leave_one_out(
     if kept is not None and (again := _read(kept)) is not None and again.key == key:
         return again
     made = replace(
-        _make(dataset, strategies, regime, config, found.devices, key),
+        _make(dataset, strategies, regime, config, devices, key),
         how=how,
-        known=found.devices,
-        measured=found.measured,
+        known=devices,
+        measured=measured,
     )
     if kept is not None:
         _write(kept, made)
@@ -216,8 +215,8 @@ def made_ahead(
     Returns:
         The leave-one-device-out scores from most measurements; None where there are none that are good.
     """
-    found = _Records.of(dataset)
-    if found is None:
+    devices, measured = _records_of(dataset)
+    if len(devices) < 2:
         return None
     how = _how(dataset, strategies, regime, config)
     several = [one for path in cache.glob("standings-*.json") if (one := _read(path)) is not None]
@@ -225,9 +224,9 @@ def made_ahead(
         one
         for one in several
         if one.how == how
-        and set(one.known) <= set(found.devices)
-        and len(one.known) * growth >= len(found.devices)
-        and one.measured * growth >= found.measured
+        and set(one.known) <= set(devices)
+        and len(one.known) * growth >= len(devices)
+        and one.measured * growth >= measured
     ]
     return max(good, key=lambda one: one.measured, default=None)
 
@@ -240,20 +239,11 @@ def drop_older(made: LeaveOneOutScores, cache: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """Devices that something can be learnt from, and their measurements."""
-
-    devices: tuple[str, ...]
-    measured: int
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> _Records | None:
-        devices = tuple(map(str, trainable_devices(dataset, np.arange(len(dataset)))))
-        if len(devices) < 2:
-            return None
-        columns = [dataset.column(one) for one in devices]
-        return cls(devices, int(np.isfinite(dataset.latency_secs[:, columns]).sum()))
+def _records_of(dataset: Dataset) -> tuple[tuple[str, ...], int]:
+    """Devices that something can be learnt from, and how many measurements they have."""
+    devices = tuple(map(str, trainable_devices(dataset, np.arange(len(dataset)))))
+    columns = [dataset.column(one) for one in devices]
+    return devices, int(np.isfinite(dataset.latency_secs[:, columns]).sum())
 
 
 def _how(dataset: Dataset, strategies: Sequence[Strategy], regime: Regime, config: TrainConfig) -> str:

@@ -23,11 +23,13 @@ from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out, made_ahead
+from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.onboarding_cases import Regime
+from transfer.evaluate.onboarding_contenders import is_enough
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 
@@ -169,12 +171,7 @@ class Auto:
         """Whether a strategy can work with what there is."""
         if source is None and not isinstance(strategy, Scratch):
             return False
-        if not strategy.least_samples:
-            return True
-        known = rows[np.isfinite(latency[rows])]
-        return len(known) >= strategy.least_samples and bool(
-            np.bincount(dataset.group[known], minlength=1).max(initial=0) >= 2
-        )
+        return is_enough(strategy, dataset, FewShotSet(rows, latency[rows]))
 
 
 def without_fingerprints(strategies: Sequence[Strategy]) -> list[Strategy]:
@@ -224,7 +221,7 @@ def for_check(strategy: Strategy, regime: Regime) -> Strategy:
     Where source devices have measured whatever is asked, half of the weight is theirs, and needs no head.
     """
     if regime is Regime.DEVICE_NEW and isinstance(strategy, SourceDevices):
-        return strategy.only_known()
+        return replace(strategy, trains_head=False)
     return strategy
 
 

@@ -7,7 +7,7 @@ Legend: N candidates of a dataset, D devices, n rows of a call, P columns of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -20,8 +20,6 @@ from transfer.features.flat import flat_inputs
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float64]
-#: A model that exists already: scores (n,) of rows for a device; what a residual model starts from.
-BaseScore = Callable[[Dataset, Rows, str], Scores]
 
 
 class Ranker(Protocol):
@@ -95,7 +93,7 @@ def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) ->
     return rows[~held], rows[held]
 
 
-def need(module: str, extra: str = "baselines") -> Any:
+def need(module: str) -> Any:
     """Import an optional package.
 
     Raises:
@@ -106,7 +104,7 @@ def need(module: str, extra: str = "baselines") -> Any:
     except ImportError as error:
         raise TransferError(
             f"this baseline needs the package {module}: install the extra, "
-            f"`pip install 'tensor-fleet[{extra}]'`"
+            "`pip install 'tensor-fleet[baselines]'`"
         ) from error
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy.stats import rankdata
 
 from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import rank_agreement
+from transfer.data.ranking import places_in, rank_agreement
 from transfer.errors import TransferError
 from transfer.train.rows import training_labels
 
@@ -26,14 +25,10 @@ class NearestDevice:
     Args:
         use: `nearest`: of the device whose order agrees best with the target's in the rows learnt, next best
             where that one has no measurement; `mean`: the mean over all others of the rank in the workload.
-        sources: Devices to look at; all others where None.
     """
 
-    def __init__(
-        self, use: Literal["nearest", "mean"] = "nearest", sources: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, use: Literal["nearest", "mean"] = "nearest") -> None:
         self.use = use
-        self.sources = sources
         #: Sources of each device learnt, most similar first.
         self.order: dict[str, tuple[str, ...]] = {}
 
@@ -47,10 +42,9 @@ class NearestDevice:
         training_labels(dataset, rows, devices)
         self.order = {}
         for device_id in devices:
-            sources = self.sources if self.sources is not None else [str(d) for d in dataset.device_ids]
             own = -dataset.latency_secs[rows, dataset.column(device_id)]
             agreement = {}
-            for source in sources:
+            for source in map(str, dataset.device_ids):
                 if source != device_id:
                     other = -dataset.latency_secs[rows, dataset.column(source)]
                     both = np.isfinite(own) & np.isfinite(other)
@@ -82,10 +76,6 @@ def _faster_than(dataset: Dataset, rows: Rows, source: str) -> Scores:
     column = dataset.column(source)
     wanted = np.flatnonzero(np.isin(dataset.group, np.unique(dataset.group[rows])))
     share = np.full(len(dataset), np.nan)
-    share[wanted[dataset.failed[wanted, column]]] = 0.0
-    measured = wanted[np.isfinite(dataset.latency_secs[wanted, column])]
-    order = measured[np.argsort(dataset.group[measured], kind="stable")]
-    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
-        if len(members):
-            share[members] = rankdata(-dataset.latency_secs[members, column]) / len(members)
+    share[wanted] = places_in(-dataset.latency_secs[wanted, column], dataset.group[wanted])
+    share[np.isnan(share) & dataset.failed[:, column]] = 0.0
     return share[rows]

@@ -26,7 +26,6 @@ def published_rows(
     candidates: Iterable[Candidate],
     read: Callable[[Candidate], Sequence[Primitive]],
     layout: PublishedLayout,
-    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Published features of every row of a dataset.
 
@@ -35,7 +34,6 @@ def published_rows(
         candidates: At least the candidates of the dataset, in any order.
         read: Turns a candidate into primitives, e.g. `Extractor.read`.
         layout: `CPU_LAYOUT` or `GPU_LAYOUT`.
-        out: Array to fill, e.g. a memory map of a file: a million rows are 2.2 GB.
 
     Returns:
         (N, L, E) array.
@@ -44,8 +42,7 @@ def published_rows(
         DatasetError: A candidate of the dataset is not given.
     """
     row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
-    if out is None:
-        out = np.empty((len(dataset), layout.steps, layout.width), dtype=np.float32)
+    out = np.empty((len(dataset), layout.steps, layout.width), dtype=np.float32)
     rows: list[int] = []
     sequences: list[Sequence[Primitive]] = []
     for candidate in candidates:

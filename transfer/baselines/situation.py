@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from transfer.baselines.base import Rows, flat_features
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
+from transfer.data.ranking import places_in
 
 Floats = NDArray[np.float64]
 _Made = TypeVar("_Made")
@@ -120,10 +120,6 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
     0 where a candidate failed there, NaN where it was not measured.
     """
     column = dataset.column(device_id)
-    found = np.where(dataset.failed[:, column], 0.0, np.nan)
-    measured = np.flatnonzero(np.isfinite(dataset.latency_secs[:, column]))
-    order = measured[np.argsort(dataset.group[measured], kind="stable")]
-    for members in np.split(order, np.flatnonzero(np.diff(dataset.group[order])) + 1):
-        if len(members):
-            found[members] = rankdata(-dataset.latency_secs[members, column]) / len(members)
+    found = places_in(-dataset.latency_secs[:, column], dataset.group)
+    found[np.isnan(found) & dataset.failed[:, column]] = 0.0
     return found

@@ -1,21 +1,19 @@
 """Gradient-boosted trees on our features: XGBoost and LightGBM, each at the best of a small grid.
 
-Three scopes: one model a device; one for all devices, told apart by the hardware vector; or what is left of a
-model that exists already (TenSet's transfer: the local model learns label less prediction). XGBoost and
+Two scopes: one model a device, or one for all devices, told apart by the hardware vector. XGBoost and
 LightGBM are optional; they are imported when a ranker is fitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer.baselines.base import (
-    BaseScore,
     Rows,
     Scores,
     flat_features,
@@ -49,8 +47,8 @@ _LEVELS = 256
 #: Most rows of one list: LightGBM refuses 10,000. Longer ones are cut into random parts.
 _LONGEST_LIST = 5000
 
-#: Predicts (n,) from (n, P), (n,) base scores and a number of trees.
-_Predict = Callable[[NDArray[np.float32], Scores, int], Scores]
+#: Predicts (n,) from (n, P) and a number of trees.
+_Predict = Callable[[NDArray[np.float32], int], Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,6 @@ class _Table:
     y: NDArray[np.float32]
     #: (n,) number of the list.
     group: NDArray[np.int32]
-    #: (n,) scores of the model that exists already, else 0.
-    start: Scores
-
-    def take(self, rows: Rows) -> _Table:
-        return replace(self, x=self.x[rows], y=self.y[rows], group=self.group[rows], start=self.start[rows])
 
 
 class BoostedTrees:
@@ -74,11 +67,7 @@ class BoostedTrees:
     Args:
         library: Which one.
         pooled: One model for all devices, with the hardware vector beside the features.
-        base: Scores of a model that exists already; the trees learn what it lacks. They should be calibrated
-            like labels, best latency / latency.
-        grid: Parameters to choose from inside the training rows.
         rounds: Numbers of trees to choose from.
-        threads: Threads of the library.
     """
 
     def __init__(
@@ -86,25 +75,20 @@ class BoostedTrees:
         library: Literal["xgboost", "lightgbm"],
         *,
         pooled: bool = False,
-        base: BaseScore | None = None,
-        grid: Sequence[Params] | None = None,
         rounds: Sequence[int] = ROUNDS,
-        threads: int = 1,
     ) -> None:
         self.library = library
         self.pooled = pooled
-        self.base = base
-        self.grid = grid if grid is not None else XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
+        self.grid = XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
         self.rounds = tuple(sorted(rounds))
-        self.threads = threads
         self._models: dict[str, tuple[_Predict, int]] = {}
         #: What was chosen from the grid for each device, with the number of trees as `rounds`.
         self.chosen: dict[str, dict[str, Any]] = {}
 
     @property
     def name(self) -> str:
-        """Library, and how devices or a base model come in."""
-        return self.library + "-pooled" * self.pooled + "-residual" * (self.base is not None)
+        """Library, and whether all devices share a model."""
+        return self.library + "-pooled" * self.pooled
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Choose from the grid on held-out workloads of `rows`, then fit all of `rows`. See `Ranker.fit`."""
@@ -122,25 +106,25 @@ class BoostedTrees:
             if not len(judge.y) or not len(learn.y):
                 # The few labelled workloads all fell on one side: choose on what there is.
                 learn = judge = whole
-            tried: list[tuple[float, int, Params, int]] = []
+            tried: list[tuple[float, Params, int]] = []
             for params in self.grid:
-                predict = train(learn, params, self.rounds[-1], seed, self.threads)
+                predict = train(learn, params, self.rounds[-1], seed)
                 for count in self.rounds:
-                    scores = predict(judge.x, judge.start, count)
+                    scores = predict(judge.x, count)
                     found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
-                    tried.append((found, len(tried), params, count))
-            _, _, params, count = max(tried, key=lambda one: (one[0], -one[1]))
-            model = train(whole, params, count, seed, self.threads)
+                    tried.append((found, params, count))
+            _, params, count = max(tried, key=lambda one: one[0])
+            model = train(whole, params, count, seed)
             for device_id in members:
                 self._models[device_id] = model, count
                 self.chosen[device_id] = {**params, "rounds": count}
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
-        """Raw predictions of the trees, the base included. See `Ranker.score`."""
+        """Raw predictions of the trees. See `Ranker.score`."""
         if device_id not in self._models:
             raise unknown_device(self, device_id, tuple(self._models))
         predict, count = self._models[device_id]
-        return predict(self._inputs(dataset, rows, device_id), self._start(dataset, rows, device_id), count)
+        return predict(self._inputs(dataset, rows, device_id), count)
 
     def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> NDArray[np.float32]:
         flat = flat_features(dataset, rows)
@@ -150,9 +134,6 @@ class BoostedTrees:
             dataset.hardware[dataset.column(device_id)], (len(rows), dataset.hardware.shape[1])
         )
         return np.concatenate([flat, hardware], axis=1, dtype=np.float32)
-
-    def _start(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
-        return np.zeros(len(rows)) if self.base is None else self.base(dataset, rows, device_id)
 
     def _table(
         self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], members: Sequence[str], seed: int
@@ -172,7 +153,6 @@ class BoostedTrees:
                     self._inputs(dataset, picked, device_id),
                     labels[usable[order], place],
                     group[order] + place * len(dataset.workload_ids),
-                    self._start(dataset, picked, device_id),
                 )
             )
         return _Table(*(np.concatenate([getattr(one, name) for one in parts]) for name in _Table.__slots__))
@@ -186,39 +166,31 @@ def _list_sizes(group: NDArray[np.int32]) -> NDArray[np.int64]:
     )
 
 
-def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int, threads: int) -> _Predict:
+def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
     xgboost = need("xgboost")
-    matrix = xgboost.QuantileDMatrix(table.x, label=table.y, base_margin=table.start, nthread=threads)
+    matrix = xgboost.QuantileDMatrix(table.x, label=table.y, nthread=1)
     if str(params["objective"]).startswith("rank:"):
         matrix.set_group(_list_sizes(table.group))
-    settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": threads, "verbosity": 0}
+    settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": 1, "verbosity": 0}
     booster = xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], start: Scores, count: int) -> Scores:
-        scores = booster.inplace_predict(
-            x, iteration_range=(0, count), base_margin=start, predict_type="margin"
-        )
+    def predict(x: NDArray[np.float32], count: int) -> Scores:
+        scores = booster.inplace_predict(x, iteration_range=(0, count), predict_type="margin")
         return np.asarray(scores, dtype=np.float64)
 
     return predict
 
 
-def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int, threads: int) -> _Predict:
+def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
     lightgbm = need("lightgbm")
     levels = np.round(table.y * (_LEVELS - 1)).astype(np.int32)
-    data = lightgbm.Dataset(
-        table.x,
-        label=levels,
-        group=_list_sizes(table.group),
-        init_score=table.start,
-        params={"verbosity": -1},
-    )
+    data = lightgbm.Dataset(table.x, label=levels, group=_list_sizes(table.group), params={"verbosity": -1})
     settings = {
         # The gain of TLP's LambdaRank, 2 ** relative speed - 1, up to a constant factor.
         "label_gain": (np.exp2(np.arange(_LEVELS) / (_LEVELS - 1)) - 1).tolist(),
         "lambdarank_truncation_level": _LONGEST_LIST,
         "min_data_in_leaf": 5,
-        "num_threads": threads,
+        "num_threads": 1,
         "deterministic": True,
         "force_row_wise": True,
         "seed": seed,
@@ -226,8 +198,8 @@ def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int, threa
     }
     booster = lightgbm.train({**settings, **params}, data, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], start: Scores, count: int) -> Scores:
-        raw = booster.predict(x, num_iteration=count, raw_score=True, num_threads=threads)
-        return np.asarray(raw, dtype=np.float64) + start
+    def predict(x: NDArray[np.float32], count: int) -> Scores:
+        raw = booster.predict(x, num_iteration=count, raw_score=True, num_threads=1)
+        return np.asarray(raw, dtype=np.float64)
 
     return predict

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import Metrics, merge
+from transfer.data.ranking import places_in
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
@@ -272,16 +272,7 @@ def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores
                 scores[device_id] = ranker.score(view, split.test, device_id)
             elif split.targets is not None and learnt:
                 places = [
-                    _places(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
+                    places_in(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
                 ]
                 scores[device_id] = np.mean(places, axis=0)
     return _Scores(scores, time.perf_counter() - started)
-
-
-def _places(scores: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Place of each candidate inside its workload, from above 0 to 1 for the best."""
-    places = np.empty(len(scores))
-    order = np.argsort(group, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        places[rows] = rankdata(scores[rows]) / len(rows)
-    return places

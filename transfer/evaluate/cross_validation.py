@@ -34,6 +34,9 @@ from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.training import train
 
+#: What is trained in each fold, in this order; `full` learns from all data of the target, as an upper bound.
+PARTS = ("source", "warm", "scratch", "full")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossValidationPlan:
@@ -42,30 +45,8 @@ class CrossValidationPlan:
     target_device: str
     #: Target measurements that adaptation may see (k).
     samples: int
-    source: TrainConfig
-    adapt: TrainConfig
-    scratch: TrainConfig
+    config: TrainConfig
     strategy: Strategy = field(default_factory=MultiTask)
-    #: Train the upper bound with all target data too; costs about as much as the source model.
-    with_full: bool = True
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What is trained in each fold, in this order."""
-        return ("source", "warm", "scratch", "full") if self.with_full else ("source", "warm", "scratch")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldProgress:
-    """One finished part of a cross-validation."""
-
-    fold: str
-    #: One of `CrossValidationPlan.parts`.
-    part: str
-    seconds: float
-    #: Parts finished so far, and in all.
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,11 +85,11 @@ class CrossValidation:
     target_device: str
     #: Target measurements used in each fold.
     samples: int
-    #: Measurements that `full` learns from, mean over the folds, rounded; None where it was not asked for.
-    full_samples: int | None
+    #: Measurements that `full` learns from, mean over the folds, rounded.
+    full_samples: int
     #: Source heads by device.
     sources: Mapping[str, Approach]
-    #: Ways to get the target's head: `warm`, `nearest`, `scratch` and, if asked for, `full`.
+    #: Ways to get the target's head: `warm`, `nearest`, `scratch` and `full`.
     target: Mapping[str, Approach]
     #: Mean wall seconds of each part in one fold.
     seconds: Mapping[str, float]
@@ -124,9 +105,8 @@ class _Fold:
 
 
 _Made = TypeVar("_Made")
-#: Told of a split, the part of it that is finished, and its seconds.
-_Tell = Callable[[Split, str, float], None]
-_FoldRunner = Callable[[Split, int, _Tell | None], _Fold]
+#: Told the names of a fold and of the part of it that is finished.
+Tell = Callable[[str, str], None]
 
 
 def cross_validate(
@@ -136,7 +116,7 @@ def cross_validate(
     *,
     seed: int,
     workers: int = 1,
-    on_progress: Callable[[FoldProgress], None] | None = None,
+    on_progress: Tell = lambda *_: None,
 ) -> CrossValidation:
     """Tell how well a new device is onboarded, on workloads that nobody trained on.
 
@@ -147,21 +127,24 @@ def cross_validate(
         seed: Of everything random; fold i uses `seed + i`.
         workers: Processes that work on folds. The result does not depend on it: each fold runs on one
             thread either way.
-        on_progress: Called after each part; with several workers, for all parts of a fold at its end.
+        on_progress: Called after each of `PARTS`; with several workers, for all parts of a fold at its end.
 
     Raises:
         TransferError: A fold cannot be trained or judged, or a worker process died.
     """
-    folds = _run_folds(partial(_onboard, dataset, plan), splits, seed, workers, plan.parts, on_progress)
-    found = {key: _approach(dataset, key, folds, seed) for key in folds[0].scores}
+    folds = _run_folds(dataset, plan, splits, seed, workers, on_progress)
+    found = {
+        key: judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
+        for key in folds[0].scores
+    }
     target = {part: approach for (part, _), approach in found.items() if part != "source"}
     return CrossValidation(
         target_device=plan.target_device,
         samples=plan.samples,
-        full_samples=_mean_training_rows(dataset, plan.target_device, splits) if plan.with_full else None,
+        full_samples=_mean_training_rows(dataset, plan.target_device, splits),
         sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
         target=target,
-        seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in plan.parts},
+        seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in PARTS},
     )
 
 
@@ -193,35 +176,28 @@ def average_repeats(repeats: Sequence[CrossValidation]) -> CrossValidation:
 
 
 def _run_folds(
-    run: _FoldRunner,
+    dataset: Dataset,
+    plan: CrossValidationPlan,
     splits: Sequence[Split],
     seed: int,
     workers: int,
-    parts: Sequence[str],
-    on_progress: Callable[[FoldProgress], None] | None,
+    on_progress: Tell,
 ) -> list[_Fold]:
     """Run every fold, here or in processes, and tell of each part.
 
     A device that only some folds can train a head for is left out: its workloads would not all be judged.
     """
-    total, done = len(parts) * len(splits), 0
-
-    def tell(split: Split, part: str, seconds: float) -> None:
-        nonlocal done
-        done += 1
-        if on_progress is not None:
-            on_progress(FoldProgress(fold=split.name, part=part, seconds=seconds, done=done, total=total))
-
     folds: list[_Fold] = []
+    jobs = [(split, seed + i) for i, split in enumerate(splits)]
     if workers <= 1 or len(splits) == 1:
-        folds = [run(split, seed + i, tell) for i, split in enumerate(splits)]
+        folds = [_onboard(dataset, plan, on_progress, job) for job in jobs]
     else:
-        jobs = [(split, seed + i) for i, split in enumerate(splits)]
-        made = run_each(partial(_untold, run), jobs, workers, of="the cross-validation", pieces="folds")
-        for fold in made:
+        # No part can be told of from another process.
+        run = partial(_onboard, dataset, plan, None)
+        for fold in run_each(run, jobs, workers, of="the cross-validation", pieces="folds"):
             folds.append(fold)
-            for part, seconds in fold.seconds.items():
-                tell(fold.split, part, seconds)
+            for part in fold.seconds:
+                on_progress(fold.split.name, part)
     shared = set(folds[0].scores).intersection(*(fold.scores for fold in folds))
     for fold in folds:
         for key in set(fold.scores) - shared:
@@ -229,15 +205,9 @@ def _run_folds(
     return folds
 
 
-def _untold(run: _FoldRunner, job: tuple[Split, int]) -> _Fold:
-    """One fold in a process of its own, from which no part can be told of."""
-    return run(*job, None)
-
-
-def _onboard(
-    dataset: Dataset, plan: CrossValidationPlan, split: Split, seed: int, tell: _Tell | None
-) -> _Fold:
-    """Onboard the target in one fold and score its test rows, on one thread."""
+def _onboard(dataset: Dataset, plan: CrossValidationPlan, tell: Tell | None, job: tuple[Split, int]) -> _Fold:
+    """Onboard the target in one fold, with its own seed, and score its test rows, on one thread."""
+    split, seed = job
     target = plan.target_device
     seconds: dict[str, float] = {}
     scores: dict[tuple[str, str], NDArray[np.float64]] = {}
@@ -249,7 +219,7 @@ def _onboard(
         made = make()
         seconds[part] = time.perf_counter() - started
         if tell is not None:
-            tell(split, part, seconds[part])
+            tell(split.name, part)
         return made
 
     with torch_threads(1):
@@ -257,29 +227,20 @@ def _onboard(
         few_shot = draw_few_shot(dataset, target, split.train, plan.samples, seed=seed)
         model = timed(
             "source",
-            lambda: train(dataset, split.train, config=plan.source, seed=seed, devices=sources).model,
+            lambda: train(dataset, split.train, config=plan.config, seed=seed, devices=sources).model,
         )
         for device_id in sources:
             scores["source", device_id] = model.score(held, device_id)
         visible = visible_part(dataset, target, few_shot, split.train)
         scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
-        for part, strategy, config in (
-            ("warm", plan.strategy, plan.adapt),
-            ("scratch", Scratch(), plan.scratch),
-        ):
+        for part, strategy in (("warm", plan.strategy), ("scratch", Scratch())):
             adapt = partial(strategy.adapt, model, dataset, target, few_shot)
-            adapted = timed(part, partial(adapt, source_rows=split.train, config=config, seed=seed))
+            adapted = timed(part, partial(adapt, source_rows=split.train, config=plan.config, seed=seed))
             # Nobody has measured a held-out workload: source devices' labels must not help.
             scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
-        if plan.with_full:
-            full = timed("full", lambda: train(dataset, split.train, config=plan.source, seed=seed).model)
-            scores["full", target] = full.score(held, target)
+        full = timed("full", lambda: train(dataset, split.train, config=plan.config, seed=seed).model)
+        scores["full", target] = full.score(held, target)
     return _Fold(split, scores, seconds)
-
-
-def _approach(dataset: Dataset, key: tuple[str, str], folds: Sequence[_Fold], seed: int) -> Approach:
-    """Metrics and pairs of one (part, device) over all folds; those without measurements are left out."""
-    return judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
 
 
 def judged(

@@ -61,28 +61,22 @@ class TransferCheck:
     #: Share of the resamples inside each interval: so wide that all of them hold at once with `LEVEL`.
     level: float
 
-    def harmful(self, head: str) -> tuple[str, ...]:
-        """Sources that hurt a head: train it without them."""
-        return tuple(
-            effect.source
-            for effect in self.effects
-            if effect.head == head and effect.source is not None and effect.verdict == HURTS
-        )
-
-    def is_hurt_by_all(self, head: str) -> bool:
-        """Whether a model of the head alone is better than the joint one."""
-        return any(e.head == head and e.source is None and e.verdict == HURTS for e in self.effects)
-
     def to_json(self) -> dict[str, Any]:
-        """As plain values, for reports."""
-        effects = [asdict(effect) | {"verdict": effect.verdict} for effect in self.effects]
-        heads = sorted({effect.head for effect in self.effects})
+        """As plain values, for reports: `leave_out` names sources that hurt a head, by head.
+
+        A head that is `better_alone` is better in a model of its own than in the joint one.
+        """
+        hurt = sorted((one for one in self.effects if one.verdict == HURTS), key=lambda one: one.head)
+        leave_out: dict[str, list[str]] = {}
+        for one in hurt:
+            if one.source is not None:
+                leave_out.setdefault(one.head, []).append(one.source)
         return {
             "folds": self.folds,
             "level": self.level,
-            "effects": effects,
-            "leave_out": {head: list(self.harmful(head)) for head in heads if self.harmful(head)},
-            "better_alone": [head for head in heads if self.is_hurt_by_all(head)],
+            "effects": [asdict(effect) | {"verdict": effect.verdict} for effect in self.effects],
+            "leave_out": leave_out,
+            "better_alone": [one.head for one in hurt if one.source is None],
         }
 
 

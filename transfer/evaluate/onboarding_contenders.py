@@ -1,15 +1,15 @@
 """One case of the onboarding curve: what each contender makes of k samples, judged on what is held out.
 
 Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
-see the same dataset, in which whatever they may not see is taken out. Called by
-`transfer.auto.leave_one_out` and the onboarding curve of the benchmarks, in parts by replayed onboardings.
+see the same dataset, in which whatever they may not see is taken out. Called by `transfer.auto` and the
+onboarding curve of the benchmarks, in parts by replayed onboardings.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,8 +22,7 @@ from transfer.baselines.base import Rows, Scores
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.evaluate.evaluator import judge_by
-from transfer.evaluate.onboarding_cases import Case, shown
-from transfer.evaluate.onboarding_points import Point
+from transfer.evaluate.onboarding_cases import Case, Regime, shown
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
@@ -63,6 +62,28 @@ class Baseline(Protocol):
     def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Point:
+    """How one contender did with k samples on the G workloads of a case's test rows; arrays are (G,)."""
+
+    contender: str
+    regime: Regime
+    target: str
+    split: str
+    seed: int
+    #: Samples asked for; None for all there were.
+    k: int | None
+    #: Samples that were measured.
+    measured: int
+    groups: NDArray[np.int32]
+    top1: NDArray[np.float64]
+    top5: NDArray[np.float64]
+    tau: NDArray[np.float64]
+    #: Wall seconds of adapting, without the model of the sources and without scoring.
+    seconds: float
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 #: What is compared.
@@ -133,7 +154,7 @@ def _points(
         if not isinstance(contender, Adapting):
             scores = contender.score(situation, few_shot)
             seconds = time.perf_counter() - started
-        elif _is_enough(contender.strategy, dataset, few_shot):
+        elif is_enough(contender.strategy, dataset, few_shot):
             # What is done ahead of an onboarding is not counted as adapting.
             model = source_model()
             seen = with_few_shot(view, case.target, few_shot) if len(rows) else view
@@ -181,7 +202,7 @@ def choose_few_shot(
     return np.sort(selector.choose(choice, count))
 
 
-def _is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:
+def is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:
     """Whether a strategy can work with a few-shot set: enough samples, and a pair if it compares any."""
     if not strategy.least_samples:
         return True
@@ -201,15 +222,12 @@ def judged(
     notes: Mapping[str, Any] | None = None,
 ) -> Point:
     """Judge scores of the test rows; a random choice where there are none."""
-    top1, top5, tau = (
-        ("random_top1_by_workload", "random_top5_by_workload", None)
-        if scores is None
-        else ("top1_by_workload", "top5_by_workload", "tau_by_workload")
-    )
-    names = [name for name in (top1, top5, tau) if name is not None]
-    groups, values = judge_by(
-        names, dataset, case.target, case.test, np.zeros(len(case.test)) if scores is None else scores
-    )
+    kind = "random_" if scores is None else ""
+    top1, top5 = (f"{kind}{name}_by_workload" for name in ("top1", "top5"))
+    # Of constant scores tau is 0.
+    told = np.zeros(len(case.test)) if scores is None else scores
+    names = (top1, top5, "tau_by_workload")
+    groups, values = judge_by(names, dataset, case.target, case.test, told)
     return Point(
         contender=name,
         regime=case.regime,
@@ -221,7 +239,7 @@ def judged(
         groups=groups,
         top1=values[top1],
         top5=values[top5],
-        tau=np.zeros(len(groups)) if tau is None else values[tau],
+        tau=values["tau_by_workload"],
         seconds=seconds,
         notes=dict(notes or {}),
     )

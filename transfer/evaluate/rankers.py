@@ -49,10 +49,12 @@ class ModelRanker:
         return scores
 
 
-@dataclass(slots=True)
-class KeptRanker(ModelRanker):
+@dataclass(slots=True, kw_only=True)
+class KeptRanker:
     """A model that was trained before: `fit` changes nothing."""
 
+    name: str
+    model: TlpModel
     #: Heads that something belongs to beside the model: their scores are those that a search is served.
     heads: Mapping[str, Adapted] = field(default_factory=dict)
 
@@ -62,8 +64,6 @@ class KeptRanker(ModelRanker):
         Raises:
             TransferError: It does not, or it has not.
         """
-        if self.model is None:
-            raise TransferError(f"ranker {self.name!r} was made without a model")
         self.model.check_block(dataset.features)
         for device_id in devices:
             self.model.head(device_id)
@@ -72,9 +72,7 @@ class KeptRanker(ModelRanker):
         """Scores (n,) of the device's head as it is served, higher is faster.
 
         Raises:
-            TransferError: There is no model, or the device has no head.
+            TransferError: The device has no head.
         """
-        if self.model is None:
-            raise TransferError(f"ranker {self.name!r} was made without a model")
         head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))

@@ -69,8 +69,12 @@ def same(a: Adapted, b: Adapted) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
 
 
-def adapted_by(strategy: Strategy, source: FleetTLP, dataset=DATASET, few_shot=FEW_SHOT, seed=0) -> Adapted:
-    return strategy.adapt(source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=QUICK, seed=seed)
+def adapted_by(
+    strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT, seed=0, config=QUICK
+) -> Adapted:
+    return strategy.adapt(
+        source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=config, seed=seed
+    )
 
 
 def few_shot_loss(model: FleetTLP) -> float:
@@ -151,7 +155,7 @@ def test_a_missing_source_is_an_error_that_names_the_way_out(strategy):
     if isinstance(strategy, MultiTask):
         pytest.skip("trains all heads from nothing")
     with pytest.raises(TransferError, match=r"starts from a model of other devices.*'scratch'"):
-        adapted_by(strategy, None)  # type: ignore[arg-type]
+        adapted_by(strategy, None)
 
 
 @pytest.mark.parametrize(("trained", "still"), [("head", "backbone"), ("last", "encoder")])
@@ -227,44 +231,21 @@ def test_zero_shot_heads_say_what_the_mixture_says(source):
 def test_adapting_lowers_the_loss_on_the_few_shot_set(source):
     part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
     start = with_target_head(source, part, TARGET, seed=0)
-    adapted = (
-        MultiTask()
-        .adapt(
-            source,
-            DATASET,
-            TARGET,
-            FEW_SHOT,
-            source_rows=SOURCE_ROWS,
-            config=replace(CONFIG, epochs=100),
-            seed=0,
-        )
-        .model
-    )
-    assert few_shot_loss(adapted) < 0.8 * few_shot_loss(start)
+    adapted = adapted_by(MultiTask(), source, config=replace(CONFIG, epochs=100))
+    assert few_shot_loss(adapted.model) < 0.8 * few_shot_loss(start)
 
 
 def test_multitask_keeps_the_source_heads(source):
-    adapted = (
-        MultiTask()
-        .adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
-        .model
-    )
-    assert adapted.device_ids == (*source.device_ids, TARGET)
+    assert adapted_by(MultiTask(), source).model.device_ids == (*source.device_ids, TARGET)
 
 
 def test_multitask_without_a_source_trains_all_heads_at_once():
-    model = (
-        MultiTask()
-        .adapt(None, DATASET, TARGET, FEW_SHOT, source_rows=SOURCE_ROWS, config=QUICK, seed=0)
-        .model
-    )
-    assert set(model.device_ids) == set(DATASET.device_ids)
+    assert set(adapted_by(MultiTask(), None).model.device_ids) == set(DATASET.device_ids)
 
 
 def test_multitask_works_without_any_replay(source):
-    nothing = np.zeros(0, dtype=np.int64)
     model = (
-        MultiTask().adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=nothing, config=QUICK, seed=0).model
+        MultiTask().adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=NOTHING, config=QUICK, seed=0).model
     )
     for device_id in source.device_ids:
         for a, b in zip(source.head(device_id).parameters(), model.head(device_id).parameters(), strict=True):

@@ -10,7 +10,7 @@ import pytest
 from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import without_device
-from transfer.adapt.sample_choice import Choice, embed, places_in
+from transfer.adapt.sample_choice import Choice, embed
 from transfer.adapt.sample_selection import (
     SELECTORS,
     HardwareAware,
@@ -227,9 +227,3 @@ def test_clusters_are_spread_over_unlike_candidates(source: FleetTLP) -> None:
         return float(np.mean(np.min(((x[:, None] - chosen[None]) ** 2).sum(axis=2), axis=1)))
 
     assert farthest(clustered) < farthest(random)
-
-
-def test_places_count_from_slowest_to_fastest_and_keep_gaps() -> None:
-    group = np.array([0, 0, 0, 1, 1], dtype=np.int32)
-    found = places_in(np.array([3.0, 1.0, np.nan, 5.0, 5.0]), group)
-    np.testing.assert_allclose(found, [1.0, 0.5, np.nan, 0.75, 0.75])

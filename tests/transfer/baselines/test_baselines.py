@@ -25,7 +25,6 @@ from transfer.train.rows import training_labels
 
 QUICK_TLP = TlpConfig(epochs=1, batch=64)
 QUICK_MLP = MlpConfig(width=32, epochs=20, learning_rate=5e-3, dropout=0.0)
-SMALL_GRID = ({"objective": "reg:squarederror", "max_depth": 3, "eta": 0.2},)
 
 
 def published_of(dataset: Dataset) -> np.ndarray:
@@ -161,8 +160,8 @@ def test_nearest_device_is_the_one_with_the_same_order() -> None:
     # The next best device fills in where the nearest did not measure; a failure there counts as slow.
     place = measured[0]
     gone = without_latency(dataset, np.array([place]), "cpu.b")
-    second = NearestDevice(sources=["cpu-new"])
-    second.fit(dataset, rows, ["cpu.a"], 0)
+    second = NearestDevice()
+    second.fit(dataset.of_devices(["cpu.a", "cpu-new"]), rows, ["cpu.a"], 0)
     ranker.fit(gone, rows, ["cpu.a"], 0)
     assert ranker.score(gone, measured, "cpu.a")[0] == second.score(gone, measured, "cpu.a")[0]
     gone.failed[place, 1] = True
@@ -202,27 +201,6 @@ def test_trees_learn_the_order(library: str, pooled: bool) -> None:
     assert ranker.chosen["cpu.a"]["rounds"] in (10, 30)
     found = [taus(dataset, one, test, device_id) for one, device_id in zip(scores[0], DEVICES, strict=True)]
     assert np.mean(found) > 0.3
-
-
-@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
-def test_trees_mend_a_model_that_exists(library: str) -> None:
-    pytest.importorskip(library)
-    dataset = make_dataset(workloads=12, candidates=12)
-    rows = np.arange(len(dataset))
-    truth = np.nan_to_num(dataset.labels()[:, 0], nan=0.5)
-
-    def base(dataset: Dataset, rows: np.ndarray, device_id: str) -> np.ndarray:
-        return truth[rows]
-
-    grid = SMALL_GRID if library == "xgboost" else None
-    ranker = BoostedTrees(library, base=base, rounds=(1,), grid=grid)
-    ranker.fit(dataset, rows, ["cpu.a"], 0)
-    # One tree cannot learn this order; with a perfect start nothing is left to learn.
-    assert taus(dataset, ranker.score(dataset, rows, "cpu.a"), rows, "cpu.a") > 0.95
-    alone = BoostedTrees(library, rounds=(1,), grid=grid)
-    alone.fit(dataset, rows, ["cpu.a"], 0)
-    assert taus(dataset, alone.score(dataset, rows, "cpu.a"), rows, "cpu.a") < 0.9
-    assert ranker.name == f"{library}-residual"
 
 
 def test_a_long_list_is_cut_for_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:

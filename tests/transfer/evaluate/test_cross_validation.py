@@ -10,6 +10,7 @@ from transfer.adapt.sample_selection import draw_few_shot
 from transfer.data.splits import Split
 from transfer.errors import TransferError
 from transfer.evaluate.cross_validation import (
+    PARTS,
     CrossValidation,
     CrossValidationPlan,
     average_repeats,
@@ -19,7 +20,7 @@ from transfer.evaluate.cross_validation import (
 TARGET = "cpu-new"
 QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=10)
-PLAN = CrossValidationPlan(target_device=TARGET, samples=16, source=QUICK, adapt=QUICK, scratch=QUICK)
+PLAN = CrossValidationPlan(target_device=TARGET, samples=16, config=QUICK)
 
 
 def folds(dataset=DATASET, count: int = 3) -> list[Split]:
@@ -53,7 +54,6 @@ def test_full_learns_from_the_training_rows_of_the_target_only(result):
     measured = DATASET.rows_of(TARGET)
     counts = [np.intersect1d(measured, split.train).size for split in folds()]
     assert result.full_samples == round(np.mean(counts)) < len(measured)
-    assert cross_validate(DATASET, folds(), replace(PLAN, with_full=False), seed=0).full_samples is None
 
 
 def test_pairs_for_plots_line_up_with_the_dataset(result):
@@ -105,20 +105,16 @@ def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence
 @pytest.mark.slow  # starts two processes that import torch
 def test_the_result_does_not_depend_on_the_number_of_workers(result):
     seen = []
-    other = cross_validate(DATASET, folds(), PLAN, seed=0, workers=2, on_progress=seen.append)
+    other = cross_validate(DATASET, folds(), PLAN, seed=0, workers=2, on_progress=lambda *at: seen.append(at))
     for name in result.target:
         assert np.array_equal(result.target[name].scored.scores, other.target[name].scored.scores)
-    assert [p.done for p in seen] == list(range(1, 13))
-    assert {p.total for p in seen} == {12}
+    assert seen == [(fold.name, part) for fold in folds() for part in PARTS]
 
 
 def test_progress_names_fold_and_part():
     seen = []
-    plan = replace(PLAN, with_full=False)
-    cross_validate(DATASET, folds()[:1], plan, seed=0, on_progress=seen.append)
-    assert [(p.fold, p.part, p.done, p.total) for p in seen] == [
-        ("fold 1 of 3", part, i, 3) for i, part in enumerate(("source", "warm", "scratch"), start=1)
-    ]
+    cross_validate(DATASET, folds()[:1], PLAN, seed=0, on_progress=lambda *at: seen.append(at))
+    assert seen == [("fold 1 of 3", part) for part in ("source", "warm", "scratch", "full")]
 
 
 def test_few_shot_set_is_drawn_in_groups_from_what_was_tried_on_the_target():
