@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def parse_side(text: str) -> Side:
 
 
 def compare(
-    reader: StoreReader | None,
+    read: Callable[[], StoreReader],
     registry: RegistryReader,
     texts: tuple[str, str],
     query: PageQuery,
@@ -82,7 +82,7 @@ def compare(
     """Compare two sides.
 
     Args:
-        reader: The store; None where it is not read yet.
+        read: Opens the store; versions need none.
         registry: The model versions.
         texts: Names of the sides, the earlier one first.
         query: Which rows.
@@ -108,10 +108,8 @@ def compare(
         notes.append(
             "Figures of two versions come from the candidates of their days; intervals are their noise."
         )
-    elif reader is None:
-        raise CompareError("the store is being read; try again in some seconds")
     else:
-        rows, notes = _measurements(reader, before, after)
+        rows, notes = _measurements(read(), before, after)
     shown = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
     if not query.sort:
         # Changes that cannot be judged stay in sight, behind those that can.

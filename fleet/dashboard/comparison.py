@@ -197,7 +197,7 @@ def _row(
         **about,
         "before": values[0],
         "after": values[1],
-        "change": judged.change,
+        "change": change,
         "noise": judged.noise,
         "severity": judged.severity,
         "is_significant": judged.is_significant,

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from agents.records import DeviceId
 from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import spark
 from fleet.dashboard.pages import Key, Row
 from fleet.dashboard.table_follower import TableState
+from fleet.models.registry_file import Champion
 
 #: Fields that a filter looks into.
 TEXTS = ("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind")
@@ -69,15 +71,15 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def champion_rows(champions: Mapping[str, Mapping[str, Any]], notes: Row) -> dict[str, dict[str, Any]]:
+def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
     """What a row says of a device's champion.
 
     Args:
-        champions: Of the registry, as plain values (`fleet.models.registry_reader.as_json`).
+        champions: Of the registry.
         notes: `fleet.models.views.champion_notes`.
     """
     return {
-        device_id: {**notes.get(device_id, {}), "score": score_of(one["judged"])}
+        str(device_id): {**notes.get(device_id, {}), "score": score_of(one.judged)}
         for device_id, one in champions.items()
     }
 

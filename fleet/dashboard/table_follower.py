@@ -125,20 +125,17 @@ class TableFollower:
         parts = _new_parts(before, reader) if before is not None and self.state.state == "ready" else None
         if parts is None:
             self._digests, self._told = {}, {}
-            self._read(reader, None, reader.rows)
-        else:
-            self._read(reader, parts, sum(count for some in parts.values() for _, count in some))
+        self._read(reader, parts)
 
-    def _read(self, reader: StoreReader, parts: RowParts | None, rows: int) -> None:
-        is_first, done, began = parts is None, 0, self._clock()
-        device_id = DeviceId("")
+    def _read(self, reader: StoreReader, parts: RowParts | None) -> None:
+        done, began = 0, self._clock()
         for device_id, batch in reader.columns(DIGEST_COLUMNS, parts=parts):
             self._take(device_id, batch)
             self._learn_workloads(reader, device_id)
             done += batch.num_rows
-            if is_first:
+            if parts is None:
                 self.state = TableState(
-                    done=done, of=rows, devices=dict(self._told), workloads=dict(self._facts)
+                    done=done, of=reader.rows, devices=dict(self._told), workloads=dict(self._facts)
                 )
             if self._pause(_PAUSE_SHARE * (self._clock() - began)):
                 return

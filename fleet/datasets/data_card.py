@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from agents.records import NOISE, Workload, WorkloadId, canonical_json
 from fleet.datasets.dataset_files import FORMAT, FORMAT_KEY
 from fleet.interchange.export_source import Source
-from fleet.report.status import TRUST_COLUMNS, trust
+from fleet.report.status import trust
+from fleet.store.noise_columns import READING_COLUMNS
 
 #: From this share on, records of drifting windows are named among the faults.
 _MUCH_SUSPECT = 0.1
@@ -150,7 +151,7 @@ class _Reading:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         known = self._source.workloads
-        columns = tuple(dict.fromkeys((*TRUST_COLUMNS, "workload_id", "protocol", "environment_id")))
+        columns = tuple(dict.fromkeys((*READING_COLUMNS, "workload_id", "protocol", "environment_id")))
         for batch in self._source.batches(columns):
             for name, counter in (
                 ("outcome", self._outcomes),

@@ -93,7 +93,7 @@ def fill(path: Path, factors: dict[str, float], *, aa_change: float = 0.01, **ch
 
 def compared(path: Path, before: str, after: str, *, shows_all: bool = False) -> dict[str, Any]:
     registry = Registry(path.parent / "models")
-    return compare(Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
+    return compare(lambda: Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
 
 
 def test_a_change_beyond_the_noise_is_shown_and_one_within_is_hidden(tmp_path: Path) -> None:
@@ -185,7 +185,8 @@ def test_versions_are_judged_by_their_intervals(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     for pairs in ((0.80, 0.78, 0.82), (0.90, 0.88, 0.92)):
         registry.add(small_model("one"), {"verdicts": {"one": judged(pairs)}})
-    found = compare(None, registry, ("v000001", "v000002"), PageQuery(), shows_all=False)
+    versions = ("v000001", "v000002")
+    found = compare(lambda: pytest.fail("versions need no store"), registry, versions, PageQuery())
     [row] = found["rows"]
     assert row["name"] == "one: pairs in the right order"
     assert row["change"] == pytest.approx(0.125)
