@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -141,7 +140,7 @@ async def _stream(
                 return  # it ended long ago
             if found["changes"] != told:
                 told, told_at = found["changes"], time.monotonic()
-                yield _event(found)
+                yield f"id: {told}\nevent: {found['state']}\ndata: {json.dumps(dict(found))}\n\n"
                 if RequestState(found["state"]).is_end:
                     return
             elif time.monotonic() - told_at > _SILENCE_SECS:
@@ -150,8 +149,3 @@ async def _stream(
             await asyncio.sleep(_LOOK_SECS)
     finally:
         followers.count -= 1
-
-
-def _event(shown: Shown) -> str:
-    data: dict[str, Any] = dict(shown)
-    return f"id: {shown['changes']}\nevent: {shown['state']}\ndata: {json.dumps(data)}\n\n"

@@ -30,7 +30,7 @@ from fleet.models.registry_reader import RegistryError, RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.reader import StoreReader
 
-#: Gives the coordinator's last view, and all requests as its desk shows them.
+#: Gives the coordinator's last view (`fleet.engine.fleet_view`), and all requests as its desk shows them.
 View = Callable[[], Mapping[str, Any]]
 Requests = Callable[[], Iterable[Mapping[str, Any]]]
 
