@@ -33,7 +33,7 @@ def dashboard(
     """
     from fleet.api.client import find_daemon
 
-    settings = load_settings(config, {"daemon.root": str(root) if root else None}, changes)
+    settings = load_settings(config, {"daemon.root": root}, changes)
     daemon = find_daemon(Path(settings.daemon.root))
     if daemon is None:
         raise FleetError(f"no daemon runs on {settings.daemon.root}; start one with `fleet up`")
@@ -69,7 +69,7 @@ def compare_sides(
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    settings = load_settings(config, {"store.path": store}, changes)
     found = compare(
         lambda: Store.read(settings.store.path),
         RegistryReader(models),
