@@ -23,7 +23,6 @@ from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_settings import COORDINATOR_SETTINGS
 from fleet.transport.ray_token import give_cluster_token, give_own_token
 
 _LOG = logging.getLogger(__name__)
@@ -31,6 +30,13 @@ _LOG = logging.getLogger(__name__)
 #: With 0 Ray's own address is the loopback one on Linux too, and every port of it binds there; read when
 #: Ray is first imported. The name is Ray's (`ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR`).
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+#: Ray's settings for the coordinator of a cluster, read when Ray is first imported. A connection that is
+#: silent for so long is tried, and made anew soon: where a link was down for a minute, TCP itself finds only
+#: a minute later that it is up again. Not for the head: it would give up hosts as soon as their connections.
+COORDINATOR_SETTINGS = {
+    "RAY_grpc_client_keepalive_time_ms": "30000",
+    "RAY_grpc_client_keepalive_timeout_ms": "10000",
+}
 #: Records and workloads are small; Ray's default takes a third of the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
 #: How long what a failed start has left may take to end.

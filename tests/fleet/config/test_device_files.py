@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from agents.records import DeviceKind, Family, Protocol
 from fleet.cli.devices import register
+from fleet.config.device_files import load_device, parse_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import Action, Profile, render, write_profiles
-from fleet.config.settings import ConfigError, load_device, parse_device
+from fleet.config.yaml_files import ConfigError
 
 BOARD: dict[str, Any] = {
     "schema": 1,
