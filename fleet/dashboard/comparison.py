@@ -54,7 +54,6 @@ class ComparedSide:
     _noise: dict[str, list[Reading]] = field(default_factory=dict)
     _canaries: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     records: int = 0
-    failed: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows with `COMPARED_COLUMNS`."""
@@ -63,8 +62,6 @@ class ComparedSide:
         if self.environment_id:
             batch = batch.filter(pc.equal(batch.column("environment_id"), self.environment_id))
         self.records += batch.num_rows
-        ok = pc.equal(batch.column("outcome"), Outcome.OK.value)
-        self.failed += batch.num_rows - (pc.sum(ok).as_py() or 0)
         for name in pc.unique(batch.column("environment_id")).to_pylist():
             rows = batch.filter(pc.equal(batch.column("environment_id"), name))
             noise = rows.filter(pc.equal(rows.column("origin"), NOISE))
@@ -123,8 +120,8 @@ def compare_measurements(
 
     Returns:
         A row for each workload with common candidates (`before` and `after` are the medians of their
-        latencies, `pairs` is their number, `change` the median change of one candidate), for each canary that
-        both have, and for the share of failed candidates.
+        latencies, `pairs` is their number, `change` the median change of one candidate), and for each canary
+        that both have.
     """
     noise = together(before.noise(), after.noise())
     rows = []

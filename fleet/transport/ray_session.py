@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +36,8 @@ COORDINATOR_SETTINGS = {
     "RAY_grpc_client_keepalive_time_ms": "30000",
     "RAY_grpc_client_keepalive_timeout_ms": "10000",
 }
-#: Records and workloads are small; Ray's default takes a third of the host's memory.
+#: Room for what processes hand each other. Records and workloads are small; Ray's default takes a third of the
+#: host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
 #: How long what a failed start has left may take to end.
 _END_SECS = 20.0
@@ -50,15 +50,11 @@ def resource_of(device_id: DeviceId) -> str:
     return f"device:{device_id}"
 
 
-def start_ray(
-    resources: Mapping[str, float], cores: int, object_store_bytes: int = _OBJECT_STORE_BYTES
-) -> RayFolder:
+def start_ray(cores: int) -> RayFolder:
     """Start a Ray instance of our own on the loopback interface.
 
     Args:
-        resources: Custom resources of this host.
         cores: Logical CPUs that it may use.
-        object_store_bytes: Room for what processes hand each other.
 
     Returns:
         Its folder, to be closed after `ray.shutdown`. Where Ray does not start, its logs stay there until the
@@ -80,8 +76,7 @@ def start_ray(
             _connect(
                 address="local",
                 num_cpus=max(2, cores),
-                resources=dict(resources),
-                object_store_memory=object_store_bytes,
+                object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 _temp_dir=str(folder.inner),
             )
