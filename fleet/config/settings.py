@@ -35,9 +35,6 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_FLEET = Path("configs/fleet.yaml")
 
 _ENV_PREFIX = "FLEET_"
-_MASK = "***"
-
-
 _SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
     for name, field in FleetConfig.model_fields.items()
@@ -75,7 +72,7 @@ class Resolved:
         return tuple(
             Setting(
                 key=f"{section}.{key}",
-                value=_MASK if is_secret(key) else value,
+                value="***" if is_secret(key) else value,
                 origin=self.origins[f"{section}.{key}"],
             )
             for section, fields in values.items()

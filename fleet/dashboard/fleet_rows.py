@@ -122,10 +122,6 @@ def _row(
         "retained": champion.get("retained", ""),
         "score": champion.get("score"),
     }
-    judged = attention(row, now)
-    row["attention"] = {
-        "level": int(judged.level),
-        "name": judged.level.name.lower(),
-        "reason": judged.reason,
-    }
+    level, reason = attention(row, now)
+    row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
     return row

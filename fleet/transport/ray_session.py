@@ -36,8 +36,8 @@ COORDINATOR_SETTINGS = {
     "RAY_grpc_client_keepalive_time_ms": "30000",
     "RAY_grpc_client_keepalive_timeout_ms": "10000",
 }
-#: Room for what processes hand each other. Records and workloads are small; Ray's default takes a third of the
-#: host's memory.
+#: Room for what processes hand each other. Records and workloads are small; Ray's default takes a third of
+#: the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
 #: How long what a failed start has left may take to end.
 _END_SECS = 20.0

@@ -65,10 +65,10 @@ def a_row(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_attention_by_device(changes: dict[str, Any], level: AttentionLevel, says: str) -> None:
-    found = attention(a_row(**changes), NOW)
-    assert found.level is level
-    assert says in found.reason
-    assert bool(found.reason) is (level is not AttentionLevel.HEALTHY)
+    found, reason = attention(a_row(**changes), NOW)
+    assert found is level
+    assert says in reason
+    assert bool(reason) is (level is not AttentionLevel.HEALTHY)
 
 
 @given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))
