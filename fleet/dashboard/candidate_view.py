@@ -46,7 +46,7 @@ class _Best:
 
 
 class CandidateError(FleetError):
-    """A candidate that the store does not have, or no script may be made of."""
+    """A candidate that the store does not have."""
 
 
 def candidate_view(
