@@ -24,6 +24,7 @@ from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
+from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
@@ -175,6 +176,13 @@ def test_what_cannot_be_compared(tmp_path: Path, sides: tuple[str, str], says: s
     with pytest.raises(CompareError, match=says):
         compared(tmp_path / "store", *sides)
     assert parse_side("a@b").device_id == "a@b"
+
+
+def test_devices_may_have_names_like_those_of_versions(tmp_path: Path) -> None:
+    shown = Dashboard(lambda: {}, Registry(tmp_path / "models"), tmp_path / "no store")
+    with pytest.raises(DashboardWaits):
+        shown.compare(("v1", "v2"), PageQuery(), shows_all=False)
+    shown.close()
 
 
 def judged(pairs: tuple[float, float, float], **more: Any) -> dict[str, Any]:
