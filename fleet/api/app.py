@@ -78,13 +78,7 @@ class ApiSources:
 
 
 def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
-    """Make the application, but for the paths of requests, sessions and the dashboard.
-
-    Args:
-        sources: What it shows.
-        connections: Those of the server, for the metrics.
-        scores: Answers `/v1/score`; that path is not there where None.
-    """
+    """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
     app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None)
 

@@ -65,14 +65,7 @@ def add_dashboard(
     scores: ScoreService | None = None,
     webhook: Webhook | None = None,
 ) -> None:
-    """Add the paths of the views to an application.
-
-    Args:
-        app: The application.
-        dashboard: Makes the views.
-        scores: Scores candidates for predictions; without it there are none.
-        webhook: Posts alerts; the list of these says how it does.
-    """
+    """Add the paths of the views to an application; those of predictions need a scorer."""
     for error, status in _STATUSES.items():
 
         def refused(_: Request, error: Exception, status: int = status) -> JSONResponse:
@@ -179,14 +172,7 @@ _LOOK_SECS, _SILENCE_SECS = 0.1, 10.0
 def add_live(
     app: FastAPI, dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
 ) -> None:
-    """Add the path of the events to an application.
-
-    Args:
-        app: The application.
-        dashboard: What changes.
-        followers: The pages that follow it.
-        is_closing: Whether the server ends.
-    """
+    """Add the path of the events to an application."""
 
     @app.get(PREFIX + "/live")
     async def live() -> StreamingResponse:

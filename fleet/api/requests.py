@@ -47,14 +47,7 @@ class Followers:
 def add_requests(
     app: FastAPI, desk: RequestDesk, followers: Followers, is_closing: Callable[[], bool]
 ) -> None:
-    """Add the paths of this module to an application.
-
-    Args:
-        app: The application.
-        desk: Where requests go.
-        followers: Who follows some.
-        is_closing: Whether the server ends, and with it all that is followed.
-    """
+    """Add the paths of requests to an application. What is followed ends when the server is closing."""
 
     @app.exception_handler(RequestRefused)
     def refused(_: Request, error: RequestRefused) -> JSONResponse:

@@ -28,11 +28,7 @@ _EXTRA = {
 
 
 def collected(store: Path, since_secs: float) -> dict[str, Any]:
-    """Count the records that were measured since a moment.
-
-    Args:
-        store: Folder of the store.
-        since_secs: Unix seconds.
+    """Count the records of a store that were measured since a moment, in Unix seconds.
 
     Returns:
         `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` are those that were

@@ -90,11 +90,6 @@ def say_places(settings: FleetConfig, config: Path | None, named_store: Path | N
 
     A terminal is asked before `--store` makes a new store: a mistyped name must not split a dataset.
 
-    Args:
-        settings: That hold.
-        config: The value of `--config`.
-        named_store: The value of `--store`.
-
     Raises:
         FleetError: The answer was no.
     """

@@ -133,14 +133,7 @@ def run_request(
     is_detached: bool,
     minutes: float | None = None,
 ) -> dict[str, Any]:
-    """Send a request to a daemon and follow it until it has ended.
-
-    Args:
-        daemon: Where to.
-        kind: What is asked for, and
-        arguments: its arguments, as the API wants them.
-        is_detached: Do not follow it.
-        minutes: That it may take; None for no limit.
+    """Send a request to a daemon and follow it until it has ended, unless it is detached.
 
     Returns:
         The request as it is at its end, or as it was accepted.

@@ -130,12 +130,6 @@ def resolve(
 ) -> Resolved:
     """Merge file, environment and flags over the defaults, and remember who set what.
 
-    Args:
-        file_values: The parsed file; empty if there is none.
-        file_name: Its name, for origins and faults.
-        environ: Environment variables.
-        overrides: What flags set, by dotted key.
-
     Raises:
         ConfigError: See `load_fleet`.
     """

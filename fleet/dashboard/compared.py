@@ -79,14 +79,7 @@ def compare(
     *,
     shows_all: bool = False,
 ) -> dict[str, Any]:
-    """Compare two sides.
-
-    Args:
-        read: Opens the store; versions need none.
-        registry: The model versions.
-        texts: Names of the sides, the earlier one first.
-        query: Which rows.
-        shows_all: Whether insignificant rows are shown too.
+    """Compare two sides, the earlier one first. The store is read for measurements only, not for versions.
 
     Returns:
         `sides`, `kind` (`versions` or `measurements`), `summary`, `hidden` (rows left out for being

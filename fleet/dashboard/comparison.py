@@ -113,11 +113,6 @@ def compare_measurements(
 ) -> list[dict[str, Any]]:
     """Rows of what two sides measured.
 
-    Args:
-        before: The earlier side, or the first.
-        after: The other one.
-        names: Of the workloads, by id.
-
     Returns:
         A row for each workload with common candidates (`before` and `after` are the medians of their
         latencies, `pairs` is their number, `change` the median change of one candidate), and for each canary
@@ -138,14 +133,10 @@ def compare_measurements(
 
 
 def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of what was judged of the heads of two versions.
+    """Rows of what was judged of the heads of two versions, by their manifests.
 
     Figures of two days are not comparable: other candidates judge. So the second version's own verdict
     against the first is shown where there is one, and the two figures with their intervals otherwise.
-
-    Args:
-        first: Manifest of the earlier version.
-        second: Manifest of the other one.
     """
     before, after = first.get("verdicts") or {}, second.get("verdicts") or {}
     rows = []

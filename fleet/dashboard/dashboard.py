@@ -54,14 +54,7 @@ class _Rows:
 
 
 class Dashboard:
-    """Makes the views. Threads may share it.
-
-    Args:
-        view: Gives the coordinator's last view.
-        registry: The model versions.
-        store: Folder of the store.
-        requests: Gives the requests.
-    """
+    """Makes the views. Threads may share it."""
 
     def __init__(
         self, view: View, registry: RegistryReader, store: Path, requests: Requests = lambda: ()

@@ -48,11 +48,7 @@ class _Environment:
 
 
 class DeviceTimeline:
-    """Gathers the records of one device in the order of the table.
-
-    Args:
-        device_id: The device.
-    """
+    """Gathers the records of one device in the order of the table."""
 
     def __init__(self, device_id: DeviceId) -> None:
         self._device_id = device_id

@@ -72,12 +72,7 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
-    """What a row says of a device's champion.
-
-    Args:
-        champions: Of the registry.
-        notes: `fleet.models.views.champion_notes`.
-    """
+    """What a row says of a device's champion."""
     return {
         str(device_id): {**notes.get(device_id, {}), "score": score_of(one.judged)}
         for device_id, one in champions.items()

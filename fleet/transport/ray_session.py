@@ -53,9 +53,6 @@ def resource_of(device_id: DeviceId) -> str:
 def start_ray(cores: int) -> RayFolder:
     """Start a Ray instance of our own on the loopback interface.
 
-    Args:
-        cores: Logical CPUs that it may use.
-
     Returns:
         Its folder, to be closed after `ray.shutdown`. Where Ray does not start, its logs stay there until the
         next start of a later process.
@@ -108,10 +105,7 @@ def start_ray(cores: int) -> RayFolder:
 
 
 def join_ray(address: str) -> None:
-    """Join a Ray cluster that runs, this host being one of its nodes (`docs/cluster.md`).
-
-    Args:
-        address: `host:port` of its head.
+    """Join the Ray cluster of a head, `host:port`; this host is one of its nodes (`docs/cluster.md`).
 
     Raises:
         FleetError: There is no token, others may read it, there is no cluster, no node of it on this host, or

@@ -32,12 +32,6 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 def report_search(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
     """Write `report.html` and `report.json` of a search.
 
-    Args:
-        found: What `tune_device` returns.
-        folder: Where they go.
-        created_at_secs: Unix seconds.
-        command: What makes it again.
-
     Returns:
         The path of the page.
     """

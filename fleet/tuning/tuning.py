@@ -166,14 +166,6 @@ def conclude(
 ) -> dict[str, Any]:
     """Write what a search leaves.
 
-    Args:
-        found: What the search tells of itself; `device` is in it.
-        store: With all that was measured.
-        labels: The name that records keep of each network, by its spelling.
-        out: Folder for all of it.
-        clock: Of the search; two parts come to it.
-        display: Hears what is going on.
-
     Returns:
         `whole_networks` (see `fleet.tuning.delivery`), `seconds` by part, and the paths `database` and
         `report`.
