@@ -1,7 +1,7 @@
 """The paths of the API about requests: submit, list, show, cancel, follow.
 
-Called by `fleet.api.app`. It leaves orders at the coordinator's desk and waits for the answer without holding
-a thread; who follows a request reads copies, at a pace of its own.
+Called by `fleet.api.server`. It leaves orders at the coordinator's desk and waits for the answer without
+holding a thread; who follows a request reads copies, at a pace of its own.
 """
 
 from __future__ import annotations
