@@ -126,13 +126,7 @@ def daemon_of(settings: FleetConfig, models: Path | None = None) -> DaemonClient
 def do_request(
     settings: FleetConfig, kind: RequestKind, arguments: Mapping[str, Any], options: EngineOptions
 ) -> dict[str, Any] | None:
-    """Have the engine do what a request asks for.
-
-    Args:
-        settings: Devices, protocol, store; of the daemon its own hold, where one runs.
-        kind: Of the request.
-        arguments: Of the request; those that are None are left out.
-        options: Of the engine.
+    """Have the engine do what a request asks for; arguments that are None are left out.
 
     Returns:
         What came of it; None where it is left to the daemon.

@@ -7,35 +7,29 @@ token, which `fleet.api.connections.Gate` asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
 from fleet.api.bodies import CLOSE, read_body
 from fleet.api.connections import OPEN_PATH, Connections
-from fleet.api.metrics import CONTENT_TYPE, metrics_text
+from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
-from fleet.dashboard.dashboard import Dashboard
+from fleet.dashboard.dashboard import Dashboard, View
 from fleet.dashboard.webhook import Webhook
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from fleet.models.views import champion_notes
 from fleet.requests.desk import RequestDesk
 from transfer.checked_folder import TENSORS_NAME
 
-#: Gives the coordinator's last view (`fleet.engine.fleet_view`).
-View = Callable[[], Mapping[str, Any]]
-
-OPENAPI_PATH = "/openapi.json"
 #: Status of an answer that nobody hears.
 _GONE = 499
-_TENSORS_TYPE = "application/octet-stream"
-
-
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
 #: The body is read as bytes, for it is parsed elsewhere; this says what belongs into it.
@@ -84,15 +78,9 @@ class ApiSources:
 
 
 def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
-    """Make the application, but for the paths of requests, sessions and the dashboard.
-
-    Args:
-        sources: What it shows.
-        connections: Those of the server, for the metrics.
-        scores: Answers `/v1/score`; that path is not there where None.
-    """
+    """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
-    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, openapi_url=OPENAPI_PATH)
+    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None)
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:
@@ -102,7 +90,7 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
         told = metrics_text(sources.view(), connections, None if scores is None else scores.view)
-        return PlainTextResponse(told, media_type=CONTENT_TYPE)
+        return PlainTextResponse(told, media_type=CONTENT_TYPE_LATEST)
 
     _add_fleet(app, sources.view, sources.registry)
     _add_models(app, sources.registry)
@@ -163,7 +151,9 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
         path = registry.path(name) / TENSORS_NAME
         if not path.is_file():
             raise HTTPException(503, f"version {name} has lost its tensors; restore it or roll back")
-        return FileResponse(path, media_type=_TENSORS_TYPE, filename=f"{name}.safetensors", headers=headers)
+        return FileResponse(
+            path, media_type="application/octet-stream", filename=f"{name}.safetensors", headers=headers
+        )
 
 
 def _add_score(app: FastAPI, scores: ScoreService) -> None:

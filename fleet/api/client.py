@@ -189,10 +189,6 @@ def find_daemon(root: Path) -> DaemonClient | None:
 def ask(root: Path, path: str) -> Any:
     """Get the JSON of a path of the API, or None where no daemon of this host runs on this folder.
 
-    Args:
-        root: The daemon's folder.
-        path: Such as `/v1/status`.
-
     Raises:
         FleetError: A daemon is there but does not answer, or refuses.
     """

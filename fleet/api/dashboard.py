@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import resources
 from typing import Annotated, Any
 
@@ -65,14 +65,7 @@ def add_dashboard(
     scores: ScoreService | None = None,
     webhook: Webhook | None = None,
 ) -> None:
-    """Add the paths of this module to an application.
-
-    Args:
-        app: The application.
-        dashboard: Makes the views.
-        scores: Scores candidates for predictions; without it there are none.
-        webhook: Posts alerts; the list of these says how it does.
-    """
+    """Add the paths of the views to an application; those of predictions need a scorer."""
     for error, status in _STATUSES.items():
 
         def refused(_: Request, error: Exception, status: int = status) -> JSONResponse:
@@ -172,7 +165,6 @@ def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[st
     return latencies, chosen, json.dumps(asked).encode()
 
 
-LIVE_PATH = "/v1/dashboard/live"
 #: How often changes are looked for, and the longest silence towards a page.
 _LOOK_SECS, _SILENCE_SECS = 0.1, 10.0
 
@@ -180,16 +172,9 @@ _LOOK_SECS, _SILENCE_SECS = 0.1, 10.0
 def add_live(
     app: FastAPI, dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
 ) -> None:
-    """Add the path of this module to an application.
+    """Add the path of the events to an application."""
 
-    Args:
-        app: The application.
-        dashboard: What changes.
-        followers: The pages that follow it.
-        is_closing: Whether the server ends.
-    """
-
-    @app.get(LIVE_PATH)
+    @app.get(PREFIX + "/live")
     async def live() -> StreamingResponse:
         """Server-sent events `change`, whenever a view of the dashboard may have changed."""
         if followers.count >= MOST_FOLLOWERS:
@@ -255,45 +240,39 @@ SAFE_HEADERS = {
 }
 
 
-class Pages:
-    """The files by path, read once.
-
-    Attributes:
-        files: Content, media type and entity tag by path.
-    """
-
-    def __init__(self) -> None:
-        self.files: dict[str, tuple[bytes, str, str]] = {}
-        for file in resources.files("fleet").joinpath("dashboard", "static").iterdir():
-            suffix = f".{file.name.rpartition('.')[2]}"
-            if suffix in _TYPES:
-                path = "/" if file.name == "index.html" else STATIC_PATH + file.name
-                content = file.read_bytes()
-                tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-                self.files[path] = content, _TYPES[suffix], tag
-
-    @property
-    def bytes(self) -> int:
-        """Size of all files: what a first visit loads."""
-        return sum(len(content) for content, _, _ in self.files.values())
+#: Content, media type and entity tag of a file.
+StaticFile = tuple[bytes, str, str]
 
 
-def add_pages(app: FastAPI, pages: Pages) -> None:
+def static_files() -> dict[str, StaticFile]:
+    """The files by path."""
+    found: dict[str, StaticFile] = {}
+    for file in resources.files("fleet").joinpath("dashboard", "static").iterdir():
+        suffix = f".{file.name.rpartition('.')[2]}"
+        if suffix in _TYPES:
+            path = "/" if file.name == "index.html" else STATIC_PATH + file.name
+            content = file.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            found[path] = content, _TYPES[suffix], tag
+    return found
+
+
+def add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
     """Add the paths of the files."""
 
     @app.get("/", include_in_schema=False)
     def page(if_none_match: Annotated[str, Header()] = "") -> Response:
-        return _answer(pages, "/", if_none_match)
+        return _answer(files["/"], if_none_match)
 
     @app.get(STATIC_PATH + "{name}", include_in_schema=False)
     def file(name: str, if_none_match: Annotated[str, Header()] = "") -> Response:
-        if STATIC_PATH + name not in pages.files:
+        if STATIC_PATH + name not in files:
             raise HTTPException(404, f"no file {name!r:.80} belongs to the dashboard")
-        return _answer(pages, STATIC_PATH + name, if_none_match)
+        return _answer(files[STATIC_PATH + name], if_none_match)
 
 
-def _answer(pages: Pages, path: str, known: str) -> Response:
-    content, kind, tag = pages.files[path]
+def _answer(file: StaticFile, known: str) -> Response:
+    content, kind, tag = file
     headers = {**SAFE_HEADERS, "ETag": tag, "Cache-Control": "no-cache"}
     if tag in (one.strip() for one in known.split(",")):
         return Response(status_code=304, headers=headers)

@@ -14,13 +14,11 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 
 from fleet.api.connections import Connections
 from fleet.core.event_words import DeviceState
 from fleet.histogram import BOUNDS_SECS
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 #: Name, keys in a device's view, what it is.
 _DEVICE_COUNTERS = (

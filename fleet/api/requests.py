@@ -1,7 +1,7 @@
 """The paths of the API about requests: submit, list, show, cancel, follow.
 
-Called by `fleet.api.app`. It leaves orders at the coordinator's desk and waits for the answer without holding
-a thread; who follows a request reads copies, at a pace of its own.
+Called by `fleet.api.server`. It leaves orders at the coordinator's desk and waits for the answer without
+holding a thread; who follows a request reads copies, at a pace of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -48,14 +47,7 @@ class Followers:
 def add_requests(
     app: FastAPI, desk: RequestDesk, followers: Followers, is_closing: Callable[[], bool]
 ) -> None:
-    """Add the paths of this module to an application.
-
-    Args:
-        app: The application.
-        desk: Where requests go.
-        followers: Who follows some.
-        is_closing: Whether the server ends, and with it all that is followed.
-    """
+    """Add the paths of requests to an application. What is followed ends when the server is closing."""
 
     @app.exception_handler(RequestRefused)
     def refused(_: Request, error: RequestRefused) -> JSONResponse:
@@ -141,7 +133,7 @@ async def _stream(
                 return  # it ended long ago
             if found["changes"] != told:
                 told, told_at = found["changes"], time.monotonic()
-                yield _event(found)
+                yield f"id: {told}\nevent: {found['state']}\ndata: {json.dumps(dict(found))}\n\n"
                 if RequestState(found["state"]).is_end:
                     return
             elif time.monotonic() - told_at > _SILENCE_SECS:
@@ -150,8 +142,3 @@ async def _stream(
             await asyncio.sleep(_LOOK_SECS)
     finally:
         followers.count -= 1
-
-
-def _event(shown: Shown) -> str:
-    data: dict[str, Any] = dict(shown)
-    return f"id: {shown['changes']}\nevent: {shown['state']}\ndata: {json.dumps(data)}\n\n"

@@ -40,12 +40,7 @@ _KEYS = frozenset({"device", "workload", "traces", "dialect", "version"})
 
 
 class ScoreRefusalError(FleetError):
-    """A request that gets no scores.
-
-    Args:
-        status: Of HTTP.
-        text: Why, in one line.
-    """
+    """A request that gets no scores: the status of HTTP, and why in one line."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -90,12 +85,6 @@ def _answer(registry: RegistryReader, heads: HeadCache, store: Path, body: bytes
 
 def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: bytes) -> dict[str, Any]:
     """What a request is answered with.
-
-    Args:
-        registry: Who serves which device.
-        heads: Of the registry.
-        store: Where workloads are looked up by their ids.
-        body: Of the request.
 
     Raises:
         ScoreRefusalError: The request cannot be answered.

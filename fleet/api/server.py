@@ -32,7 +32,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
-from fleet.api.dashboard import Pages, add_dashboard, add_live, add_pages
+from fleet.api.dashboard import add_dashboard, add_live, add_pages, static_files
 from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
@@ -137,12 +137,12 @@ class ApiServer:
             followers = Followers(most_secs, options.answer_secs)
             add_requests(app, sources.desk, followers, self._is_closing)
         if sources.dashboard is not None:
-            pages = Pages()
+            files = static_files()
             add_sessions(app, self._keyring)
-            add_pages(app, pages)
+            add_pages(app, files)
             add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
             add_live(app, sources.dashboard, Followers(most_secs), self._is_closing)
-            open_paths.update(pages.files)
+            open_paths.update(files)
         return Gate(app, self._keyring, connections, bodies, open_paths), connections
 
     def _is_closing(self) -> bool:

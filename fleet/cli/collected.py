@@ -28,31 +28,23 @@ _EXTRA = {
 
 
 def collected(store: Path, since_secs: float) -> dict[str, Any]:
-    """Count the records that were measured since a moment.
-
-    Args:
-        store: Folder of the store.
-        since_secs: Unix seconds.
+    """Count the records of a store that were measured since a moment, in Unix seconds.
 
     Returns:
         `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` are those that were
         asked for, `extra` all others.
     """
+    import pyarrow.compute as pc
+
     from fleet.store.noise_columns import says
     from fleet.store.store import Store
 
     origins: Counter[str] = Counter()
     suspect = 0
     for _, batch in Store.read(store).columns(["origin", "measured_at", "quality"]):
-        new = [at >= since_secs for at in batch.column("measured_at").to_pylist()]
-        origins.update(
-            origin for origin, is_new in zip(batch.column("origin").to_pylist(), new, strict=True) if is_new
-        )
-        suspect += sum(
-            bool(one)
-            for one, is_new in zip(says(batch.column("quality"), "suspect"), new, strict=True)
-            if is_new
-        )
+        new = batch.filter(pc.greater_equal(batch.column("measured_at"), since_secs))
+        origins.update(new.column("origin").to_pylist())
+        suspect += int(says(new.column("quality"), "suspect").sum())
     extra = {origin: count for origin, count in origins.items() if origin in _EXTRA}
     records = origins.total()
     return {

@@ -63,8 +63,8 @@ def up(
         config,
         {
             "devices.ids": tuple(device) if device else None,
-            "store.path": str(store) if store else None,
-            "daemon.root": str(root) if root else None,
+            "store.path": store,
+            "daemon.root": root,
             "training.seed": seed,
         },
         changes,
@@ -107,11 +107,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
 
     devices: Mapping[str, Mapping[str, Any]] = view["devices"]
     print_rows(_COLUMNS, [(name, *_cells(found)) for name, found in devices.items()])
-    console = TerminalConsole()
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, highlight=False)
-
+    say = TerminalConsole().print
     for name, found in devices.items():
         if why := found["reason"] or found["closed"]:
             say(f"{name}: {why}")

@@ -33,7 +33,7 @@ def dashboard(
     """
     from fleet.api.client import find_daemon
 
-    settings = load_settings(config, {"daemon.root": str(root) if root else None}, changes)
+    settings = load_settings(config, {"daemon.root": root}, changes)
     daemon = find_daemon(Path(settings.daemon.root))
     if daemon is None:
         raise FleetError(f"no daemon runs on {settings.daemon.root}; start one with `fleet up`")
@@ -64,16 +64,19 @@ def compare_sides(
 
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """
-    from fleet.dashboard.compared import compare, parse_side
+    from fleet.dashboard.compared import compare
     from fleet.dashboard.pages import MOST_ROWS, PageQuery
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
-    is_versions = all(parse_side(one).version for one in (before, after))
-    reader = None if is_versions else Store.read(settings.store.path)
-    query = PageQuery(size=MOST_ROWS)
-    found = compare(reader, RegistryReader(models), (before, after), query, shows_all=shows_all)
+    settings = load_settings(config, {"store.path": store}, changes)
+    found = compare(
+        lambda: Store.read(settings.store.path),
+        RegistryReader(models),
+        (before, after),
+        PageQuery(size=MOST_ROWS),
+        shows_all=shows_all,
+    )
     if as_json:
         print_json(found)
     else:

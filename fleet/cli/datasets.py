@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say, visible
-
-if TYPE_CHECKING:
-    from fleet.datasets.dataset_files import PublishedDataset
 
 Sha256Option = Annotated[
     str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
@@ -141,8 +138,9 @@ def verify(
     Example: fleet datasets verify data/open-cpu
     """
     from fleet.datasets.admission import verify as verify_rows
+    from fleet.datasets.dataset_files import read_published
 
-    found = _read(folder, sha256)
+    found = read_published(folder, sha256)
     records = verify_rows(found)
     if as_json:
         print_json({"folder": str(folder), "sha256": found.sha256, "records": records, "card": found.card})
@@ -168,11 +166,12 @@ def open_(
     from dataclasses import asdict
 
     from fleet.datasets.admission import open_dataset
+    from fleet.datasets.dataset_files import read_published
     from fleet.store.new_store import records_or_nothing
     from fleet.store.store import Store
 
-    dataset = _read(folder, sha256)
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    dataset = read_published(folder, sha256)
+    settings = load_settings(config, {"store.path": store}, changes)
     say_places(settings, config, store)
     path = Path(settings.store.path)
     with records_or_nothing(path), Store.open(path) as opened:
@@ -185,12 +184,6 @@ def open_(
         f"workloads; devices {', '.join(found.devices)}"
     )
     say(f"store {path}, table version {found.table_version}")
-
-
-def _read(folder: Path, sha256: str) -> PublishedDataset:
-    from fleet.datasets.dataset_files import read_published
-
-    return read_published(folder, sha256)
 
 
 def _print_card(card: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ def doctor(
     from fleet.transport.ray_folder import ray_default_folder
     from fleet.transport.ray_token import token_path
 
-    settings = load_settings(config, {"devices.folder": str(folder) if folder else None}, changes)
+    settings = load_settings(config, {"devices.folder": folder}, changes)
     devices = list(select_devices(settings, without_retired=True).values())
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
@@ -189,7 +189,11 @@ def _folder(given: Path | None, config: Path | None, changes: list[str] | None) 
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
+    from agents.host.cpu_features import runnable_levels
+
     cores = ",".join(map(str, descriptor.usable_cores))
+    levels = [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
+    caches = (descriptor.l1d_bytes, descriptor.l2_bytes, descriptor.l3_bytes)
     clocks = (descriptor.clock_min_mhz, descriptor.clock_now_mhz, descriptor.clock_max_mhz)
     smt = "SMT on" if descriptor.smt else "no SMT"
     rows: list[tuple[str, ...]] = [
@@ -197,9 +201,9 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("architecture", f"{descriptor.arch}, kernel {descriptor.kernel}"),
         ("cores", f"{descriptor.physical_cores} physical, {descriptor.logical_cores} logical, {smt}"),
         ("usable cores", cores),
-        ("levels", ", ".join(_levels(descriptor)) or "none known"),
+        ("levels", ", ".join(levels) or "none known"),
         ("vectors", f"{descriptor.vector_bytes} bytes"),
-        ("caches", " / ".join(_size(size) for size in _cache_sizes(descriptor)) + " (L1d / L2 / L3)"),
+        ("caches", " / ".join(map(_size, caches)) + " (L1d / L2 / L3)"),
         ("cache line", f"{descriptor.cache_line_bytes} bytes"),
         ("memory", _size(descriptor.memory_bytes)),
         ("clock MHz", " / ".join(f"{mhz:.0f}" if mhz else "?" for mhz in clocks) + " (least / now / most)"),
@@ -221,16 +225,6 @@ def _ansor_parameters(descriptor: Descriptor) -> str:
 
     pairs = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
     return ", ".join(f"{name} {value}" for name, value in pairs)
-
-
-def _levels(descriptor: Descriptor) -> list[str]:
-    from agents.host.cpu_features import runnable_levels
-
-    return [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
-
-
-def _cache_sizes(descriptor: Descriptor) -> tuple[int, int, int]:
-    return descriptor.l1d_bytes, descriptor.l2_bytes, descriptor.l3_bytes
 
 
 def _size(count: int) -> str:

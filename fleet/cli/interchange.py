@@ -63,8 +63,7 @@ def import_(
 
     if dialect not in DIALECTS:
         raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
-    flags = {"store.path": store, "devices.folder": folder}
-    settings = load_settings(config, {key: str(value) for key, value in flags.items() if value}, changes)
+    settings = load_settings(config, {"store.path": store, "devices.folder": folder}, changes)
     request = ImportRequest(
         paths=tuple(paths),
         device_id=device,
@@ -175,7 +174,7 @@ def export(
 
     if form not in FORMATS:
         raise typer.BadParameter(f"--format {form}: expected {', '.join(FORMATS)}")
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    settings = load_settings(config, {"store.path": store}, changes)
     reader = Store.read(settings.store.path)
     result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
     if as_json:

@@ -24,7 +24,7 @@ from fleet.cli.options import (
     load_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, short_moment
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
 
@@ -88,7 +88,7 @@ def demo(
     if fresh:
         start_over(folder)
     console = TerminalConsole(stderr=as_json)
-    fleet = load_settings(config, {"store.path": str(folder / "store")}, changes)
+    fleet = load_settings(config, {"store.path": folder / "store"}, changes)
     say_places(fleet, config)
     report = build_report(run_demo(fleet, folder, settings, console))
     _, page = write(report, folder)
@@ -138,25 +138,15 @@ def collect(
     from fleet import public_work
     from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
-    from fleet.cli.requests import follow_aloud
+    from fleet.cli.requests import engine_options
     from fleet.collection.time_spent import print_spending, spent_from
-    from fleet.public_engine import EngineOptions
-    from fleet.terminal_console import TerminalConsole
 
     if noise is not None and remeasure:
         raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
     if fingerprint and (remeasure or noise is not None):
         raise typer.BadParameter("--fingerprint measures nothing else: leave out --remeasure and --noise")
-    options = EngineOptions(
-        store=store,
-        models=models,
-        config=config,
-        settings=parse_changes(changes or []),
-        address=address,
-        minutes=minutes,
-        is_detached=detach,
-        console=TerminalConsole(stderr=as_json),
-        follow=follow_aloud,
+    options = engine_options(
+        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
     )
     settings = options.read()
     say_places(settings, config, store)
@@ -211,7 +201,7 @@ def status(
 
     if watch and as_json:
         raise typer.BadParameter("--watch redraws a terminal: leave out --json")
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    settings = load_settings(config, {"store.path": store}, changes)
     while True:
         _show_status(settings, models, is_named=store is not None, as_json=as_json)
         if not watch:

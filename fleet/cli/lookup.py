@@ -58,7 +58,7 @@ def show(
     if (models / name).is_dir():
         show_version(name, models, as_json=as_json)
         return
-    settings = load_settings(config, {"store.path": str(store) if store else None}, changes)
+    settings = load_settings(config, {"store.path": store}, changes)
     if request := _request(Path(settings.daemon.root), name):
         print_json(request)
         return
@@ -251,8 +251,7 @@ def _listed(
 
     from fleet.store.store import Store
 
-    flags = {"store.path": str(store) if store else None}
-    path = Path(load_settings(config, flags, changes).store.path)
+    path = Path(load_settings(config, {"store.path": store}, changes).store.path)
     reader = Store.read(path)
     counts: dict[WorkloadId, int] = {}
     for _, batch in reader.columns(["workload_id"]):

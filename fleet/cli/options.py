@@ -6,6 +6,7 @@ Loads nothing heavy.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,7 @@ def load_settings(
 
     Args:
         config: The fleet file, or None for the usual one.
-        flags: Values of flags by the key that they set; None where a flag was not given.
+        flags: Values of flags, or paths, by the key that they set; None where a flag was not given.
         changes: `KEY=VALUE` texts of `--set`.
 
     Raises:
@@ -63,7 +64,11 @@ def load_settings(
     """
     from fleet.config.settings import load_fleet
 
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in flags.items()
+        if value is not None
+    }
     return load_fleet(config, {**parse_changes(changes or []), **given}).config
 
 
@@ -73,15 +78,10 @@ def learning_settings(
     epochs: int | None,
     seed: int | None,
     changes: list[str] | None,
-    **more: Any,
+    more: Mapping[str, Any],
 ) -> FleetConfig:
-    """Settings of the verbs that learn; `more` holds other flags, `section__key=value`."""
-    flags = {
-        "store.path": str(store) if store else None,
-        "training.epochs": epochs,
-        "training.seed": seed,
-        **{key.replace("__", "."): value for key, value in more.items()},
-    }
+    """Settings of the verbs that learn; `more` holds their other flags by key."""
+    flags = {"store.path": store, "training.epochs": epochs, "training.seed": seed, **more}
     return load_settings(config, flags, changes)
 
 
@@ -89,11 +89,6 @@ def say_places(settings: FleetConfig, config: Path | None, named_store: Path | N
     """Name settings and store on standard error: the first line of each verb that measures.
 
     A terminal is asked before `--store` makes a new store: a mistyped name must not split a dataset.
-
-    Args:
-        settings: That hold.
-        config: The value of `--config`.
-        named_store: The value of `--store`.
 
     Raises:
         FleetError: The answer was no.

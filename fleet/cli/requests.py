@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.cli.options import load_settings
-from fleet.cli.output import ConfigOption, Interrupted, JsonOption, SetOption, print_json, short_moment
+from fleet.cli.output import (
+    ConfigOption,
+    Interrupted,
+    JsonOption,
+    SetOption,
+    parse_changes,
+    print_json,
+    short_moment,
+)
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -125,14 +133,7 @@ def run_request(
     is_detached: bool,
     minutes: float | None = None,
 ) -> dict[str, Any]:
-    """Send a request to a daemon and follow it until it has ended.
-
-    Args:
-        daemon: Where to.
-        kind: What is asked for, and
-        arguments: its arguments, as the API wants them.
-        is_detached: Do not follow it.
-        minutes: That it may take; None for no limit.
+    """Send a request to a daemon and follow it until it has ended, unless it is detached.
 
     Returns:
         The request as it is at its end, or as it was accepted.
@@ -147,6 +148,34 @@ def run_request(
     )
     _tell(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on")
     return accepted if is_detached else follow_request(daemon, request_id)
+
+
+def engine_options(
+    store: Path | None,
+    models: Path,
+    config: Path | None,
+    changes: list[str] | None,
+    address: str | None,
+    minutes: float | None,
+    *,
+    is_detached: bool,
+    as_json: bool,
+) -> EngineOptions:
+    """Options of the engine from the flags of a verb."""
+    from fleet.public_engine import EngineOptions
+    from fleet.terminal_console import TerminalConsole
+
+    return EngineOptions(
+        store=store,
+        models=models,
+        config=config,
+        settings=parse_changes(changes or []),
+        address=address,
+        minutes=minutes,
+        is_detached=is_detached,
+        console=TerminalConsole(stderr=as_json),
+        follow=follow_aloud,
+    )
 
 
 def follow_aloud(

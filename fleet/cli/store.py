@@ -102,8 +102,7 @@ def restore(
 
 
 def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:
-    flags = {"store.path": str(store) if store else None}
-    return Path(load_settings(config, flags, changes).store.path)
+    return Path(load_settings(config, {"store.path": store}, changes).store.path)
 
 
 def _print_verified(found: Verified) -> None:

@@ -27,7 +27,7 @@ from fleet.cli.options import (
     learning_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json, value_text
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, value_text
 from fleet.errors import FleetError
 from fleet.terminal_table import print_rows
 from fleet.terminal_text import say
@@ -117,8 +117,8 @@ def train(
     from fleet.models.training import train_version
     from fleet.public_engine import daemon_of
 
-    more = {"training__model": model.value} if model is not None else {}
-    settings = learning_settings(config, store, epochs, seed, changes, **more)
+    more = {"training.model": None if model is None else model.value}
+    settings = learning_settings(config, store, epochs, seed, changes, more)
     is_of_its_own = (
         model is not None
         or workers > 1
@@ -257,7 +257,7 @@ def evaluate(
     from fleet.requests.arguments import EvaluationArguments
     from fleet.terminal_console import TerminalConsole
 
-    settings = learning_settings(config, store, epochs, seed, changes, training__folds=folds)
+    settings = learning_settings(config, store, epochs, seed, changes, {"training.folds": folds})
     names = [name.strip() for name in baselines.split(",") if name.strip()]
     training = {
         "--baselines": names or None,
@@ -282,8 +282,7 @@ def evaluate(
     given = {name: value for name, value in asked.items() if value is not None}
     daemon = None if changes else daemon_of(settings)
     if daemon is not None and (model is None or _trains(daemon, models)):
-        kind = RequestKind.EVALUATION
-        ended = run_request(daemon, kind.value, given, is_detached=detach)
+        ended = run_request(daemon, RequestKind.EVALUATION.value, given, is_detached=detach)
         if detach:
             return
         finish(ended, is_printed=False)
@@ -335,21 +334,11 @@ def onboard(
     Example: fleet onboard x86-64-v4 --samples 64
     """
     from fleet import public_work
-    from fleet.cli.requests import follow_aloud
+    from fleet.cli.requests import engine_options
     from fleet.onboarding.text import lines_of
-    from fleet.public_engine import EngineOptions
-    from fleet.terminal_console import TerminalConsole
 
-    options = EngineOptions(
-        store=store,
-        models=models,
-        config=config,
-        settings=parse_changes(changes or []),
-        address=address,
-        minutes=minutes,
-        is_detached=detach,
-        console=TerminalConsole(stderr=as_json),
-        follow=follow_aloud,
+    options = engine_options(
+        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
     )
     say_places(options.read(), config)
     asked: dict[str, Any] = {
@@ -363,8 +352,8 @@ def onboard(
     if replay:
         from fleet.onboarding.replay import onboard_recorded
 
-        flags = {f"onboarding__{key}": asked[key] for key in ("samples", "strategy", "selector")}
-        settings = learning_settings(config, store, epochs, seed, changes, **flags)
+        flags = {f"onboarding.{key}": asked[key] for key in ("samples", "strategy", "selector")}
+        settings = learning_settings(config, store, epochs, seed, changes, flags)
         result = onboard_recorded(settings, device, models)
     else:
         result = public_work.onboard(device, **asked, options=options)

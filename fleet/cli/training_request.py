@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 def request_trainings(
     daemon: DaemonClient, devices: Sequence[str], *, is_detached: bool, as_json: bool
 ) -> None:
-    """Ask a daemon for a training of every family that is meant, and follow one after the other.
-
-    Args:
-        daemon: Who trains.
-        devices: Those whose families are meant; all where empty.
-        is_detached: Follow none.
-        as_json: Print one JSON list of the requests.
+    """Ask a daemon to train each family of some devices, or every one where none is named; follow one by one.
 
     Raises:
         FleetError: The daemon has no such device, refuses, or a training failed.

@@ -17,7 +17,7 @@ from fleet.cli.options import (
     StoreOption,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -64,21 +64,11 @@ def tune(
     Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
     """
     from fleet import public_work
-    from fleet.cli.requests import follow_aloud
-    from fleet.public_engine import EngineOptions
-    from fleet.terminal_console import TerminalConsole
+    from fleet.cli.requests import engine_options
     from fleet.tuning.text import print_tuning
 
-    options = EngineOptions(
-        store=store,
-        models=models,
-        config=config,
-        settings=parse_changes(changes or []),
-        address=address,
-        minutes=minutes,
-        is_detached=detach,
-        console=TerminalConsole(stderr=as_json),
-        follow=follow_aloud,
+    options = engine_options(
+        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
     )
     say_places(options.read(), config, store)
     found = public_work.tune(

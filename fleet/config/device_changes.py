@@ -55,10 +55,6 @@ def compare(known: Mapping[DeviceId, DeviceSpec], files: DeviceFiles) -> DeviceC
 
     A device whose file is wrong stays as it was. So does one whose file describes another device now: of
     another kind or family, or one that this start cannot measure.
-
-    Args:
-        known: The devices that are looked after.
-        files: What the files say.
     """
     faults = dict(files.faults)
     faults |= {one: why for one, why in files.left_out.items() if one in known}

@@ -61,13 +61,7 @@ _CUDA_NEEDS = ("arch", "max_threads_per_block", "max_shared_memory_per_block", "
 
 
 def target_faults(target: Mapping[str, Any], kind_of_device: str, threads: int) -> Iterable[str]:
-    """Say what is wrong with the target of a device file, each fault as `key: sentence`.
-
-    Args:
-        target: The target as the file gives it.
-        kind_of_device: `kind` of the device.
-        threads: `threads` of the device.
-    """
+    """Say what is wrong with the target of a device file, each fault as `key: sentence`."""
     kind = target.get("kind")
     if not isinstance(kind, str) or not kind:
         yield "target.kind: missing; write the kind of TVM target, such as llvm or cuda"

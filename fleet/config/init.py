@@ -114,9 +114,6 @@ def timing_cores(usable: Sequence[int], groups: Sequence[Sequence[int]], threads
 def host_profiles(threads: int = 1) -> tuple[Profile, ...]:
     """List the devices that this host can be: its instruction-set profiles, then its CUDA devices.
 
-    Args:
-        threads: Threads of a measured program.
-
     Raises:
         FleetError: The host's architecture has no profile, or there are too few cores for `threads`.
     """
@@ -211,12 +208,7 @@ def render(profile: Profile) -> str:
 
 
 def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> list[WrittenProfile]:
-    """Write one file a profile, and their schema; a profile that differs is kept unless `force` is given.
-
-    Args:
-        folder: Made if it does not exist.
-        profiles: What to write.
-        force: Replace files that differ.
+    """Write one file a profile, and their schema; one that differs is kept without `force`. Makes the folder.
 
     Raises:
         FleetError: The folder or a file cannot be written; each file is either whole or untouched.

@@ -2,7 +2,6 @@
 
 One value has one origin, the first of: flag of the command line, environment (`FLEET_SECTION__KEY`), file
 (`configs/fleet.yaml`), default. Called by the command line; the rest of the program gets plain values.
-Device files are read by `fleet.config.device_files`, whose functions are offered here too.
 """
 
 from __future__ import annotations
@@ -17,21 +16,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from agents.records import STORED_PROTOCOL_KEYS, DeviceId, DeviceSpec
-from fleet.config.device_files import load_device, parse_device, unknown_device
 from fleet.config.device_folder import DeviceFolder
-from fleet.config.sections import (
-    DEFAULT_HARDWARE,
-    DaemonSection,
-    DevicesSection,
-    FleetConfig,
-    OnboardingSection,
-    PolicySection,
-    ProtocolSection,
-    StoreSection,
-    Strategy,
-    TrainingSection,
-    WorkloadsSection,
-)
+from fleet.config.sections import FleetConfig, PolicySection
 from fleet.config.yaml_files import (
     ConfigError,
     is_secret,
@@ -49,9 +35,6 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_FLEET = Path("configs/fleet.yaml")
 
 _ENV_PREFIX = "FLEET_"
-_MASK = "***"
-
-
 _SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
     for name, field in FleetConfig.model_fields.items()
@@ -89,7 +72,7 @@ class Resolved:
         return tuple(
             Setting(
                 key=f"{section}.{key}",
-                value=_MASK if is_secret(key) else value,
+                value="***" if is_secret(key) else value,
                 origin=self.origins[f"{section}.{key}"],
             )
             for section, fields in values.items()
@@ -147,12 +130,6 @@ def resolve(
 ) -> Resolved:
     """Merge file, environment and flags over the defaults, and remember who set what.
 
-    Args:
-        file_values: The parsed file; empty if there is none.
-        file_name: Its name, for origins and faults.
-        environ: Environment variables.
-        overrides: What flags set, by dotted key.
-
     Raises:
         ConfigError: See `load_fleet`.
     """
@@ -162,7 +139,7 @@ def resolve(
     sources = (
         _from_file(file_values, file_name, faults),
         _from_environment(environ, faults),
-        _from_flags(overrides),
+        {key: (value, "flag") for key, value in overrides.items()},
     )
     for source in sources:
         for key, (value, origin) in source.items():
@@ -252,10 +229,6 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
     return found
 
 
-def _from_flags(overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    return {key: (value, "flag") for key, value in overrides.items()}
-
-
 def _known_keys(values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Keys by mapping, those of the policies that are there included."""
     policies = values.get("daemon", {}).get("policies")
@@ -271,25 +244,12 @@ def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:
 
 __all__ = [
     "DEFAULT_FLEET",
-    "DEFAULT_HARDWARE",
     "ConfigError",
-    "DaemonSection",
-    "DevicesSection",
     "FleetConfig",
-    "OnboardingSection",
-    "PolicySection",
-    "ProtocolSection",
     "Resolved",
     "Setting",
-    "StoreSection",
-    "Strategy",
-    "TrainingSection",
-    "WorkloadsSection",
-    "load_device",
     "load_fleet",
-    "parse_device",
     "parse_setting",
     "resolve",
     "select_devices",
-    "unknown_device",
 ]

@@ -22,9 +22,9 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
+from fleet.config.device_files import unknown_device
 from fleet.config.device_folder import DeviceFolder, retired_devices
 from fleet.config.sections import window_secs
-from fleet.config.settings import unknown_device
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
@@ -48,7 +48,7 @@ from fleet.transport.transport import AgentTransport
 
 if TYPE_CHECKING:
     from fleet.api.server import ApiServer
-    from fleet.config.settings import FleetConfig, PolicySection
+    from fleet.config.sections import FleetConfig, PolicySection
 
 #: Longest wait for a message: so often the clock is looked at. Far below what one turn may add to it.
 _TURN_SECS = 0.25

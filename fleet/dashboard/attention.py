@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -32,16 +31,8 @@ class AttentionLevel(IntEnum):
     GONE = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """How urgent a device is, and why in one line; without a reason it needs nobody."""
-
-    level: AttentionLevel
-    reason: str = ""
-
-
-def attention(device: Mapping[str, Any], now: float) -> Attention:
-    """Judge one device.
+def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
+    """Say how urgent a device is, and why in one line; without a reason it needs nobody.
 
     Args:
         device: A row of `fleet.dashboard.fleet_rows` without its judgement.
@@ -49,27 +40,25 @@ def attention(device: Mapping[str, Any], now: float) -> Attention:
     """
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
-        return Attention(level=AttentionLevel.GONE, reason=reason)
+        return AttentionLevel.GONE, reason
     if state == "quarantined":
-        return Attention(level=AttentionLevel.BROKEN, reason=reason or "it is quarantined")
+        return AttentionLevel.BROKEN, reason or "it is quarantined"
     if share := _share(device, "failed_share", FAILING_SHARE):
-        return Attention(level=AttentionLevel.BROKEN, reason=f"{share:.0%} of its last records failed")
+        return AttentionLevel.BROKEN, f"{share:.0%} of its last records failed"
     if device["drift"]:
-        return Attention(level=AttentionLevel.DOUBTFUL, reason=str(device["drift"]))
+        return AttentionLevel.DOUBTFUL, str(device["drift"])
     if share := _share(device, "suspect_share", DRIFTING_SHARE):
-        return Attention(level=AttentionLevel.DOUBTFUL, reason=f"{share:.0%} of its last records are suspect")
+        return AttentionLevel.DOUBTFUL, f"{share:.0%} of its last records are suspect"
     if state in ("lost", "absent"):
-        return Attention(level=AttentionLevel.WAITING, reason=reason or f"it is {state}")
+        return AttentionLevel.WAITING, reason or f"it is {state}"
     last = device["last_record_at"]
     if state == "leased" and last is not None and now - last > SILENT_SECS:
-        return Attention(
-            level=AttentionLevel.WAITING, reason=f"no record for {(now - last) / 60:.0f} minutes"
-        )
+        return AttentionLevel.WAITING, f"no record for {(now - last) / 60:.0f} minutes"
     if device["closed"]:
-        return Attention(level=AttentionLevel.WAITING, reason=str(device["closed"]))
+        return AttentionLevel.WAITING, str(device["closed"])
     if not device["champion"]:
-        return Attention(level=AttentionLevel.UNSERVED, reason="no model serves it yet")
-    return Attention(level=AttentionLevel.HEALTHY)
+        return AttentionLevel.UNSERVED, "no model serves it yet"
+    return AttentionLevel.HEALTHY, ""
 
 
 def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:

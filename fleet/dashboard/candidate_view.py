@@ -26,20 +26,6 @@ from fleet.store.reader import StoreReader
 
 #: Devices whose rows are looked at, and records that are shown; the page says where there are more.
 MOST_DEVICES, MOST_RECORDS = 4, 200
-_COLUMNS = (
-    *(
-        "workload_id",
-        "candidate_id",
-        "outcome",
-        "latency_secs",
-        "run_secs",
-        "warmup_secs",
-        "number",
-        "origin",
-    ),
-    *("attempt", "measured_at", "error", "environment_id", "model_version", "quality", "protocol", "schema"),
-)
-_WIDE = (*_COLUMNS, "dialect", "trace")
 #: Columns of a device's fastest record, by the fields of `_Best`.
 _OF_BEST = {"secs": "latency_secs", "candidate_id": "candidate_id", "path": PATH}
 _NARROW = ("outcome", *_OF_BEST.values())
@@ -47,6 +33,7 @@ _SHOWN = (
     *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
     *("error", "environment_id", "model_version"),
 )
+_WIDE = ("workload_id", "candidate_id", *_SHOWN, "quality", "protocol", "schema", "dialect", "trace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +46,7 @@ class _Best:
 
 
 class CandidateError(FleetError):
-    """A candidate that the store does not have, or no script may be made of."""
+    """A candidate that the store does not have."""
 
 
 def candidate_view(
@@ -120,7 +107,9 @@ def candidate_view(
         "devices_of": len(devices),
         "dialect": mine.dialect,
         "best": None if other is None else _compared(records, device_id, other),
-        "schedules": _schedules(mine, traces[other.candidate_id] if other else None),
+        "schedules": side_by_side(
+            schedule_lines(mine.trace), schedule_lines(traces[other.candidate_id].trace) if other else []
+        ),
         "script": script,
         "why_no_script": why,
     }
@@ -146,11 +135,6 @@ def _compared(records: Sequence[Mapping[str, Any]], device_id: str, other: _Best
         "secs": other.secs,
         "mine_secs": min(mine, default=None),
     }
-
-
-def _schedules(mine: Candidate, other: Candidate | None) -> dict[str, Any]:
-    lines = schedule_lines(mine.trace)
-    return side_by_side(lines, schedule_lines(other.trace) if other is not None else [])
 
 
 def _script(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,21 +72,14 @@ def parse_side(text: str) -> Side:
 
 
 def compare(
-    reader: StoreReader | None,
+    read: Callable[[], StoreReader],
     registry: RegistryReader,
     texts: tuple[str, str],
     query: PageQuery,
     *,
     shows_all: bool = False,
 ) -> dict[str, Any]:
-    """Compare two sides.
-
-    Args:
-        reader: The store; None where it is not read yet.
-        registry: The model versions.
-        texts: Names of the sides, the earlier one first.
-        query: Which rows.
-        shows_all: Whether insignificant rows are shown too.
+    """Compare two sides, the earlier one first. The store is read for measurements only, not for versions.
 
     Returns:
         `sides`, `kind` (`versions` or `measurements`), `summary`, `hidden` (rows left out for being
@@ -108,10 +101,8 @@ def compare(
         notes.append(
             "Figures of two versions come from the candidates of their days; intervals are their noise."
         )
-    elif reader is None:
-        raise CompareError("the store is being read; try again in some seconds")
     else:
-        rows, notes = _measurements(reader, before, after)
+        rows, notes = _measurements(read(), before, after)
     shown = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
     if not query.sort:
         # Changes that cannot be judged stay in sight, behind those that can.

@@ -54,7 +54,6 @@ class ComparedSide:
     _noise: dict[str, list[Reading]] = field(default_factory=dict)
     _canaries: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     records: int = 0
-    failed: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows with `COMPARED_COLUMNS`."""
@@ -63,8 +62,6 @@ class ComparedSide:
         if self.environment_id:
             batch = batch.filter(pc.equal(batch.column("environment_id"), self.environment_id))
         self.records += batch.num_rows
-        ok = pc.equal(batch.column("outcome"), Outcome.OK.value)
-        self.failed += batch.num_rows - (pc.sum(ok).as_py() or 0)
         for name in pc.unique(batch.column("environment_id")).to_pylist():
             rows = batch.filter(pc.equal(batch.column("environment_id"), name))
             noise = rows.filter(pc.equal(rows.column("origin"), NOISE))
@@ -116,15 +113,10 @@ def compare_measurements(
 ) -> list[dict[str, Any]]:
     """Rows of what two sides measured.
 
-    Args:
-        before: The earlier side, or the first.
-        after: The other one.
-        names: Of the workloads, by id.
-
     Returns:
         A row for each workload with common candidates (`before` and `after` are the medians of their
-        latencies, `pairs` is their number, `change` the median change of one candidate), for each canary that
-        both have, and for the share of failed candidates.
+        latencies, `pairs` is their number, `change` the median change of one candidate), and for each canary
+        that both have.
     """
     noise = together(before.noise(), after.noise())
     rows = []
@@ -141,14 +133,10 @@ def compare_measurements(
 
 
 def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of what was judged of the heads of two versions.
+    """Rows of what was judged of the heads of two versions, by their manifests.
 
     Figures of two days are not comparable: other candidates judge. So the second version's own verdict
     against the first is shown where there is one, and the two figures with their intervals otherwise.
-
-    Args:
-        first: Manifest of the earlier version.
-        second: Manifest of the other one.
     """
     before, after = first.get("verdicts") or {}, second.get("verdicts") or {}
     rows = []
@@ -197,7 +185,7 @@ def _row(
         **about,
         "before": values[0],
         "after": values[1],
-        "change": judged.change,
+        "change": change,
         "noise": judged.noise,
         "severity": judged.severity,
         "is_significant": judged.is_significant,

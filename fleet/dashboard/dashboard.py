@@ -26,11 +26,11 @@ from fleet.dashboard.store_reads import ReadCache, device_rows
 from fleet.dashboard.table_follower import TableFollower, TableState
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.registry_reader import RegistryError, RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.reader import StoreReader
 
-#: Gives the coordinator's last view, and all requests as its desk shows them.
+#: Gives the coordinator's last view (`fleet.engine.fleet_view`), and all requests as its desk shows them.
 View = Callable[[], Mapping[str, Any]]
 Requests = Callable[[], Iterable[Mapping[str, Any]]]
 
@@ -54,14 +54,7 @@ class _Rows:
 
 
 class Dashboard:
-    """Makes the views. Threads may share it.
-
-    Args:
-        view: Gives the coordinator's last view.
-        registry: The model versions.
-        store: Folder of the store.
-        requests: Gives the requests.
-    """
+    """Makes the views. Threads may share it."""
 
     def __init__(
         self, view: View, registry: RegistryReader, store: Path, requests: Requests = lambda: ()
@@ -138,7 +131,7 @@ class Dashboard:
             "timeline": self._timeline(device_id),
             "ladder": self._ladder(device_id),
             "onboarding": onboarding_curve(device_id, self._requests(), self._registry.folder.parent),
-            "alerts": [one for one in self._alerts() if one["device_id"] == device_id][:10],
+            "alerts": [one for one in self.all_alerts() if one["device_id"] == device_id][:10],
         }
 
     def _timeline(self, device_id: str) -> list[dict[str, Any]] | None:
@@ -174,10 +167,7 @@ class Dashboard:
 
     def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> dict[str, Any]:
         """Two things side by side; see `fleet.dashboard.compared.compare`."""
-        is_versions = all(one.startswith("v") and one[1:].isdigit() for one in sides)
-        return compare(
-            None if is_versions else self.reader(), self._registry, sides, query, shows_all=shows_all
-        )
+        return compare(self.reader, self._registry, sides, query, shows_all=shows_all)
 
     def comparable(self) -> dict[str, Any]:
         """Names that may be compared: devices and versions."""
@@ -263,7 +253,7 @@ class Dashboard:
 
     def alerts(self, query: PageQuery) -> dict[str, Any]:
         """What people should know, the newest first."""
-        found = self._alerts()
+        found = self.all_alerts()
         if not query.sort:
             query = replace(query, sort="at", is_descending=True)
         return {
@@ -271,10 +261,6 @@ class Dashboard:
             "is_cut_off": len(found) >= alerts.MOST_ALERTS,
             **cut(found, query, alerts.KEYS, alerts.TEXTS),
         }
-
-    def all_alerts(self) -> list[dict[str, Any]]:
-        """All alerts, the newest first."""
-        return self._alerts()
 
     def storage(self) -> dict[str, Any]:
         """Where records are on their way, how much room is left, and what budgets are spent."""
@@ -285,9 +271,9 @@ class Dashboard:
         rows = request_rows(self._requests())
         return {"now": self.view()["now"], **cut(rows, query, REQUEST_KEYS, REQUEST_TEXTS)}
 
-    def _alerts(self) -> list[dict[str, Any]]:
+    def all_alerts(self) -> list[dict[str, Any]]:
+        """All alerts, the newest first."""
         view = self.view()
-
         try:
             serial = self._registry.state().serial, len(self._registry.versions())
             changes = self._reads.get(("alerts", *serial), lambda: model_alerts(self._registry))
@@ -323,7 +309,7 @@ class Dashboard:
 
     def _champions(self) -> dict[str, dict[str, Any]]:
         try:
-            found = {str(one): as_json(champion) for one, champion in self._registry.champions().items()}
+            found = self._registry.champions()
         except RegistryError:
             # `fleet models` says how to mend it; that must not hide the devices.
             return {}

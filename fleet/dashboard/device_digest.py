@@ -7,7 +7,7 @@ device, whatever the number of records.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ LAST_RECORDS = 128
 #: Points of a sparkline, and seconds of each.
 SPARK_POINTS, SPARK_SECS = 24, 300.0
 #: Records of A/A runs that are closer together than this belong to one run.
-_ONE_RUN_SECS = 12 * 3600.0
+ONE_RUN_SECS = 12 * 3600.0
 #: Characters of an error's end that are shown.
 _ERROR_CHARS = 300
 
@@ -68,7 +68,8 @@ class DeviceDigest:
         suspect = says(batch.column("quality"), "suspect")
         self.suspect = np.concatenate([self.suspect, suspect])[-LAST_RECORDS:]
         self._note_error(batch, np.flatnonzero(failed), measured_at)
-        self._add_noise(batch.filter(pc.equal(batch.column("origin"), NOISE)))
+        noise = readings(self.device_id, batch.filter(pc.equal(batch.column("origin"), NOISE)))
+        self.noise = last_run([*self.noise, *noise])
         self._add_cells(batch)
 
     def told(self) -> dict[str, Any]:
@@ -104,11 +105,6 @@ class DeviceDigest:
             text = (batch.column("error")[row].as_py() or "").strip()
             self.error = at, batch.column("outcome")[row].as_py(), text[-_ERROR_CHARS:]
 
-    def _add_noise(self, rows: pa.RecordBatch) -> None:
-        self.noise += readings(self.device_id, rows)
-        newest = max((one.measured_at for one in self.noise), default=0.0)
-        self.noise = [one for one in self.noise if one.measured_at > newest - _ONE_RUN_SECS]
-
     def _add_cells(self, batch: pa.RecordBatch) -> None:
         table = pa.table(
             {
@@ -124,6 +120,12 @@ class DeviceDigest:
             cell.records, cell.ok = cell.records + count, cell.ok + ok
             if best is not None:
                 cell.best_secs = min(cell.best_secs, best)
+
+
+def last_run(noise: Sequence[Reading]) -> list[Reading]:
+    """The readings of the last A/A run among some."""
+    newest = max((one.measured_at for one in noise), default=0.0)
+    return [one for one in noise if one.measured_at > newest - ONE_RUN_SECS]
 
 
 def spark(periods: Mapping[int, int], now: float) -> list[int]:

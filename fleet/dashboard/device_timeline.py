@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
+from fleet.dashboard.device_digest import ONE_RUN_SECS
 from fleet.store.noise import Reading, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 
 TIMELINE_COLUMNS = (*READING_COLUMNS, "environment")
 #: Points of one canary in one environment that are shown; more are joined by their medians.
 MOST_POINTS = 240
-#: Records of A/A runs that are closer together than this belong to one run.
-_ONE_RUN_SECS = 12 * 3600.0
 #: Parts of an environment that change with every moment.
 _PASSING = frozenset(
     {
@@ -49,11 +48,7 @@ class _Environment:
 
 
 class DeviceTimeline:
-    """Gathers the records of one device in the order of the table.
-
-    Args:
-        device_id: The device.
-    """
+    """Gathers the records of one device in the order of the table."""
 
     def __init__(self, device_id: DeviceId) -> None:
         self._device_id = device_id
@@ -139,7 +134,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[list[float]]:
 def _runs(noise: list[Reading]) -> list[list[Reading]]:
     runs: list[list[Reading]] = []
     for one in sorted(noise, key=lambda reading: reading.measured_at):
-        if not runs or one.measured_at - runs[-1][-1].measured_at > _ONE_RUN_SECS:
+        if not runs or one.measured_at - runs[-1][-1].measured_at > ONE_RUN_SECS:
             runs.append([])
         runs[-1].append(one)
     return runs

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from agents.records import DeviceId
 from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import spark
 from fleet.dashboard.pages import Key, Row
 from fleet.dashboard.table_follower import TableState
+from fleet.models.registry_file import Champion
 
 #: Fields that a filter looks into.
 TEXTS = ("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind")
@@ -69,15 +71,10 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def champion_rows(champions: Mapping[str, Mapping[str, Any]], notes: Row) -> dict[str, dict[str, Any]]:
-    """What a row says of a device's champion.
-
-    Args:
-        champions: Of the registry, as plain values (`fleet.models.registry_reader.as_json`).
-        notes: `fleet.models.views.champion_notes`.
-    """
+def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
+    """What a row says of a device's champion."""
     return {
-        device_id: {**notes.get(device_id, {}), "score": score_of(one["judged"])}
+        str(device_id): {**notes.get(device_id, {}), "score": score_of(one.judged)}
         for device_id, one in champions.items()
     }
 
@@ -120,10 +117,6 @@ def _row(
         "retained": champion.get("retained", ""),
         "score": champion.get("score"),
     }
-    judged = attention(row, now)
-    row["attention"] = {
-        "level": int(judged.level),
-        "name": judged.level.name.lower(),
-        "reason": judged.reason,
-    }
+    level, reason = attention(row, now)
+    row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
     return row

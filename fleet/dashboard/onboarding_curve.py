@@ -33,7 +33,8 @@ def onboarding_curve(
 
     Returns:
         `request` (the newest one; None where only earlier ones are known), `points` (samples, top-1 with its
-        interval, and the strategy, of each onboarding), `scratch` and `more` (see `Expected`).
+        interval, and the strategy, of each onboarding), `scratch` (samples and mean top-1 from scratch), and
+        `known_devices`, `more` (what `MORE_SAMPLES` would add; None where unknown).
     """
     mine = [one for one in requests if one["kind"] == _KIND and one["arguments"].get("device") == device_id]
     request = max(mine, key=lambda one: one["submitted_at"] or 0.0, default=None)

@@ -29,11 +29,7 @@ def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Where records are on their way, how much room is left, and what budgets are spent.
-
-    Args:
-        view: Of the coordinator (`fleet.engine.fleet_view`).
-    """
+    """Where records are on their way, how much room is left, and what budgets are spent."""
     budgets = [
         {"device_id": one, "closed": shown["closed"], **shown["budget"]}
         for one, shown in view["devices"].items()

@@ -33,7 +33,7 @@ arguments = [
     for shape, dtype in zip(SHAPES, DTYPES, strict=True)
 ]
 timer = library.time_evaluator(
-    "main", device, number={number}, repeat={repeat}, min_repeat_ms={min_repeat_ms}
+    "main", device, number=1, repeat={repeat}, min_repeat_ms={min_repeat_ms}
 )
 print("seconds of one run, one value a repeat:", timer(*arguments).results)
 '''
@@ -73,7 +73,6 @@ def reproducer(
         shapes=repr([tuple(shape) for shape in workload.arg_shapes]),
         dtypes=repr(list(workload.arg_dtypes)),
         device=repr(kind),
-        number=1,
         repeat=protocol.repeat,
         min_repeat_ms=max(1, round(protocol.min_repeat_ms)),
     )

@@ -28,7 +28,6 @@ _LEAST_POINTS = 4
 class Judgement:
     """How a change stands against the noise of its series."""
 
-    change: float
     #: Standard deviation of a change by chance; None where nobody knows it.
     noise: float | None
     #: |change| over noise; None likewise.
@@ -48,14 +47,14 @@ def judge(change: float, noise: float | None) -> Judgement:
         noise: Of its series, as a standard deviation; None where nobody knows it.
     """
     if noise is None or not math.isfinite(noise) or not math.isfinite(change):
-        return Judgement(change=change, noise=None, severity=None)
+        return Judgement(noise=None, severity=None)
     noise = max(noise, LEAST_NOISE)
-    return Judgement(change=change, noise=noise, severity=abs(change) / noise)
+    return Judgement(noise=noise, severity=abs(change) / noise)
 
 
-def of_aa_run(median_change: float | None) -> float | None:
+def of_aa_run(median_change: float) -> float:
     """Noise of a change by an A/A run, whose median of |later / earlier - 1| is given."""
-    return None if median_change is None else _MEDIAN_TO_SIGMA * median_change
+    return _MEDIAN_TO_SIGMA * median_change
 
 
 def of_series(values: Sequence[float]) -> float | None:

@@ -67,17 +67,11 @@ class TableFollower:
 
     Args:
         store: Folder of the store.
-        clock: Gives seconds.
         pause: Waits for so many seconds, or until the follower ends; true where it ends.
     """
 
-    def __init__(
-        self,
-        store: Path,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], bool] | None = None,
-    ) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Path, pause: Callable[[float], bool] | None = None) -> None:
+        self._store = store
         self._over = threading.Event()
         self._pause = pause or self._over.wait
         self._thread: threading.Thread | None = None
@@ -91,7 +85,7 @@ class TableFollower:
 
     def look(self) -> TableState:
         """What is known now; a thread keeps it up from here on, for `IDLE_SECS`."""
-        self._looked_at = self._clock()
+        self._looked_at = time.monotonic()
         with self._lock:
             if (self._thread is None or not self._thread.is_alive()) and not self._over.is_set():
                 self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
@@ -125,24 +119,21 @@ class TableFollower:
         parts = _new_parts(before, reader) if before is not None and self.state.state == "ready" else None
         if parts is None:
             self._digests, self._told = {}, {}
-            self._read(reader, None, reader.rows)
-        else:
-            self._read(reader, parts, sum(count for some in parts.values() for _, count in some))
+        self._read(reader, parts)
 
-    def _read(self, reader: StoreReader, parts: RowParts | None, rows: int) -> None:
-        is_first, done, began = parts is None, 0, self._clock()
-        device_id = DeviceId("")
+    def _read(self, reader: StoreReader, parts: RowParts | None) -> None:
+        done, began = 0, time.monotonic()
         for device_id, batch in reader.columns(DIGEST_COLUMNS, parts=parts):
             self._take(device_id, batch)
             self._learn_workloads(reader, device_id)
             done += batch.num_rows
-            if is_first:
+            if parts is None:
                 self.state = TableState(
-                    done=done, of=rows, devices=dict(self._told), workloads=dict(self._facts)
+                    done=done, of=reader.rows, devices=dict(self._told), workloads=dict(self._facts)
                 )
-            if self._pause(_PAUSE_SHARE * (self._clock() - began)):
+            if self._pause(_PAUSE_SHARE * (time.monotonic() - began)):
                 return
-            began = self._clock()
+            began = time.monotonic()
         self._reader = reader
         self.state = TableState(
             state="ready",
@@ -169,8 +160,8 @@ class TableFollower:
             self._facts |= {one: {"name": one} for one in unknown - self._facts.keys()}
 
     def _run(self) -> None:
-        while self._clock() - self._looked_at < IDLE_SECS:
-            began = self._clock()
+        while time.monotonic() - self._looked_at < IDLE_SECS:
+            began = time.monotonic()
             try:
                 self.follow()
             except FleetError as error:
@@ -178,7 +169,7 @@ class TableFollower:
             except Exception as error:  # the page must not end the daemon
                 _LOG.exception("the dashboard cannot read the store")
                 self._failed(repr(error))
-            if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (self._clock() - began))):
+            if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (time.monotonic() - began))):
                 return
 
     def _failed(self, reason: str) -> None:

@@ -7,7 +7,7 @@ of the devices on that page, and no others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,12 +96,7 @@ def device_rows(by_device: Cells) -> list[dict[str, Any]]:
 
 
 class CandidateMatrix:
-    """The candidates of one workload on some devices.
-
-    Args:
-        workload_id: The workload.
-        device_ids: The devices, in the order of their columns.
-    """
+    """The candidates of one workload on some devices, these in the order of their columns."""
 
     def __init__(self, workload_id: str, device_ids: Sequence[str]) -> None:
         self._workload_id, self._device_ids = workload_id, list(device_ids)
@@ -171,11 +166,7 @@ class CandidateMatrix:
 
 
 def sample(latencies: Mapping[str, float]) -> list[str]:
-    """Candidates to score: evenly over the latencies, the fastest and the slowest among them.
-
-    Args:
-        latencies: Seconds by candidate.
-    """
+    """Candidates to score: evenly over the latencies in seconds, the fastest and the slowest among them."""
     ordered = sorted(latencies, key=lambda one: (latencies[one], one))
     places = np.linspace(0, len(ordered) - 1, min(MOST_SCORED, len(ordered))).round().astype(int)
     return [ordered[place] for place in sorted(set(places.tolist()))]
@@ -217,6 +208,5 @@ def predicted(
     }
 
 
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata, resources
+from importlib import metadata
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from agents.records import NOISE, Workload, WorkloadId, canonical_json
 from fleet.datasets.dataset_files import FORMAT, FORMAT_KEY
 from fleet.interchange.export_source import Source
-from fleet.report.status import TRUST_COLUMNS, trust
+from fleet.report.status import trust
+from fleet.store.noise_columns import READING_COLUMNS
 
 #: From this share on, records of drifting windows are named among the faults.
 _MUCH_SUSPECT = 0.1
@@ -92,15 +93,11 @@ def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
         card: As `data_card` makes it.
         size_bytes: Of the file of records.
     """
-    from jinja2 import Environment, StrictUndefined
+    from fleet.report.model_card import card_environment
 
-    source = resources.files("fleet").joinpath("templates", "data_card.md").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=None
-    )
-    environment.filters |= {"json": canonical_json, "cell": _cell, "counts": _counts}
-    environment.filters |= {"share": _share, "day": _day}
-    return environment.from_string(source).render(card=card, mib=f"{size_bytes / 2**20:.1f}")
+    environment = card_environment()
+    environment.filters |= {"json": canonical_json, "counts": _counts, "share": _share}
+    return environment.get_template("data_card.md").render(card=card, mib=f"{size_bytes / 2**20:.1f}")
 
 
 class _Reading:
@@ -150,7 +147,7 @@ class _Reading:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         known = self._source.workloads
-        columns = tuple(dict.fromkeys((*TRUST_COLUMNS, "workload_id", "protocol", "environment_id")))
+        columns = tuple(dict.fromkeys((*READING_COLUMNS, "workload_id", "protocol", "environment_id")))
         for batch in self._source.batches(columns):
             for name, counter in (
                 ("outcome", self._outcomes),
@@ -199,19 +196,9 @@ def _faults(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _cell(text: object) -> str:
-    """Text of a cell of Markdown: no line end, no bar, no markup of HTML."""
-    clean = "".join(one if one.isprintable() else " " for one in str(text))
-    return clean.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")
-
-
 def _share(value: float | None) -> str:
     return "not known" if value is None else f"{value:.1%}"
 
 
 def _counts(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in values.items()) or "none"
-
-
-def _day(at_secs: float) -> str:
-    return datetime.fromtimestamp(at_secs, UTC).strftime("%Y-%m-%d %H:%M UTC")

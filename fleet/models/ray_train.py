@@ -65,7 +65,7 @@ def train_with_workers(
     shutil.rmtree(folder / _RESULT, ignore_errors=True)
     shutil.rmtree(folder / _DATA, ignore_errors=True)
     dataset.save(folder / _DATA)
-    ray_folder = start_ray({}, max(len(os.sched_getaffinity(0)), workers))
+    ray_folder = start_ray(max(len(os.sched_getaffinity(0)), workers))
     # Imported only here: Ray reads its confinement when it is first imported.
     import ray
 

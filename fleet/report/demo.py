@@ -51,28 +51,27 @@ _DEVICES = 4
 #: an unrolled one seconds to compile.
 _MIN_FLOPS, _MAX_FLOPS = 2e5, 2.5e7
 #: A schedule that compiles for longer is seldom a fast one, and the demo has ten minutes.
-_PROTOCOL = Protocol(build_timeout_secs=10.0)
+PROTOCOL = Protocol(build_timeout_secs=10.0)
+#: Candidates measured a second time on each device.
+_REMEASURE = 30
 _STORE, _MODELS, _ENGINE = "store", "models", "fleet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """How large the demo is. The defaults fit ten minutes on two cores."""
+    """How large the demo is, as the options of `fleet demo` say."""
 
-    workloads: int = 32
+    workloads: int
     #: Candidates of each workload, measured on every device.
-    samples: int = 12
+    samples: int
     #: Candidates that the new device shows before it gets its head (k).
-    support: int = 32
+    support: int
     #: Parts of the workloads; each is held out once to judge the heads.
-    folds: int = 4
+    folds: int
     #: Times that the judging is repeated with other samples and initial weights.
-    repeats: int = 4
-    epochs: int = 24
-    #: Candidates measured a second time on each device.
-    remeasure: int = 30
-    seed: int = 0
-    protocol: Protocol = _PROTOCOL
+    repeats: int
+    epochs: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,7 +175,7 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values = config.with_devices(*names).model_dump()
     values["store"] = {"path": str(folder / _STORE)}
     values["daemon"]["root"] = str(folder / _ENGINE)
-    values["protocol"] |= {"build_timeout_secs": settings.protocol.build_timeout_secs}
+    values["protocol"] |= {"build_timeout_secs": PROTOCOL.build_timeout_secs}
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
     values["onboarding"] |= {"samples": settings.support, "strategy": AUTO}
     return FleetConfig.model_validate(values)
@@ -197,7 +196,7 @@ def _measure(
     Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
     """
     collect = CollectSettings(
-        samples=settings.samples, protocol=settings.protocol, seed=settings.seed, remeasure=settings.remeasure
+        samples=settings.samples, protocol=PROTOCOL, seed=settings.seed, remeasure=_REMEASURE
     )
     models = folder / _MODELS
     source_ids = [spec.device_id for spec in sources]

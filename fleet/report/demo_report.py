@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.codec import protocol_by_key
+from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
 from fleet.collection.batch_plan import is_full
-from fleet.report.demo import DemoRun
+from fleet.report.demo import PROTOCOL, DemoRun
 from fleet.report.report import complete
 from fleet.store.noise import settled
 from fleet.store.store import Store
@@ -58,9 +59,12 @@ def build_report(run: DemoRun) -> dict[str, Any]:
             "predicted": {
                 run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
             },
-            "protocol": protocol_by_key(run.settings.protocol),
+            "protocol": protocol_by_key(PROTOCOL),
             "host": _host(run),
-            "versions": _versions(),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: installed_version(name) for name in _PACKAGES},
+            },
             "caveats": _caveats(run, records),
             "created_at": time.time(),
         }
@@ -271,12 +275,6 @@ def _host(run: DemoRun) -> dict[str, str]:
         "governor": descriptor.governor or "hidden by the host",
         "kernel": descriptor.kernel,
     }
-
-
-def _versions() -> dict[str, str]:
-    from agents.host.probe import installed_version
-
-    return {"python": platform.python_version(), **{name: installed_version(name) for name in _PACKAGES}}
 
 
 def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list[str]:

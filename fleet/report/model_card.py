@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fleet.durable import write_durably
 from fleet.errors import FleetError
@@ -35,17 +34,25 @@ def write_card(shown: Mapping[str, Any], path: Path) -> None:
 
 def render_card(shown: Mapping[str, Any], template: str) -> str:
     """Give the card as text; every name in it is escaped as its form needs."""
-    source = resources.files("fleet").joinpath("templates", template).read_text(encoding="utf-8")
-    is_html = template.endswith(".html")
-    environment = Environment(
-        autoescape=is_html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=None
-    )
-    environment.filters |= {"day": _day, "cell": str if is_html else _cell}
-    return environment.from_string(source).render(
+    environment = card_environment(is_html=template.endswith(".html"))
+    return environment.get_template(template).render(
         shown=shown,
         manifest=shown["manifest"],
         heads=[_head(shown, name) for name in shown["manifest"]["heads"]],
     )
+
+
+def card_environment(*, is_html: bool = False) -> Environment:
+    """The template engine of cards, those of datasets too; `cell` writes any text, and `day` a moment."""
+    environment = Environment(
+        loader=PackageLoader("fleet", "templates"),
+        autoescape=is_html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"day": _day, "cell": str if is_html else _cell}
+    return environment
 
 
 def _head(shown: Mapping[str, Any], name: str) -> dict[str, str]:

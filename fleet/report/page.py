@@ -15,9 +15,8 @@ from typing import Any
 
 from fleet.page_template import Mark, Plot, page_environment
 from fleet.report import words
-from fleet.report.words import Document, duration, known, label, labels, percent, score_text, signed
+from fleet.report.words import TIMES, Document, duration, known, label, labels, percent, score_text, signed
 
-TIMES = words.TIMES
 _LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
 _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
 _SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))

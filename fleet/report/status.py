@@ -11,18 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
+from fleet.dashboard.device_digest import last_run
 from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.noise import Reading, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, says
 from fleet.store.store import Store
-
-#: Columns that `trust` needs.
-TRUST_COLUMNS = READING_COLUMNS
-
-#: Records of A/A runs that are closer together than this belong to one run.
-_ONE_RUN_SECS = 12 * 3600.0
 
 
 def read_status(store: Path, models: Path) -> dict[str, Any]:
@@ -55,7 +50,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
             "rejected": failed.get(Outcome.REJECTED, 0),
             **trust(
                 DeviceId(device_id),
-                (batch for _, batch in reader.columns(TRUST_COLUMNS, device_ids=[device_id])),
+                (batch for _, batch in reader.columns(READING_COLUMNS, device_ids=[device_id])),
             ),
             "first_at": known.first_at if known else None,
             "last_at": known.last_at if known else None,
@@ -71,7 +66,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
 
 
 def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-    """How far the numbers of one device can be trusted; reads its rows, with `TRUST_COLUMNS`, once.
+    """How far the numbers of one device can be trusted; reads its rows, with `READING_COLUMNS`, once.
 
     Returns:
         The keys `candidates`, `suspect`, `suspect_share`, `quarantined`, `noise` and `noise_suspect` of
@@ -88,8 +83,7 @@ def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, A
         suspect += int(says(quality, "suspect").sum())
         quarantined.update(candidate.filter(pa.array(says(quality, "quarantined"))).to_pylist())
         noise += readings(device_id, batch.filter(pc.equal(batch.column("origin"), NOISE)))
-    newest = max((reading.measured_at for reading in noise), default=0.0)
-    last = [reading for reading in noise if reading.measured_at > newest - _ONE_RUN_SECS]
+    last = last_run(noise)
     floor = noise_floor(last)
     return {
         "candidates": len(pc.unique(pa.chunked_array(candidates, pa.string()))),

@@ -46,12 +46,7 @@ def version_refusal(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str |
 
 
 def join_refusal(said: str, address: str) -> str | None:
-    """Say in one line that Ray refused a process for its version; None where Ray said something else.
-
-    Args:
-        said: Ray's own words.
-        address: `host:port` of the cluster's head.
-    """
+    """Say in one line that Ray refused a process for its version; None where Ray said something else."""
     found = _RAY_MISMATCH.search(" ".join(said.split()))
     if found is None:
         return None

@@ -97,7 +97,6 @@ class LocalTransport(AgentTransport):
         incarnation: int,
         *,
         is_done: bool = False,
-        reason: str = "killed by SIGKILL",
         is_blameless: bool = False,
     ) -> None:
         """End an agent as a kill of its process would: what it has not said in a `poll` is lost.
@@ -106,8 +105,7 @@ class LocalTransport(AgentTransport):
             device_id: The device.
             incarnation: Which of its agents.
             is_done: Whether it dies after what it was asked, and before it says so; else before.
-            reason: What `AgentGone` gives.
-            is_blameless: The same.
+            is_blameless: What `AgentGone` gives.
         """
         while is_done and self._host.work():
             pass
@@ -122,7 +120,9 @@ class LocalTransport(AgentTransport):
             if (message.device_id, message.incarnation) != name:
                 kept.append(message)
             elif isinstance(message, AgentGone):
-                kept.append(replace(message, reason=reason, was_asked=False, is_blameless=is_blameless))
+                kept.append(
+                    replace(message, reason="killed by SIGKILL", was_asked=False, is_blameless=is_blameless)
+                )
         self._fetched = kept
 
     def freeze(self, device_id: DeviceId, incarnation: int) -> None:

@@ -42,11 +42,10 @@ class Cluster:
             if is_own and child.name() in _SERVERS
         }
         self.is_own = is_own
-        self._here_id = ray.get_runtime_context().get_node_id()
+        self.here = Node(node_id=ray.get_runtime_context().get_node_id(), resources=frozenset())
         self._nodes: list[Node] = []
         self._looked_at = -_NODES_SECS
         self._keepers: dict[str, Any] = {}
-        self.here = Node(node_id=self._here_id, resources=frozenset())
         if not is_own:
             self._servers = self._raylet_here()
 
@@ -94,7 +93,7 @@ class Cluster:
 
         from agents.device.ray_actors import ProcessControlActor
 
-        if node_id == self._here_id:
+        if node_id == self.here.node_id:
             return None
         if node_id not in self._keepers:
             where = On(node_id, soft=False)
@@ -115,7 +114,7 @@ class Cluster:
         import ray
 
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        [path] = [one["RayletSocketName"] for one in nodes if one["NodeID"] == self._here_id]
+        [path] = [one["RayletSocketName"] for one in nodes if one["NodeID"] == self.here.node_id]
         for process in psutil.process_iter(["cmdline"]):
             if f"--raylet_socket_name={path}" in (process.info["cmdline"] or ()):
                 return {"raylet": ProcessName.of(process.pid)}

@@ -160,13 +160,10 @@ class HostProcess:
         return self._actor.close.remote(requests)
 
     def is_blameless(self, tail: str) -> bool:
-        """Whether it is known that its end came from outside; to be asked once it has ended.
+        """Whether its end came from outside, as far as is known, by the tail of what it printed before.
 
         A fault of its own makes it print before it goes. What else ends it without a word is SIGKILL: sent by
         somebody, or by the kernel for want of memory, which the kernel counts. Ray does not tell them apart.
-
-        Args:
-            tail: The end of what it printed.
         """
         import ray
 

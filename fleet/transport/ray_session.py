@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +22,6 @@ from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_settings import COORDINATOR_SETTINGS
 from fleet.transport.ray_token import give_cluster_token, give_own_token
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +29,15 @@ _LOG = logging.getLogger(__name__)
 #: With 0 Ray's own address is the loopback one on Linux too, and every port of it binds there; read when
 #: Ray is first imported. The name is Ray's (`ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR`).
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-#: Records and workloads are small; Ray's default takes a third of the host's memory.
+#: Ray's settings for the coordinator of a cluster, read when Ray is first imported. A connection that is
+#: silent for so long is tried, and made anew soon: where a link was down for a minute, TCP itself finds only
+#: a minute later that it is up again. Not for the head: it would give up hosts as soon as their connections.
+COORDINATOR_SETTINGS = {
+    "RAY_grpc_client_keepalive_time_ms": "30000",
+    "RAY_grpc_client_keepalive_timeout_ms": "10000",
+}
+#: Room for what processes hand each other. Records and workloads are small; Ray's default takes a third of
+#: the host's memory.
 _OBJECT_STORE_BYTES = 256 << 20
 #: How long what a failed start has left may take to end.
 _END_SECS = 20.0
@@ -44,15 +50,8 @@ def resource_of(device_id: DeviceId) -> str:
     return f"device:{device_id}"
 
 
-def start_ray(
-    resources: Mapping[str, float], cores: int, object_store_bytes: int = _OBJECT_STORE_BYTES
-) -> RayFolder:
+def start_ray(cores: int) -> RayFolder:
     """Start a Ray instance of our own on the loopback interface.
-
-    Args:
-        resources: Custom resources of this host.
-        cores: Logical CPUs that it may use.
-        object_store_bytes: Room for what processes hand each other.
 
     Returns:
         Its folder, to be closed after `ray.shutdown`. Where Ray does not start, its logs stay there until the
@@ -74,8 +73,7 @@ def start_ray(
             _connect(
                 address="local",
                 num_cpus=max(2, cores),
-                resources=dict(resources),
-                object_store_memory=object_store_bytes,
+                object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 _temp_dir=str(folder.inner),
             )
@@ -107,10 +105,7 @@ def start_ray(
 
 
 def join_ray(address: str) -> None:
-    """Join a Ray cluster that runs, this host being one of its nodes (`docs/cluster.md`).
-
-    Args:
-        address: `host:port` of its head.
+    """Join the Ray cluster of a head, `host:port`; this host is one of its nodes (`docs/cluster.md`).
 
     Raises:
         FleetError: There is no token, others may read it, there is no cluster, no node of it on this host, or

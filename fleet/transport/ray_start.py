@@ -1,9 +1,8 @@
 """`ray start` as a host of a fleet needs it: `python -m fleet.transport.ray_start --address=... ...`.
 
 It asks for the token, what Ray starts is not timed at a lower priority, and a network that fails for a minute
-ends nothing. A host with another Python or Ray
-than the cluster's gets one line about it instead of Ray's traceback. All arguments go to `ray start` as they
-are.
+ends nothing. A host with another Python or Ray than the cluster's gets one line about it instead of Ray's
+traceback. All arguments go to `ray start` as they are.
 """
 
 from __future__ import annotations
@@ -13,9 +12,16 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from fleet.transport.host_versions import join_refusal
-from fleet.transport.ray_settings import NODE_SETTINGS
 
-#: Names and values are Ray's; what the user has set goes first.
+#: For hosts with a network between them; names and values are Ray's (`ray_config_def.h`).
+NODE_SETTINGS = {
+    # The head gives up a host after five of these without an answer. A host whose Ray has ended refuses at
+    # once, and is given up after 15 s.
+    "RAY_health_check_timeout_ms": "30000",
+    # A Ray node ends, and its agents with it, when it has not reached the head for so long.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "180",
+}
+#: What the user has set goes first.
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_worker_niceness": "0",

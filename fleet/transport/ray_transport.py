@@ -103,7 +103,7 @@ class RayTransport(AgentTransport):
         self._spare_timing_cores()
         try:
             if options.address is None:
-                self._folder = start_ray({}, len(self._usable))
+                self._folder = start_ray(len(self._usable))
             else:
                 join_ray(options.address)
             self._cluster = Cluster(is_own=self._is_own)
@@ -268,7 +268,7 @@ class RayTransport(AgentTransport):
             process.insist()
             self._end(process, f"Ray broke down: {why}", is_blameless=True)
         self._leave()
-        self._folder = start_ray({}, len(self._usable))
+        self._folder = start_ray(len(self._usable))
         self._cluster = Cluster(is_own=True)
 
     def _leave(self) -> None:

@@ -102,11 +102,7 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
 
 
 def read_database(folder: Path, target: str) -> TunedDatabase:
-    """Read a database of TVM.
-
-    Args:
-        folder: With both files.
-        target: Of the device, as canonical JSON.
+    """Read a database of TVM, which must be of a target in canonical JSON.
 
     Raises:
         FleetError: It cannot be read, is of another target, or a trace says what none may say.

@@ -44,12 +44,7 @@ class Judged(NamedTuple):
 
 
 class DecisionScorer:
-    """Judges candidates of workloads for one device; not safe between threads.
-
-    Args:
-        ranker: Knows the champion.
-        device_id: The device.
-    """
+    """Judges candidates of workloads for one device; not safe between threads."""
 
     def __init__(self, ranker: CandidateRanker, device_id: DeviceId) -> None:
         self._ranker = ranker
@@ -71,13 +66,7 @@ class DecisionScorer:
     def of_genes(
         self, workload: Workload, individuals: Sequence[Individual], *, draft: bool = False
     ) -> Judged:
-        """Judge candidates of a workload by their decisions.
-
-        Args:
-            workload: What they schedule.
-            individuals: N candidates.
-            draft: Ask the trees of the head alone where it has some: a fraction of the time.
-        """
+        """Judge N candidates of a workload by their decisions. A draft asks the trees alone, in less time."""
         return self._judged(workload, [self._decided(workload, one) for one in individuals], draft=draft)
 
     def of_traces(self, workload: Workload, traces: Sequence[str]) -> Judged:

@@ -64,13 +64,7 @@ def why_not_here(spec: DeviceSpec, host: str | None) -> str:
 def deliver_all(
     labels: Mapping[str, str], device: DeviceEntry, traces: Mapping[WorkloadId, str], out: Path
 ) -> dict[str, dict[str, Any]]:
-    """Deliver each network that is a graph; what goes wrong with one is told, and keeps no other from it.
-
-    Args:
-        labels: As `labels_of` gives them.
-        device: As the store knows it.
-        traces: The fastest schedule of each workload.
-        out: Folder for the libraries.
+    """Deliver each network that is a graph. What goes wrong with one is told, and keeps no other from it.
 
     Returns:
         What `deliver` gives, by label; `{"why_not"}` where there is no library.
@@ -92,12 +86,6 @@ def deliver_all(
 
 def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path) -> dict[str, Any]:
     """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
-
-    Args:
-        text: Spelling of the network.
-        spec: A local device of this host.
-        traces: The fastest schedule of each workload.
-        out: Folder for the library.
 
     Returns:
         What `agents.networks.latency.time_sides` and `agents.networks.library.build` give, and: `library`

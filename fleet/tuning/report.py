@@ -32,12 +32,6 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 def report_search(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
     """Write `report.html` and `report.json` of a search.
 
-    Args:
-        found: What `tune_device` returns.
-        folder: Where they go.
-        created_at_secs: Unix seconds.
-        command: What makes it again.
-
     Returns:
         The path of the page.
     """
@@ -83,7 +77,7 @@ def network_sentence(name: str, one: Mapping[str, Any]) -> str:
 
 
 def millis(secs: float | None) -> str:
-    """Seconds as milliseconds."""
+    """Seconds as milliseconds; a dash where there are none."""
     return "-" if secs is None else f"{secs * 1e3:.3f} ms"
 
 
@@ -145,12 +139,11 @@ def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
         last, low = points[-1][0], one["best_secs"]
         high = max(best for _, best in points)
         spread = math.log(high / low) or 1.0
+        # A page counts from its top, where fast is.
         places = [
-            (100 * tried / last, 92 - 84 * (math.log(best / low) / spread) if high > low else 50.0)
+            (100 * tried / last, 8 + 84 * (math.log(best / low) / spread) if high > low else 50.0)
             for tried, best in points
         ]
-        # Fast is at the bottom: a curve falls.
-        places = [(x, 100 - y) for x, y in places]
         marks = [Mark("dot", *places[-1])]
         for (x, y), (end, end_y) in pairwise(places):
             marks.append(Mark("trend", x, y, 0, end, end_y))

@@ -41,16 +41,7 @@ _FLOOR = 0.01
 
 
 class Rounds:
-    """Draws what the search measures next.
-
-    Args:
-        engine: Has agents draw and make candidates.
-        device_id: The device.
-        workloads: What is searched.
-        ranker: Knows the device's champion.
-        clock: Told of the time.
-        seed: Of everything random.
-    """
+    """Draws what the search measures next."""
 
     def __init__(
         self,

@@ -139,14 +139,11 @@ class Search:
 
 
 def next_search(searches: Sequence[Search]) -> Search:
-    """Choose the workload that gets the next round.
+    """Choose the workload that gets the next round, of one or more that have not ended.
 
     Each is tried once, the heaviest first. Then the one that may take most off the networks' time wins,
     discounted for every round in a row that brought nothing: Ansor's task scheduler (Zheng et al. 2020,
     section 6) with the head's own interval in the place of its guesses.
-
-    Args:
-        searches: At least one; none of them ended.
     """
     fresh = [one for one in searches if not one.curve]
     if fresh:
@@ -196,10 +193,6 @@ def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) ->
 
     That is so where the gain that may still be is below the noise floor, of the workload's own latency or of
     all workloads' time together: nobody could tell it from chance.
-
-    Args:
-        searches: All workloads of the search.
-        noise_floor: By what share latencies differ where nothing changed.
     """
     total = sum(one.workload.weight * one.best_secs for one in searches if math.isfinite(one.best_secs))
     for one in searches:

@@ -7,23 +7,19 @@ from typing import Any
 
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_table import print_rows
-from fleet.tuning.report import SIDE_NAMES, network_sentence
+from fleet.tuning.report import SIDE_NAMES, millis, network_sentence
 
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
 
 
 def print_tuning(found: Mapping[str, Any]) -> None:
     """Print what `fleet.tuning.tuning.tune_device` returns: a line a workload, then the networks."""
-    console = TerminalConsole()
+    say = TerminalConsole().print
     print_rows(_COLUMNS, [_cells(one) for one in found["workloads"]])
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
     for network, secs in found["networks"].items():
         before = secs.get("before_secs")
-        was = f", {_millis(before)} before ({before / secs['best_secs']:.2f} times)" if before else ""
-        say(f"{network}: {_millis(secs['best_secs'])} for its tuned workloads{was}")
+        was = f", {millis(before)} before ({before / secs['best_secs']:.2f} times)" if before else ""
+        say(f"{network}: {millis(secs['best_secs'])} for its tuned workloads{was}")
     for name, one in found["whole_networks"].items():
         say(network_sentence(name, one))
         for side, why in one.get("absent", {}).items():
@@ -45,12 +41,8 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
         str(one["weight"]),
         str(one["trials"]),
         str(one["failed"]),
-        _millis(before),
-        _millis(best),
+        millis(before),
+        millis(best),
         f"{before / best:.2f}x" if before and best else "-",
         f"{one['gflops_per_s']:.1f}" if best else "-",
     )
-
-
-def _millis(secs: float | None) -> str:
-    return "-" if secs is None else f"{secs * 1e3:.3f} ms"

@@ -1,20 +1,22 @@
 """`fleet tune`: fast programs for the workloads of a network on one device.
 
 Each round evolves candidates of one workload, scored by the device's champion and by what the search has
-learnt (`rounds.py`), and measures a few. All of it goes into the store like any measurement,
-so a search is never lost, goes on where it was, and feeds the next training. The best of each workload ends
-in a MetaSchedule database that TVM applies.
+learnt (`rounds.py`), and measures a few. All of it goes into the store like any measurement, so a search is
+never lost, goes on where it was, and feeds the next training. The best of each workload ends in a
+MetaSchedule database that TVM applies, in libraries of whole networks, and in a report.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.networks.network_name import read_network_name
 from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
@@ -24,8 +26,10 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
-from fleet.tuning.conclusion import conclude
-from fleet.tuning.delivery import labels_of
+from fleet.store.reader import StoreReader
+from fleet.tuning.database import update_database
+from fleet.tuning.delivery import deliver_all, labels_of
+from fleet.tuning.report import report_search
 from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import ROUND, USED_UP, Search, expected_trials
 
@@ -150,6 +154,37 @@ def tune_device(
         "workloads": [_told(one) for one in searches],
     }
     return told | conclude(told, engine.store(), labels, options.out, clock, display)
+
+
+def conclude(
+    found: Mapping[str, Any],
+    store: StoreReader,
+    labels: Mapping[str, str],
+    out: Path,
+    clock: Clock,
+    display: Display,
+) -> dict[str, Any]:
+    """Write what a search leaves.
+
+    Returns:
+        `whole_networks` (see `fleet.tuning.delivery`), `seconds` by part, and the paths `database` and
+        `report`.
+
+    Raises:
+        FleetError: The folder holds what is not to be replaced, or nothing ran.
+    """
+    device_id = DeviceId(found["device"])
+    with clock.part("export"):
+        database = update_database(store, device_id, out)
+    if any(read_network_name(one).is_graph for one in labels):
+        display.say("compiling the network with its schedules, and timing it beside other ways to run it")
+    with clock.part("compile"):
+        whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out)
+    told = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
+    networks = " ".join(f"--network {shlex.quote(one)}" for one in labels)
+    again = f"fleet tune {shlex.quote(device_id)} {networks} --out {shlex.quote(str(out))}"
+    page = report_search({**found, **told}, out, time.time(), again)
+    return {**told, "report": str(page)}
 
 
 def _why_end(left: int, rounds: Rounds, ends_at: float) -> str:

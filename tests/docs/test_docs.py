@@ -18,7 +18,7 @@ import typer
 from agents.host.probe import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
 from fleet.cli.app import app
-from fleet.config.settings import Strategy
+from fleet.config.sections import Strategy
 from tests.host_fixtures import local_spec
 
 ROOT = Path(__file__).parents[2]

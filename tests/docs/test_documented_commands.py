@@ -99,7 +99,7 @@ BESIDE_A_DAEMON: dict[str, str] = {
 #: What needs real programs, a cluster, or files of other tools, and the test that runs it for real.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/fleet/report/test_demo.py": ("demo",),
-    "tests/fleet/cli/test_cli.py": ("doctor",),
+    "tests/fleet/cli/test_cli_devices.py": ("doctor",),
     "tests/fleet/models/test_evaluation.py": (
         "eval",
         "eval --json",

@@ -1,6 +1,5 @@
 """The packages that are installed: pinned, with sums, and none with a security hole that is known."""
 
-import ast
 import re
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.docs.test_walls import MODULES, imports
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -88,21 +89,8 @@ def test_a_client_needs_no_heavy_package() -> None:
     assert asked("train").isdisjoint({"apache-tvm", "ray"})
 
 
-def imported(path: Path) -> set[str]:
-    """First names of all that a module imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.split(".")[0] for name in names}
-
-
 def test_every_package_that_is_imported_is_asked_for() -> None:
-    named = {
-        name
-        for package in ("agents", "fleet", "transfer")
-        for path in (ROOT / package).rglob("*.py")
-        for name in imported(path)
-    }
+    named = {name.split(".")[0] for path in MODULES for name in imports(path)}
     # Named otherwise than their packages, brought by TVM, or of an extra that a message names.
     known = {"tvm", "tvm_ffi", "yaml", "xgboost", "ml_dtypes", "pynvml", "lightgbm", "pandas", "tensorboard"}
     known |= {"torchvision"}

@@ -12,13 +12,13 @@ export function sparkline(values, label) {
 }
 
 /** Linear scale from values to pixels. */
-export function scale(low, high, from, to) {
+function scale(low, high, from, to) {
   const span = high - low || 1;
   return (value) => from + ((value - low) / span) * (to - from);
 }
 
 /** Some round values between two; at most `most` of them. */
-export function ticks(low, high, most) {
+function ticks(low, high, most) {
   const span = high - low;
   if (!(span > 0)) return [low];
   const rough = span / most;
@@ -32,14 +32,15 @@ export function ticks(low, high, most) {
 /**
  * Points and lines over two axes.
  *
- * series: {name, points: [[x, y, low, high]], kind: "line" or "dots", place: 0 to 3}; marks: {x, text} as upright lines.
+ * series: {points: [[x, y, low, high, text]], kind: "line" or "dots", place: 0 to 3}; lines: {y, place, text} across all of it.
  */
-export function plot({ label, series, marks = [], xText, yText, width = 720, height = 220, yRange, lines = [] }) {
+export function plot({ label, series, xText, yText, height, lines = [] }) {
+  const width = 720;
   const points = series.flatMap((one) => one.points);
   if (!points.length) return null;
-  const xs = [...points.map((one) => one[0]), ...marks.map((one) => one.x)];
+  const xs = points.map((one) => one[0]);
   const ys = points.flatMap((one) => [one[1], one[2] ?? one[1], one[3] ?? one[1]]).concat(lines.map((one) => one.y));
-  const [low, high] = yRange || padded(Math.min(...ys), Math.max(...ys));
+  const [low, high] = padded(Math.min(...ys), Math.max(...ys));
   const [left, right, top, bottom] = [58, 8, 12, 26];
   const x = scale(Math.min(...xs), Math.max(...xs), left + 6, width - right - 6);
   const y = scale(low, high, height - bottom, top);
@@ -50,11 +51,9 @@ export function plot({ label, series, marks = [], xText, yText, width = 720, hei
   const feet = ticks(Math.min(...xs), Math.max(...xs), 5).map((value) =>
     h("text", { x: x(value), y: height - 8, class: "tick middle" }, xText(value)));
   const drawn = series.map((one) => drawSeries(one, x, y));
-  const upright = marks.map((one) => h("g", {},
-    h("line", { x1: x(one.x), x2: x(one.x), y1: top, y2: height - bottom, class: "mark" }), h("title", {}, one.text)));
   const level = lines.map((one) => h("g", {},
     h("line", { x1: left, x2: width - right, y1: y(one.y), y2: y(one.y), class: `level series-${one.place}` }), h("title", {}, one.text)));
-  return h("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, grid, feet, level, upright, drawn);
+  return h("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, grid, feet, level, drawn);
 }
 
 function drawSeries(one, x, y) {

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { legend, plot } from "./charts.js";
 import { ago, count, duration, moment, percent, rate, score, short, signedPercent } from "./format.js";
 import { cutOff, empty, loading, plainTable, tiles } from "./lists.js";
-import { digestNote, figure, noise, state } from "./fleet.js";
+import { digestNote, figure, state } from "./fleet.js";
 
 export const title = (place) => `Device ${place.id}`;
 

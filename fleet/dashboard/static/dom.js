@@ -72,14 +72,9 @@ function patch(old, fresh) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   // What somebody types or opens is theirs.
-  if (old instanceof HTMLInputElement || old instanceof HTMLTextAreaElement) {
+  if (old instanceof HTMLInputElement) {
     if (old !== document.activeElement && old.type !== "checkbox") old.value = fresh.value;
     if (old.type === "checkbox") old.checked = fresh.hasAttribute("checked");
-    return;
-  }
-  if (old instanceof HTMLSelectElement) {
-    update(old, fresh.childNodes);
-    if (old !== document.activeElement) old.value = fresh.value;
     return;
   }
   update(old, fresh.childNodes);

@@ -6,7 +6,6 @@ import { ago, count, moment, percent, rate, score, short } from "./format.js";
 import { loading, table, tiles } from "./lists.js";
 
 export const title = () => "Fleet";
-export const orders = true;
 
 export function path(query) {
   return ["/v1/dashboard/fleet", query];
@@ -82,7 +81,7 @@ function sparkText(values) {
   return `${count(sum)} records in the last two hours, ${count(values[values.length - 1])} in the last five minutes`;
 }
 
-export function noise(found) {
+function noise(found) {
   return found ? [percent(found.median_change, 2), h("span", { class: "sub" }, `${count(found.pairs)} pairs`)] : "–";
 }
 

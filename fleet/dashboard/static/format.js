@@ -10,10 +10,9 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? NONE : `${(100 * value).toFixed(digits)} %`;
 }
 
-export function signedPercent(value, digits = 1) {
+export function signedPercent(value) {
   if (value === null || value === undefined) return NONE;
-  const text = (100 * Math.abs(value)).toFixed(digits);
-  return `${value < 0 ? "−" : "+"}${text} %`;
+  return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`;
 }
 
 export function score(value) {

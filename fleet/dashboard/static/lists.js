@@ -10,9 +10,9 @@ import { count } from "./format.js";
  * columns: {name, key (order on the server), cell(row), number, level (1 always, 2 and 3 on wider screens), help}.
  * query: the parts of the address that say what is shown; go(changes) changes them.
  */
-export function table({ list, columns, query, go, label, empty, rowKey, rowClass, filter = true }) {
+export function table({ list, columns, query, go, label, empty, rowKey, rowClass }) {
   const parts = [];
-  if (filter && (list.total > 0 || query.text)) parts.push(filterBox(label, query, go));
+  if (list.total > 0 || query.text) parts.push(filterBox(label, query, go));
   if (list.total === 0) return [...parts, h("p", { class: "empty" }, empty)];
   if (list.matched === 0) {
     return [

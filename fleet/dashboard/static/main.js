@@ -149,8 +149,8 @@ async function get(path, query = {}, signal = undefined) {
   return read(await fetch(text ? `${path}?${text}` : path, { signal, headers: { Accept: "application/json" } }));
 }
 
-async function post(method, path, body = undefined) {
-  return read(await fetch(path, { method, body: body === undefined ? undefined : JSON.stringify(body) }));
+async function post(method, path) {
+  return read(await fetch(path, { method }));
 }
 
 async function read(answer) {

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { legend, plot, spreadBar } from "./charts.js";
-import { count, duration, latency, moment, percent, score, short } from "./format.js";
+import { count, latency, moment, percent, score, short } from "./format.js";
 import { cutOff, empty, loading, plainTable, table, tiles } from "./lists.js";
 import { digestNote } from "./fleet.js";
 
@@ -155,7 +155,6 @@ function drawCandidate(data, context) {
 }
 
 function schedules(data) {
-  if (!data.schedules) return empty("Its schedule cannot be read.");
   const { rows, different, of } = data.schedules;
   const isAlone = !data.best || data.best.candidate_id === data.candidate_id;
   if (isAlone) return h("pre", { tabindex: "0" }, rows.map((row) => row[0] ?? row[1]).join("\n"));

@@ -14,7 +14,8 @@ from agents.device.replay import ReplayWorker
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import ready
-from fleet.config.settings import ConfigError, load_fleet, parse_device
+from fleet.config.device_files import parse_device
+from fleet.config.settings import ConfigError, load_fleet
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs

@@ -13,19 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceId, DeviceKind, Family, Protocol
+from fleet.config.device_files import load_device, parse_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.device_targets import TARGET_OPTIONS
-from fleet.config.settings import (
-    ConfigError,
-    FleetConfig,
-    ProtocolSection,
-    Resolved,
-    load_device,
-    load_fleet,
-    parse_device,
-    resolve,
-    select_devices,
-)
+from fleet.config.sections import ProtocolSection
+from fleet.config.settings import ConfigError, FleetConfig, Resolved, load_fleet, resolve, select_devices
 from fleet.config.yaml_files import is_secret, parse_yaml
 
 ROOT = Path(__file__).parents[3]

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from agents.records import DeviceKind, Family, Protocol
 from fleet.cli.devices import register
+from fleet.config.device_files import load_device, parse_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import Action, Profile, render, write_profiles
-from fleet.config.settings import ConfigError, load_device, parse_device
+from fleet.config.yaml_files import ConfigError
 
 BOARD: dict[str, Any] = {
     "schema": 1,
@@ -114,8 +115,6 @@ def test_a_key_that_the_tracker_would_split_is_one_fault(key: str) -> None:
         ({"kind": "replay"}, ["key: is for devices of kind 'rpc'"]),
         ({"target": {**CUDA_TARGET}}, ["target.kind:", "'cpu'", "'llvm'", "'cuda'"]),
         ({"family": "gpu"}, ["target.kind:", "'gpu'", "'cuda'", "'llvm'"]),
-        ({"index": 1}, ["index:", "CUDA"]),
-        ({"target": {"kind": "llvm"}}, ["target.num-cores: missing"]),
         ({"family": "gpu", "target": {"kind": "cuda"}}, ["target.arch: missing"]),
         ({"protocol": {"repeats": 3}}, ["protocol.repeats: unknown key", "'repeat'"]),
         ({"protocol": {"repeat": 0}}, ["protocol.repeat:", "greater", "0"]),
@@ -163,10 +162,6 @@ def test_a_device_changes_the_protocol_of_the_fleet_for_itself() -> None:
     assert spec.protocol(common) == replace(common, **changes, run_timeout_secs=20.0)
     assert type(spec.protocol(common).repeat) is int
     assert spec.protocol(common).cache_flush is True
-
-
-def test_an_empty_mapping_changes_nothing() -> None:
-    assert parse_device({**BOARD, "protocol": {}}, "board").protocol_changes == ()
 
 
 NUMBERS = st.integers(-2, 20_000) | st.floats() | st.booleans()

@@ -20,8 +20,8 @@ from agents.records import DeviceId
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE
 from fleet.api.client import ADDRESS
-from fleet.config.sections import window_secs
-from fleet.config.settings import ConfigError, PolicySection, load_fleet
+from fleet.config.sections import PolicySection, window_secs
+from fleet.config.settings import ConfigError, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
 from fleet.engine.fleet_clock import FleetClock

@@ -22,7 +22,8 @@ from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
 from fleet.dashboard.pages import PageError, PageQuery, cut
 from fleet.dashboard.table_follower import TableFollower
-from fleet.report.status import TRUST_COLUMNS, trust
+from fleet.report.status import trust
+from fleet.store.noise_columns import READING_COLUMNS
 from fleet.store.store import Store
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec
@@ -64,10 +65,10 @@ def a_row(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_attention_by_device(changes: dict[str, Any], level: AttentionLevel, says: str) -> None:
-    found = attention(a_row(**changes), NOW)
-    assert found.level is level
-    assert says in found.reason
-    assert bool(found.reason) is (level is not AttentionLevel.HEALTHY)
+    found, reason = attention(a_row(**changes), NOW)
+    assert found is level
+    assert says in reason
+    assert bool(reason) is (level is not AttentionLevel.HEALTHY)
 
 
 @given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))
@@ -140,7 +141,7 @@ def test_a_digest_says_what_status_says(tmp_path: Path) -> None:
         slow = [replace(one, run_secs=tuple(1.02 * secs for secs in one.run_secs)) for one in pairs[1::2]]
         store.append([*pairs[::2], *slow])
     found = digest_of(tmp_path / "store", "dev-a")
-    columns = Store.read(tmp_path / "store").columns(TRUST_COLUMNS, device_ids=["dev-a"])
+    columns = Store.read(tmp_path / "store").columns(READING_COLUMNS, device_ids=["dev-a"])
     expected = trust(make_spec().device_id, (batch for _, batch in columns))
     assert found["noise"] == expected["noise"]
     assert found["noise"]["pairs"] == 15

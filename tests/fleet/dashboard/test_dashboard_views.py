@@ -24,6 +24,7 @@ from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
+from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
@@ -93,7 +94,7 @@ def fill(path: Path, factors: dict[str, float], *, aa_change: float = 0.01, **ch
 
 def compared(path: Path, before: str, after: str, *, shows_all: bool = False) -> dict[str, Any]:
     registry = Registry(path.parent / "models")
-    return compare(Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
+    return compare(lambda: Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
 
 
 def test_a_change_beyond_the_noise_is_shown_and_one_within_is_hidden(tmp_path: Path) -> None:
@@ -177,6 +178,13 @@ def test_what_cannot_be_compared(tmp_path: Path, sides: tuple[str, str], says: s
     assert parse_side("a@b").device_id == "a@b"
 
 
+def test_devices_may_have_names_like_those_of_versions(tmp_path: Path) -> None:
+    shown = Dashboard(lambda: {}, Registry(tmp_path / "models"), tmp_path / "no store")
+    with pytest.raises(DashboardWaits):
+        shown.compare(("v1", "v2"), PageQuery(), shows_all=False)
+    shown.close()
+
+
 def judged(pairs: tuple[float, float, float], **more: Any) -> dict[str, Any]:
     return {"judged": {"pairs": list(pairs), "top1": [0.7, 0.6, 0.8], **more}, "reason": "", "serves": True}
 
@@ -185,7 +193,8 @@ def test_versions_are_judged_by_their_intervals(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     for pairs in ((0.80, 0.78, 0.82), (0.90, 0.88, 0.92)):
         registry.add(small_model("one"), {"verdicts": {"one": judged(pairs)}})
-    found = compare(None, registry, ("v000001", "v000002"), PageQuery(), shows_all=False)
+    versions = ("v000001", "v000002")
+    found = compare(lambda: pytest.fail("versions need no store"), registry, versions, PageQuery())
     [row] = found["rows"]
     assert row["name"] == "one: pairs in the right order"
     assert row["change"] == pytest.approx(0.125)

@@ -14,7 +14,7 @@ import pytest
 
 from agents.records import NOISE, Record
 from fleet.cli.app import run
-from fleet.config.settings import FleetConfig, StoreSection, TrainingSection
+from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError

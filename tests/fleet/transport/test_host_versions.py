@@ -12,7 +12,8 @@ import pytest
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
 from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
-from fleet.transport.ray_settings import COORDINATOR_SETTINGS, NODE_SETTINGS
+from fleet.transport.ray_session import COORDINATOR_SETTINGS
+from fleet.transport.ray_start import NODE_SETTINGS
 
 OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7"}
 

@@ -214,7 +214,7 @@ SESSION = """
 import json, os, sys
 from fleet.transport.ray_session import start_ray
 os.umask(0)
-folder = start_ray({}, 2, 100 << 20)
+folder = start_ray(2)
 import ray
 told = ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote())
 print(json.dumps([str(folder.path), told == os.environ["RAY_AUTH_TOKEN"], len(told)]), flush=True)

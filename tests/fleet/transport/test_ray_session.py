@@ -76,5 +76,5 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals(
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     with pytest.raises(FleetError, match="does not start"):
-        start_ray({}, 2)
+        start_ray(2)
     assert {number: signal.getsignal(number) for number in before} == before

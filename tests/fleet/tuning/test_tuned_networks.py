@@ -28,11 +28,11 @@ from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from fleet.tuning.conclusion import conclude
 from fleet.tuning.database import read_database, update_database
 from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
 from fleet.tuning.report import headline, render
 from fleet.tuning.search import _MANY
+from fleet.tuning.tuning import conclude
 from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
