@@ -27,7 +27,7 @@ class _PublishedSource(Source):
     """The records of a device that we measured, without the names of hosts and addresses."""
 
     def __init__(self, reader: StoreReader, device_id: DeviceId, host: str) -> None:
-        super().__init__(reader, device_id, None, keeps_imported=False)
+        super().__init__(reader, device_id, keeps_imported=False)
         self._host = host
 
     @cached_property

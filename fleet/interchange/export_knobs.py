@@ -121,7 +121,6 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
         waiting += len(item)
         if waiting > _WAITING_CHARS:
             waiting = _flush(folder, kernels)
-        source.wrote(1)
     written = [kernel for kernel in kernels.values() if kernel.count]
     if written:
         _flush(folder, kernels)

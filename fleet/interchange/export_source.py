@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +20,6 @@ from agents.trust import IMPORTED
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
 
-#: Records between two calls of the watcher.
-_WATCH_EVERY = 1024
-
 
 class Source:
     """The records of one device in one version of a store.
@@ -30,27 +27,17 @@ class Source:
     Args:
         reader: The store.
         device_id: A device that has records.
-        watch: Told (device, records written so far) now and then.
         keeps_imported: Whether records are given that came with a log.
 
     Attributes:
         skipped: Records that a writer left out, by reason; writers add to it.
     """
 
-    def __init__(
-        self,
-        reader: StoreReader,
-        device_id: DeviceId,
-        watch: Callable[[DeviceId, int], None] | None = None,
-        *,
-        keeps_imported: bool = True,
-    ) -> None:
+    def __init__(self, reader: StoreReader, device_id: DeviceId, *, keeps_imported: bool = True) -> None:
         self.reader = reader
         self._keeps_imported = keeps_imported
         self.device_id = device_id
         self.skipped: Counter[str] = Counter()
-        self._watch = watch
-        self._written = 0
 
     @cached_property
     def spec(self) -> DeviceSpec | None:
@@ -88,13 +75,6 @@ class Source:
     def counts(self) -> NDArray[np.bool_]:
         """(n,) which rows count (`fleet.store.noise.settled`): one a candidate and environment."""
         return settled_rows(self.batches(SETTLING_COLUMNS))
-
-    def wrote(self, rows: int) -> None:
-        """Tell the watcher that more records are written."""
-        before = self._written // _WATCH_EVERY
-        self._written += rows
-        if self._watch is not None and self._written // _WATCH_EVERY != before:
-            self._watch(self.device_id, self._written)
 
 
 def has_module(workload: Workload) -> bool:
