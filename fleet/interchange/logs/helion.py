@@ -122,8 +122,7 @@ def _result(row: Mapping[str, str]) -> LoggedResult:
     if row["status"] == "ok":
         if not row["perf_ms"]:
             return failed("run", spent)
-        result = timed([_number(row["perf_ms"], "perf_ms")], spent)
-        return result
+        return timed([_number(row["perf_ms"], "perf_ms")], spent)
     kind = _STATUSES.get(row["status"])
     if kind is None:
         raise Rejected("an error of an unknown kind", shown(row["status"]))
@@ -183,7 +182,7 @@ def _runs(table: Path) -> dict[str, KernelHead]:
     heads: dict[str, KernelHead] = {}
     if not beside.is_file():
         return heads
-    for batch in LogLines(beside, max_line_bytes=32 << 20).batches():
+    for batch in LogLines(beside).batches():
         for line in batch:
             try:
                 value = parse_line(line) if type(line) is bytes and line.strip() else None
