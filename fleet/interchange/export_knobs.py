@@ -70,9 +70,13 @@ class _Kernel:
 
     @property
     def names(self) -> list[str]:
-        """Knobs in the tool's order."""
-        order = [name for name in self.key.get("order", ()) if name in self.values]
-        return [*order, *sorted(self.values.keys() - set(order))]
+        """All knobs in the tool's order."""
+        return self.ordered(self.values)
+
+    def ordered(self, knobs: Mapping[str, Any]) -> list[str]:
+        """Names of some knobs in the tool's order, then those that it does not list."""
+        order = [name for name in self.key.get("order", ()) if name in knobs]
+        return [*order, *sorted(knobs.keys() - set(order))]
 
     @property
     def file_name(self) -> str:
@@ -120,7 +124,8 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
             kernel.best_secs, kernel.best = min(record.run_secs), knobs
         waiting += len(item)
         if waiting > _WAITING_CHARS:
-            waiting = _flush(folder, kernels)
+            _flush(folder, kernels)
+            waiting = 0
     written = [kernel for kernel in kernels.values() if kernel.count]
     if written:
         _flush(folder, kernels)
@@ -149,14 +154,13 @@ def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel
     return found
 
 
-def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> int:
+def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> None:
     folder.mkdir(exist_ok=True)
     for kernel in kernels.values():
         if kernel.waiting:
             with _parts(folder, kernel).open("a", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(f"{item}\n" for item in kernel.waiting)
             kernel.waiting = []
-    return 0
 
 
 def _parts(folder: Path, kernel: _Kernel) -> Path:
@@ -188,8 +192,7 @@ def _timestamp(record: Record) -> str:
 
 def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     word = _word(record, _CACHE_WORDS)
-    order = [name for name in kernel.key.get("order", ()) if name in knobs]
-    names = [*order, *sorted(knobs.keys() - set(order))]
+    names = kernel.ordered(knobs)
     value: dict[str, Any] = {name: knobs[name] for name in names}
     times = [_millis(one) for one in record.run_secs]
     value["time"] = word or sum(times) / len(times)
