@@ -18,14 +18,7 @@ from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, Wor
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
-from fleet.store.catalog import (
-    DeviceEntry,
-    check_name,
-    doubtful_workloads,
-    read_device,
-    read_devices,
-    read_workloads,
-)
+from fleet.store.catalog import DeviceEntry, doubtful_workloads, read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
@@ -110,31 +103,23 @@ class StoreReader:
         return self._snapshot.rows
 
     def records(
-        self,
-        device_id: str | None = None,
-        workload_id: str | None = None,
-        outcomes: Collection[Outcome] | None = None,
-        version: int | None = None,
+        self, device_id: str | None = None, outcomes: Collection[Outcome] | None = None
     ) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
 
         Args:
             device_id: Only of this device.
-            workload_id: Only of this workload.
             outcomes: Only with these outcomes.
-            version: The table as it was at this version; this reader's own if None.
 
         Raises:
-            StoreError: The version does not exist any more, a file is damaged, or a newer version wrote it.
+            StoreError: Upkeep has deleted files of this version, one is damaged, or a newer version wrote it.
         """
-        for device, batch in self._batches(RECORD_COLUMNS, _only(device_id), version):
-            chosen = batch
-            if workload_id is not None:
-                chosen = chosen.filter(pc.equal(chosen.column("workload_id"), workload_id))
+        only = None if device_id is None else [device_id]
+        for device, batch in self._batches(RECORD_COLUMNS, only):
             if outcomes is not None:
                 wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
-                chosen = chosen.filter(pc.is_in(chosen.column("outcome"), wanted))
-            yield from batch_to_records(device, chosen)
+                batch = batch.filter(pc.is_in(batch.column("outcome"), wanted))
+            yield from batch_to_records(device, batch)
 
     def columns(
         self,
@@ -217,12 +202,6 @@ class StoreReader:
         with disk_errors("reading the devices", self._path):
             return read_devices(self._path / DEVICES)
 
-    def device_history(self, device_id: str) -> list[DeviceEntry]:
-        """All that was ever stored about one device, oldest first; empty for an unknown device."""
-        path = self._path / DEVICES / f"{check_name('device', device_id)}.jsonl"
-        with disk_errors("reading the devices", self._path):
-            return read_device(path) if path.exists() else []
-
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
         found: dict[DeviceId, DeviceCounts] = {}
@@ -246,13 +225,6 @@ class StoreReader:
             environments = batch.column("environment_id").to_pylist()
             pairs.update(zip(candidates, environments, strict=True))
         return pairs
-
-    def known_ids(self, device_id: str | None = None) -> set[str]:
-        """Ids of all records, or of those of one device."""
-        known: set[str] = set()
-        for _, batch in self._batches(("record_id",), _only(device_id), rows=_SHORT_ROWS):
-            known.update(batch.column("record_id").to_pylist())
-        return known
 
     def data_files(self, device_id: str | None = None) -> list[Path]:
         """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""
@@ -321,10 +293,6 @@ def _parted(batch: pa.RecordBatch, since: float) -> pa.RecordBatch:
     place = batch.schema.get_field_index(_ENVIRONMENT)
     chosen = pc.if_else(is_older, renamed, environments)
     return batch.set_column(place, batch.schema.field(place), chosen.cast(environments.type))
-
-
-def _only(device_id: str | None) -> list[str] | None:
-    return None if device_id is None else [device_id]
 
 
 def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:
