@@ -21,7 +21,7 @@ from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns, check_schema
-from fleet.store.delta.files import delete_unused, forget_old_commits, worth_merging
+from fleet.store.delta.files import chunks, delete_unused, forget_old_commits, worth_merging
 from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import (
     RETENTION_HOURS,
@@ -55,8 +55,6 @@ LEAST_MERGED = 16
 MERGED_AT_ONCE = 8
 #: Ids that are read from the data files at once.
 _ID_ROWS = 65_536
-#: Upkeep merges all files smaller than this, up to about twice this size.
-TARGET_BYTES = 64 << 20
 
 
 class Store(TableWriter):
@@ -216,26 +214,20 @@ class Store(TableWriter):
         self._check_usable()
         return self._index.ids.known(record_ids)
 
-    def upkeep(
-        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
-    ) -> UpkeepResult:
+    def upkeep(self, *, retention_hours: float = RETENTION_HOURS) -> UpkeepResult:
         """Merge small files, write a checkpoint, delete files that no version in use needs.
 
         Args:
             retention_hours: Age of dead files to delete, in hours in which the host ran. Readers opened
                 earlier, and versions older than this, may miss files afterwards.
-            target_bytes: Files smaller than this are merged, unless one holds more than all others.
 
         Raises:
             StoreFull: No room to merge; the table is as before.
             StoreError: The disk failed.
         """
-        steps = self.upkeep_steps(retention_hours=retention_hours, target_bytes=target_bytes)
-        return list(steps)[-1]
+        return list(self.upkeep_steps(retention_hours=retention_hours))[-1]
 
-    def upkeep_steps(
-        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
-    ) -> Iterator[UpkeepResult]:
+    def upkeep_steps(self, *, retention_hours: float = RETENTION_HOURS) -> Iterator[UpkeepResult]:
         """Do the same a step with each `next`: the files of one device, or one of the rest.
 
         Records may be appended between two steps, and a round may be left unfinished. Yields what was done so
@@ -246,9 +238,9 @@ class Store(TableWriter):
             self._snapshot = with_options(self._path / RECORDS, self._snapshot)
         merged = 0
         for name in sorted({file.device_id for file in self._snapshot.files}):
-            files = worth_merging(self._files_of(name), target_bytes)
+            files = worth_merging(self._files_of(name))
             if files:
-                merged += self._merge(files, target_bytes)
+                merged += sum(self._merge_groups([group]) for group in chunks(files))
                 yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
         self._check_usable()
         self._checkpoint()
