@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import IMPORTED
+from fleet.store.catalog import DeviceEntry
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
 
@@ -40,16 +41,19 @@ class Source:
         self.skipped: Counter[str] = Counter()
 
     @cached_property
-    def spec(self) -> DeviceSpec | None:
-        """The device's spec; None where the store has records of it and nothing else."""
-        entry = self.reader.devices().get(self.device_id)
-        return entry.spec if entry else None
+    def entry(self) -> DeviceEntry | None:
+        """The device's entry; None where the store has records of it and nothing else."""
+        return self.reader.devices().get(self.device_id)
 
-    @cached_property
+    @property
+    def spec(self) -> DeviceSpec | None:
+        """The device's spec, where there is an entry."""
+        return self.entry.spec if self.entry else None
+
+    @property
     def descriptor(self) -> Descriptor | None:
         """What the probe saw last; None for a device that was never probed."""
-        entry = self.reader.devices().get(self.device_id)
-        return entry.descriptor if entry else None
+        return self.entry.descriptor if self.entry else None
 
     @cached_property
     def workloads(self) -> Mapping[WorkloadId, Workload]:

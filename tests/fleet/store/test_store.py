@@ -33,7 +33,7 @@ from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
-from tests.disk_fixtures import failing_fsync
+from tests.disk_fixtures import Copies, failing_fsync
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -476,22 +476,12 @@ def test_a_kill_before_any_step_of_a_repair_loses_nothing(
     torn_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the folder before each step is what a kill at that moment leaves behind."""
-    copies: list[Path] = []
-
-    def watched(call: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            copies.append(tmp_path / f"copy-{len(copies)}")
-            shutil.copytree(torn_store, copies[-1])
-            return call(*args, **kwargs)
-
-        return step
-
+    copies = Copies(torn_store, tmp_path, lambda: 0)
     with monkeypatch.context() as patch:
-        for name in ("fsync", "link", "unlink", "rename"):
-            patch.setattr(os, name, watched(getattr(os, name)))
+        copies.watch(patch)
         Store.open(torn_store).close()
-    assert len(copies) > 10
-    for copy in [*copies, torn_store]:
+    assert len(copies.left_behind) > 10
+    for copy in [*(one for one, _ in copies.left_behind), torn_store]:
         with Store.open(copy) as store:
             store.upkeep(retention_hours=0)
             found = list(store.records())

@@ -21,7 +21,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.log import TABLE_OPTIONS, commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
-from tests.disk_fixtures import failing_fsync
+from tests.disk_fixtures import Copies, failing_fsync
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -229,20 +229,11 @@ def test_a_kill_before_any_step_of_the_migration_loses_nothing(
     plain_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the folder before each step on the disk is what a kill at that moment leaves behind."""
-    copies: list[Path] = []
-
-    def watched(call: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            copies.append(Path(shutil.copytree(plain_store, tmp_path / f"copy-{len(copies)}")))
-            return call(*args, **kwargs)
-
-        return step
-
+    watched = Copies(plain_store, tmp_path, lambda: 0)
     with monkeypatch.context() as patch:
-        for name in ("fsync", "link", "unlink", "replace"):
-            patch.setattr(os, name, watched(getattr(os, name)))
-        with Store.open(plain_store):
-            pass
+        watched.watch(patch)
+        Store.open(plain_store).close()
+    copies = [copy for copy, _ in watched.left_behind]
     assert {Store.read(copy).version for copy in copies} == {OLD_VERSION, OLD_VERSION + 1}
     for copy in copies:
         assert list(Store.read(copy).records()) == OLD_RECORDS
