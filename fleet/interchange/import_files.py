@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import FleetError
-from fleet.interchange.logs.knob_files import is_knob_table
+from fleet.interchange.logs.helion import is_table
 from fleet.interchange.logs.lines import first_lines
 from fleet.terminal_text import visible
 
@@ -124,7 +124,7 @@ def stem_of(path: Path) -> str:
 def _looks_like_log(path: Path) -> bool:
     """Whether a first line begins like JSON or heads a tuner's table, or the file is damaged at once."""
     lines, damage = first_lines(path, _LOOK_LINES)
-    if is_knob_table(lines):
+    if is_table(lines[0]):
         return True
     return any(line.lstrip()[:1] in (b"{", b"[") for line in lines) or bool(damage and not any(lines))
 

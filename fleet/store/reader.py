@@ -6,6 +6,7 @@ Who needs whole records reads `records`; who counts or filters reads `columns`, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -207,14 +208,21 @@ class StoreReader:
         found: dict[DeviceId, DeviceCounts] = {}
         every = self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS)
         for device, batches in groupby(every, key=lambda pair: pair[0]):
-            by_outcome: dict[str, int] = {}
+            by_outcome: Counter[str] = Counter()
             first, last = float("inf"), float("-inf")
             for _, batch in batches:
                 for entry in pc.value_counts(batch.column("outcome")).to_pylist():
-                    by_outcome[entry["values"]] = by_outcome.get(entry["values"], 0) + entry["counts"]
+                    by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            found[DeviceId(device)] = _counts(by_outcome, first, last)
+            failed = {one: by_outcome[one] for one in Outcome if one in by_outcome and one is not Outcome.OK}
+            found[DeviceId(device)] = DeviceCounts(
+                records=by_outcome.total(),
+                ok=by_outcome[Outcome.OK],
+                failed=failed,
+                first_at=first,
+                last_at=last,
+            )
         return found
 
     def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
@@ -293,10 +301,3 @@ def _parted(batch: pa.RecordBatch, since: float) -> pa.RecordBatch:
     place = batch.schema.get_field_index(_ENVIRONMENT)
     chosen = pc.if_else(is_older, renamed, environments)
     return batch.set_column(place, batch.schema.field(place), chosen.cast(environments.type))
-
-
-def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:
-    ok = by_outcome.get(Outcome.OK, 0)
-    failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
-    failed.pop(Outcome.OK, None)
-    return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)
