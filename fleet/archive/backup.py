@@ -47,11 +47,7 @@ class _GoneError(Exception):
 
 
 def back_up(store: Path, folder: Path) -> BackedUp:
-    """Copy a store.
-
-    Args:
-        store: Folder of the store; a daemon may write to it.
-        folder: Folder of the backup; made if missing.
+    """Copy a store, to which a daemon may write, into a folder, which is made if missing.
 
     Raises:
         StoreFull: No room; an earlier backup in the folder is as it was.

@@ -24,10 +24,6 @@ _CHUNK = 1 << 20
 def restore(backup: Path, folder: Path) -> BackedUp:
     """Make a store of a backup. It has its name only when all of it is there.
 
-    Args:
-        backup: Folder of the backup.
-        folder: Folder of the store; it must be missing or empty.
-
     Raises:
         StoreFull: No room; nothing is left.
         StoreError: There is no whole backup, or the folder holds something.

@@ -42,11 +42,6 @@ class DatasetAbout:
 def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -> dict[str, Any]:
     """Count what a dataset holds.
 
-    Args:
-        about: What the publisher says.
-        sources: Its devices.
-        now_secs: The present, in Unix seconds.
-
     Returns:
         JSON-ready: `name`, `about`, `license`, `made_by`, `created_at`, `records`, `candidates`, `workloads`,
         `table_version`, `devices` (by id: records by outcome and origin, suspect share, noise floor of the
@@ -92,12 +87,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
 
 
 def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
-    """The card as Markdown.
-
-    Args:
-        card: As `data_card` makes it.
-        size_bytes: Of the file of records.
-    """
+    """The card as Markdown; the size is that of the file of records."""
     from jinja2 import Environment, StrictUndefined
 
     source = resources.files("fleet").joinpath("templates", "data_card.md").read_text(encoding="utf-8")

@@ -155,12 +155,7 @@ def _grades(batch: pa.RecordBatch) -> NDArray[np.int8]:
 
 
 def readings(device_id: DeviceId, batch: pa.RecordBatch) -> Iterator[Reading]:
-    """What `fleet.store.noise.noise_floor` reads of some rows of one device, in their order.
-
-    Args:
-        device_id: Device of all rows.
-        batch: Rows with `READING_COLUMNS`.
-    """
+    """What `fleet.store.noise.noise_floor` reads of some rows of one device, in their order."""
     columns = (
         batch.column("candidate_id").to_pylist(),
         batch.column("environment_id").to_pylist(),

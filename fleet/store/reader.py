@@ -108,10 +108,6 @@ class StoreReader:
     ) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
 
-        Args:
-            device_id: Only of this device.
-            outcomes: Only with these outcomes.
-
         Raises:
             StoreError: Upkeep has deleted files of this version, one is damaged, or a newer version wrote it.
         """
@@ -162,39 +158,23 @@ class StoreReader:
             yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
-        """Workloads by id.
-
-        Args:
-            wanted: Only those of these that are there; all if None. An import may have brought thousands.
-        """
+        """Workloads by id: all, of which an import may have brought thousands, or the wanted ones."""
         with disk_errors("reading the workloads", self._path):
             return read_workloads(self._path / WORKLOADS, wanted)
 
     def own_workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
-        """Workloads by id whose modules agents of ours have made: TVM may be given these and no others.
-
-        Args:
-            wanted: Only those of these that are there; all if None.
-        """
+        """Workloads by id whose modules agents of ours have made: TVM may be given these and no others."""
         with disk_errors("reading the workloads", self._path):
             return read_workloads(self._path / WORKLOADS, wanted, only_own=True)
 
     def has_imported_workloads(self, wanted: Collection[WorkloadId]) -> bool:
-        """Whether any record may be of an imported workload that claims to be one of ours.
-
-        Args:
-            wanted: Ids of workloads of ours.
-        """
+        """Whether any record may be of an imported workload that claims to be one of these of ours."""
         with disk_errors("reading the workloads", self._path):
             names = [path.stem for path in (self._path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
         return any(claimed_id(one) in wanted for one in names) or bool(self.doubtful_workloads(wanted))
 
     def doubtful_workloads(self, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
-        """Ids, such as our own workloads have, under which records may have come with a log.
-
-        Args:
-            wanted: Only of these; of all if None.
-        """
+        """Ids, such as our own workloads have, under which records may have come with a log."""
         with disk_errors("reading the workloads", self._path):
             return doubtful_workloads(self._path / WORKLOADS, wanted)
 

@@ -119,11 +119,7 @@ class Store(TableWriter):
 
     @staticmethod
     def read(path: str | os.PathLike[str], version: int | None = None) -> StoreReader:
-        """Open a store for reading, beside any writer.
-
-        Args:
-            path: Folder of the store.
-            version: The table as it was at this version; the newest if None.
+        """Open a store for reading, beside any writer, at a version or at the newest.
 
         Raises:
             StoreError: There is no store, or it is damaged, or of a newer layout, or lacks this version.

@@ -54,11 +54,7 @@ class ImportedAsked:
 
 
 class StoreThread:
-    """Asks the store in the background, one question after the other.
-
-    Args:
-        path: Folder of the store.
-    """
+    """Asks the store in the background, one question after the other."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -101,13 +101,7 @@ class KnobFile(ABC):
         head: Callable[[dict[str, Any]], KernelHead],
         result: Callable[[KernelReader, Any], Measurement],
     ) -> Iterator[Measurement | Rejected]:
-        """Yield what every item of a document gives.
-
-        Args:
-            items: The document.
-            head: Makes the kernel of what stands before the first item.
-            result: Reads one item.
-        """
+        """Yield what `result` makes of each item; `head` makes the kernel of what stands before them."""
         reader: KernelReader | None = None
         try:
             for item in items:

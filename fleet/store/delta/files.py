@@ -157,10 +157,6 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def merge_data_files(folder: Path, groups: Sequence[Sequence[DataFile]]) -> list[WrittenFile]:
     """Write the rows of several files of one device into one, for one or several groups, in bounded memory.
 
-    Args:
-        folder: The table.
-        groups: Files to put together, each group of one device.
-
     Raises:
         StoreError: The rows do not add up: a file is not what the table says.
     """
@@ -235,10 +231,6 @@ def forget_old_commits(folder: Path, version: int) -> None:
     """Delete commits and checkpoints that no version from a given one on needs.
 
     deltalake would go by the dates of the files, and so by the wall clock.
-
-    Args:
-        folder: The table.
-        version: Oldest version that must stay.
 
     Raises:
         StoreError: The disk failed.

@@ -32,10 +32,6 @@ def file_sum(path: Path) -> str:
 def known_sums(table: Path, version: int) -> dict[str, str]:
     """Sums that the log knows, by path below the table; of files that are gone by this version, too.
 
-    Args:
-        table: The table.
-        version: A version of it.
-
     Raises:
         StoreError: A checkpoint or commit cannot be read.
     """
