@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from fleet.errors import FleetError
@@ -90,16 +91,14 @@ def _walk(path: Path) -> Iterator[Path]:
         folder = waiting.pop()
         try:
             with os.scandir(folder) as listed:
-                entries = sorted((one for one in listed if not one.name.startswith(".")), key=_name)
+                entries = sorted(
+                    (one for one in listed if not one.name.startswith(".")), key=attrgetter("name")
+                )
         except OSError:
             continue
         yield from (found for found in (Path(one.path) for one in entries) if found.is_file())
         folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
         waiting += reversed(folders)
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def network_of(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,7 +195,10 @@ class Store(TableWriter):
                     rows.append(row)
             if rows:
                 fresh[name] = table if len(rows) == table.num_rows else table.take(rows)
-        self._keep(fresh, seen)
+        if fresh:
+            self._append_tables(fresh)
+            self._index.ids.add(seen)
+            self._tidy(fresh)
         given = sum(table.num_rows for table in tables.values())
         return AppendResult(
             appended=len(seen), duplicates=given - len(seen), table_version=self.version, rows=fresh
@@ -276,14 +279,6 @@ class Store(TableWriter):
     def _recover(self) -> None:
         super()._recover()
         self._index = IdIndex.open(self._path, self._path / RECORDS, self._snapshot, self._read_ids)
-
-    def _keep(self, tables: Mapping[str, pa.Table], ids: Collection[str]) -> None:
-        """Make one commit of rows that are new, and tidy up."""
-        if not tables:
-            return
-        self._append_tables(tables)
-        self._index.ids.add(ids)
-        self._tidy(tables)
 
     def _tidy(self, devices: Iterable[str]) -> None:
         """Keep files and commits few; the records are durable already, so a failure is only a warning."""
