@@ -36,7 +36,8 @@ COLUMNS = (
 )
 #: Columns without which a table is none of Helion's.
 _NEEDED = frozenset(("status", "perf_ms", "config"))
-_STATUSES = {
+#: What it calls a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+STATUSES = {
     "error": "run",
     "peer_compilation_fail": "compile",
     "timeout": "compile_timeout",
@@ -123,7 +124,7 @@ def _result(row: Mapping[str, str]) -> LoggedResult:
         if not row["perf_ms"]:
             return failed("run", spent)
         return timed([_number(row["perf_ms"], "perf_ms")], spent)
-    kind = _STATUSES.get(row["status"])
+    kind = STATUSES.get(row["status"])
     if kind is None:
         raise Rejected("an error of an unknown kind", shown(row["status"]))
     return failed(kind, spent)

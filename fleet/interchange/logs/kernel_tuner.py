@@ -38,13 +38,14 @@ CACHE_KEYS = frozenset(
 )
 T4_KEYS = frozenset(("metadata", "results", "schema_version"))
 
-_ERRORS = {
+#: What a cache and a T4 file call a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+ERRORS = {
     "ErrorConfig": "run",
     "InvalidConfig": "invalid",
     "CompilationFailedConfig": "compile",
     "RuntimeFailedConfig": "run",
 }
-_INVALIDITIES = {
+INVALIDITIES = {
     "constraints": "invalid",
     "compile": "compile",
     "runtime": "run",
@@ -104,9 +105,9 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     time = item.get("time")
     error: Any = item.get("__error__", time if type(time) is str else None)
     if error is None and type(time) is not float:
-        error = next((one for one in item.values() if type(one) is str and one in _ERRORS), None)
+        error = next((one for one in item.values() if type(one) is str and one in ERRORS), None)
     if error is not None:
-        return reader.measurement(knobs, failed(_word(error, _ERRORS), spent, at))
+        return reader.measurement(knobs, failed(_word(error, ERRORS), spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
@@ -159,7 +160,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
     validity = item.get("invalidity")
     if validity != "correct":
-        return reader.measurement(knobs, failed(_word(validity, _INVALIDITIES), spent, at))
+        return reader.measurement(knobs, failed(_word(validity, INVALIDITIES), spent, at))
     value: Any = None
     for one in item.get("measurements") or ():
         if type(one) is dict and one.get("name") == "time":
