@@ -146,15 +146,8 @@ def _keep(
     """Copy a stream into a file, and give that the name of its content unless there is one."""
     temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
     temporary.parent.mkdir(exist_ok=True)
-    digest, size = hashlib.sha256(), 0
     try:
-        with temporary.open("xb") as stream:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                size += stream.write(chunk)
-            stream.flush()
-            os.fsync(stream.fileno())
-        found = digest.hexdigest()
+        found, size = copy_durably(source, temporary)
         if known is not None and found != known:
             raise StoreError(
                 f"{path} is damaged: its SHA-256 is {found[:12]}..., the log says {known[:12]}...; "
@@ -168,6 +161,18 @@ def _keep(
         return BackedUpFile(found, size), size
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def copy_durably(source: BinaryIO, target: Path) -> tuple[str, int]:
+    """Copy a stream into a new file; return the SHA-256 and the bytes of what is on the disk then."""
+    digest, size = hashlib.sha256(), 0
+    with target.open("xb") as stream:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            size += stream.write(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest(), size
 
 
 def object_path(folder: Path, sha256: str) -> Path:
