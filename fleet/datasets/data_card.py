@@ -87,7 +87,12 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
 
 
 def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
-    """The card as Markdown; the size is that of the file of records."""
+    """The card as Markdown.
+
+    Args:
+        card: As `data_card` makes it.
+        size_bytes: Of the file of records.
+    """
     from jinja2 import Environment, StrictUndefined
 
     source = resources.files("fleet").joinpath("templates", "data_card.md").read_text(encoding="utf-8")
