@@ -42,7 +42,7 @@ class Copies:
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Copy from now on."""
-        for name in ("fsync", "link", "unlink", "replace", "utime"):
+        for name in ("fsync", "link", "unlink", "rename", "replace", "utime"):
             patch.setattr(os, name, self._watched(getattr(os, name)))
         patch.setattr(RowFile, "change", self._watched(RowFile.change))
 

@@ -6,7 +6,7 @@ import json
 import struct
 import zlib
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
@@ -26,6 +26,9 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
+
+if TYPE_CHECKING:
+    from fleet.store.reader import StoreReader
 
 #: Keys that a protocol has in records of layout 1.
 PROTOCOL_KEYS_OF_LAYOUT_1 = (
@@ -108,6 +111,11 @@ def make_batch(start: int, count: int, **changes: Any) -> list[Record]:
 def make_batch_of_layout_1(start: int, count: int, **changes: Any) -> list[Record]:
     """Records with the numbers from `start` on, in layout 1."""
     return [as_layout_1(record) for record in make_batch(start, count, **changes)]
+
+
+def record_ids(reader: StoreReader) -> list[str]:
+    """Ids of all records of a store as its rows have them, with repetitions."""
+    return [one for _, batch in reader.columns(["record_id"]) for one in batch.column(0).to_pylist()]
 
 
 def make_workload(number: int, networks: tuple[tuple[str, int], ...] = ()) -> Workload:

@@ -47,11 +47,7 @@ class _GoneError(Exception):
 
 
 def back_up(store: Path, folder: Path) -> BackedUp:
-    """Copy a store.
-
-    Args:
-        store: Folder of the store; a daemon may write to it.
-        folder: Folder of the backup; made if missing.
+    """Copy a store, to which a daemon may write, into a folder, which is made if missing.
 
     Raises:
         StoreFull: No room; an earlier backup in the folder is as it was.
@@ -99,7 +95,7 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
         # A data file never changes, so what it was at the last backup it is still.
         before = known.get(path)
         is_same = before is not None and before.bytes == file.bytes
-        wanted[path] = sums.get(file.path) or (before.sha256 if is_same and before is not None else None)
+        wanted[path] = sums.get(file.path) or (before.sha256 if before and is_same else None)
     others = _log_of(store / RECORDS, snapshot.version)
     for name in (WORKLOADS, DEVICES, IMPORTS):
         others += sorted((store / name).glob("[!.]*"))
@@ -151,11 +147,7 @@ def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], in
 
 
 def _log_of(table: Path, version: int) -> list[Path]:
-    """The files of the log that make a version: a checkpoint and the commits after it.
-
-    Raises:
-        _GoneError: Upkeep deletes them just now.
-    """
+    """The files of the log that make a version: a checkpoint and the commits after it."""
     found = [path for path in checkpoints(table) if version_of(path) <= version][:1]
     start = version_of(found[0]) if found else -1
     found += [commit_path(table, number) for number in range(start + 1, version + 1)]

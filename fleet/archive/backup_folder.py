@@ -8,6 +8,7 @@ the new one is complete.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import filelock
 
@@ -130,50 +131,48 @@ def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile
         data = path.read_bytes()
         # A line that is being written is not there yet.
         return keep_bytes(folder, data[: data.rfind(b"\n") + 1])
+    with path.open("rb") as source:
+        return _keep(folder, source, path, known)
+
+
+def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
+    """Have some bytes as an object; return it and how many of them had to be copied."""
+    return _keep(folder, io.BytesIO(data))
+
+
+def _keep(
+    folder: Path, source: BinaryIO, path: Path | None = None, known: str | None = None
+) -> tuple[BackedUpFile, int]:
+    """Copy a stream into a file, and give that the name of its content unless there is one."""
     temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
     temporary.parent.mkdir(exist_ok=True)
-    digest, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as source, temporary.open("xb") as stream:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                size += stream.write(chunk)
-            stream.flush()
-            os.fsync(stream.fileno())
-        found = digest.hexdigest()
+        found, size = copy_durably(source, temporary)
         if known is not None and found != known:
             raise StoreError(
                 f"{path} is damaged: its SHA-256 is {found[:12]}..., the log says {known[:12]}...; "
                 "`fleet store verify` says what else is. The backup that was there is as it was"
             )
-        return BackedUpFile(found, size), _settle(folder, temporary, found, size)
+        kept = object_path(folder, found)
+        kept.parent.mkdir(exist_ok=True)
+        if kept.exists() and kept.stat().st_size == size:
+            return BackedUpFile(found, size), 0
+        temporary.replace(kept)
+        return BackedUpFile(found, size), size
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
-    """Have some bytes as an object; return it and how many of them had to be copied."""
-    found = hashlib.sha256(data).hexdigest()
-    temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
-    temporary.parent.mkdir(exist_ok=True)
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        return BackedUpFile(found, len(data)), _settle(folder, temporary, found, len(data))
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _settle(folder: Path, temporary: Path, sha256: str, size: int) -> int:
-    """Give a file the name of its content; return its bytes, 0 if it was there."""
-    path = object_path(folder, sha256)
-    path.parent.mkdir(exist_ok=True)
-    if path.exists() and path.stat().st_size == size:
-        return 0
-    temporary.replace(path)
-    return size
+def copy_durably(source: BinaryIO, target: Path) -> tuple[str, int]:
+    """Copy a stream into a new file; return the SHA-256 and the bytes of what is on the disk then."""
+    digest, size = hashlib.sha256(), 0
+    with target.open("xb") as stream:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            size += stream.write(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest(), size
 
 
 def object_path(folder: Path, sha256: str) -> Path:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,8 +87,7 @@ def row_faults(device_id: str, rows: pa.Table, seen: Seen) -> Iterator[str]:
     except StoreError as error:
         yield str(error)
         return
-    wrong = sum(1 for one in _is_named_rightly(device_id, rows) if not one)
-    if wrong:
+    if wrong := _misnamed(device_id, rows):
         yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
 
 
@@ -97,12 +96,15 @@ def first_halves(record_ids: pa.Array) -> NDArray[np.uint64]:
     return np.frombuffer(keys_of_column(record_ids), dtype=">u8")[::2].astype(np.uint64)
 
 
-def _is_named_rightly(device_id: str, rows: pa.Table) -> Iterable[bool]:
+def _misnamed(device_id: str, rows: pa.Table) -> int:
+    """How many rows have another id, or are of a candidate of another id, than what they say makes."""
+    wrong = 0
     names = ("record_id", "candidate_id", "workload_id", "dialect", "trace", "environment_id", "attempt")
     for record_id, candidate_id, workload_id, dialect, trace, environment_id, attempt in zip(
         *(rows.column(name).to_pylist() for name in names), strict=True
     ):
         # As `agents.records.Candidate` names itself.
-        yield candidate_id == content_hash(workload_id, dialect, trace) and record_id == record_id_of(
+        wrong += candidate_id != content_hash(workload_id, dialect, trace) or record_id != record_id_of(
             candidate_id, device_id, environment_id, attempt
         )
+    return wrong

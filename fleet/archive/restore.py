@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from fleet.archive.backup_folder import OBJECTS, BackedUp, Manifest, object_path, read_manifest
+from fleet.archive.backup_folder import OBJECTS, BackedUp, Manifest, copy_durably, object_path, read_manifest
 from fleet.archive.verify import Verified
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
@@ -18,15 +16,10 @@ from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Files that are copied at once: each waits for the disk.
 _THREADS = 8
-_CHUNK = 1 << 20
 
 
 def restore(backup: Path, folder: Path) -> BackedUp:
     """Make a store of a backup. It has its name only when all of it is there.
-
-    Args:
-        backup: Folder of the backup.
-        folder: Folder of the store; it must be missing or empty.
 
     Raises:
         StoreFull: No room; nothing is left.
@@ -89,17 +82,12 @@ def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
     def put(path: str) -> None:
         kept = manifest.files[path]
         source = object_path(backup, kept.sha256)
-        digest = hashlib.sha256()
         try:
-            with source.open("rb") as stream, (folder / path).open("xb") as target:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-                    target.write(chunk)
-                target.flush()
-                os.fsync(target.fileno())
+            with source.open("rb") as stream:
+                found, _ = copy_durably(stream, folder / path)
         except FileNotFoundError as error:
             raise StoreError(f"the backup {backup} lacks {source.name}, which holds {path}") from error
-        if digest.hexdigest() != kept.sha256:
+        if found != kept.sha256:
             raise StoreError(
                 f"the backup {backup} is damaged: {source} holds other bits than {path} had; "
                 f"`fleet store verify --store {backup}` says what else is"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,12 +100,8 @@ class Verified:
         return {"ok": not self.damages, **asdict(self)}
 
 
-def verify(folder: Path, progress: Callable[[int, int], None] = lambda done, of: None) -> Verified:
+def verify(folder: Path) -> Verified:
     """Read every file of a store.
-
-    Args:
-        folder: The store.
-        progress: Told after each data file how many records were read, and of how many.
 
     Raises:
         StoreError: There is no store.
@@ -122,19 +118,13 @@ def verify(folder: Path, progress: Callable[[int, int], None] = lambda done, of:
         except StoreError as error:
             found.add(RECORDS, str(error))
         else:
-            _check_table(folder, snapshot, index, found, progress)
+            _check_table(folder, snapshot, index, found)
         _check_summary(folder, found)
         found.secs = round(time.monotonic() - began, 3)
     return found
 
 
-def _check_table(
-    folder: Path,
-    snapshot: TableSnapshot,
-    index: dict[str, Any],
-    found: Verified,
-    progress: Callable[[int, int], None],
-) -> None:
+def _check_table(folder: Path, snapshot: TableSnapshot, index: dict[str, Any], found: Verified) -> None:
     table = folder / RECORDS
     found.version, found.files = snapshot.version, len(snapshot.files)
     found.bytes = sum(file.bytes for file in snapshot.files)
@@ -149,7 +139,6 @@ def _check_table(
         found.files_without_sum += known is None
         for what in file_faults(table, file, known, seen):
             found.add(f"{RECORDS}/{file.path}", what)
-        progress(seen.rows, snapshot.rows)
     found.records = seen.rows
     ids = np.sort(np.concatenate(seen.ids)) if seen.ids else np.empty(0, np.uint64)
     seen.ids.clear()

@@ -43,26 +43,27 @@ class DatasetAbout:
 def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -> dict[str, Any]:
     """Count what a dataset holds.
 
-    Args:
-        about: What the publisher says.
-        sources: Its devices.
-        now_secs: The present, in Unix seconds.
-
     Returns:
         JSON-ready: `name`, `about`, `license`, `made_by`, `created_at`, `records`, `candidates`, `workloads`,
         `table_version`, `devices` (by id: records by outcome and origin, suspect share, noise floor of the
         last A/A run, environments, target, processor), `operators`, `networks`, `protocols`, `faults`.
     """
-    operators: Counter[str] = Counter()
     protocols: Counter[str] = Counter()
+    used: Counter[str] = Counter()
     candidates: list[pa.Array] = []
-    used: set[WorkloadId] = set()
     devices: dict[str, Any] = {}
     for source in sources:
-        reading = _Reading(source, operators, protocols, candidates, used)
+        reading = _Reading(source)
         devices[str(source.device_id)] = reading.facts()
+        protocols.update(reading.counts["protocol"])
+        used.update(reading.counts["workload_id"])
+        candidates += reading.candidates
     known = sources[0].workloads
-    workloads = [known[one] for one in sorted(used) if one in known]
+    workloads = [known[one] for one in map(WorkloadId, sorted(used)) if one in known]
+    operators: Counter[str] = Counter()
+    for name, count in used.items():
+        workload = known.get(WorkloadId(name))
+        operators["not known" if workload is None else workload.operator] += count
     distinct = pc.unique(pa.chunked_array(candidates, pa.string()))
     return {
         FORMAT_KEY: FORMAT,
@@ -101,22 +102,18 @@ def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
 
 
 class _Reading:
-    """One pass over the rows of a device."""
+    """One pass over the rows of a device.
 
-    def __init__(
-        self,
-        source: Source,
-        operators: Counter[str],
-        protocols: Counter[str],
-        candidates: list[pa.Array],
-        used: set[WorkloadId],
-    ) -> None:
+    Attributes:
+        counts: Records by the values of some columns.
+        candidates: Their ids, in pieces; one may stand in several.
+    """
+
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._operators, self._protocols = operators, protocols
-        self._candidates, self._used = candidates, used
-        self._outcomes: Counter[str] = Counter()
-        self._origins: Counter[str] = Counter()
-        self._environments: Counter[str] = Counter()
+        names = ("outcome", "origin", "protocol", "environment_id", "workload_id")
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        self.candidates: list[pa.Array] = []
         self._first, self._last = float("inf"), float("-inf")
 
     def facts(self) -> dict[str, Any]:
@@ -125,15 +122,15 @@ class _Reading:
         found = trust(source.device_id, self._batches())
         spec, seen = source.spec, source.descriptor
         return {
-            "records": sum(self._outcomes.values()),
-            "outcomes": dict(sorted(self._outcomes.items())),
-            "origins": dict(sorted(self._origins.items())),
+            "records": self.counts["outcome"].total(),
+            "outcomes": dict(sorted(self.counts["outcome"].items())),
+            "origins": dict(sorted(self.counts["origin"].items())),
             "candidates": found["candidates"],
             "quarantined": found["quarantined"],
             "suspect": found["suspect"],
             "suspect_share": found["suspect_share"],
             "noise": found["noise"],
-            "environments": len(self._environments),
+            "environments": len(self.counts["environment_id"]),
             "first_at": self._first,
             "last_at": self._last,
             "family": None if spec is None else str(spec.family),
@@ -146,28 +143,14 @@ class _Reading:
         }
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        known = self._source.workloads
-        columns = tuple(dict.fromkeys((*READING_COLUMNS, "workload_id", "protocol", "environment_id")))
-        for batch in self._source.batches(columns):
-            for name, counter in (
-                ("outcome", self._outcomes),
-                ("origin", self._origins),
-                ("protocol", self._protocols),
-                ("environment_id", self._environments),
-            ):
-                counter.update(_value_counts(batch, name))
-            for name, count in _value_counts(batch, "workload_id").items():
-                one = WorkloadId(name)
-                self._used.add(one)
-                self._operators[known[one].operator if one in known else "not known"] += count
-            self._candidates.append(pc.unique(batch.column("candidate_id")))
+        for batch in self._source.batches(tuple(dict.fromkeys((*READING_COLUMNS, *self.counts)))):
+            for name, counter in self.counts.items():
+                found = pc.value_counts(batch.column(name)).to_pylist()
+                counter.update({one["values"]: one["counts"] for one in found})
+            self.candidates.append(pc.unique(batch.column("candidate_id")))
             times = pc.min_max(batch.column("measured_at")).as_py()
             self._first, self._last = min(self._first, times["min"]), max(self._last, times["max"])
             yield batch
-
-
-def _value_counts(batch: pa.RecordBatch, name: str) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in pc.value_counts(batch.column(name)).to_pylist()}
 
 
 def _operators(workloads: Sequence[Workload], records: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agents.records import Descriptor, DeviceId, DeviceSpec
+from agents.records import DeviceId
 from agents.trust import is_live
 from fleet.config.yaml_files import nearest
 from fleet.datasets.admission import verify
@@ -20,27 +19,21 @@ from fleet.errors import FleetError
 from fleet.interchange.export_files import whole_folder
 from fleet.interchange.export_parquet import write_parquet
 from fleet.interchange.export_source import Source
+from fleet.store.catalog import DeviceEntry
 from fleet.store.reader import StoreReader
 
 
 class _PublishedSource(Source):
     """The records of a device that we measured, without the names of hosts and addresses."""
 
-    def __init__(self, reader: StoreReader, device_id: DeviceId, host: str) -> None:
-        super().__init__(reader, device_id, None, keeps_imported=False)
-        self._host = host
-
-    @cached_property
-    def spec(self) -> DeviceSpec | None:
-        """The device's spec, without where it is reached."""
-        entry = self.reader.devices().get(self.device_id)
-        return replace(entry.spec, tracker="", key="") if entry else None
-
-    @cached_property
-    def descriptor(self) -> Descriptor | None:
-        """What the probe saw, of a host without its name."""
-        entry = self.reader.devices().get(self.device_id)
-        return replace(entry.descriptor, host=self._host) if entry and entry.descriptor else None
+    def __init__(self, reader: StoreReader, entry: DeviceEntry, hosts: Mapping[str, str]) -> None:
+        super().__init__(reader, entry.spec.device_id, keeps_imported=False)
+        seen = entry.descriptor
+        self.entry = replace(
+            entry,
+            spec=replace(entry.spec, tracker="", key=""),
+            descriptor=None if seen is None else replace(seen, host=hosts[seen.host]),
+        )
 
 
 def publish(
@@ -104,8 +97,4 @@ def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
         )
     hosts = dict.fromkeys(found.host for one in chosen if (found := entries[one].descriptor) is not None)
     names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
-    return [_PublishedSource(reader, one, _host_of(entries[one], names)) for one in chosen]
-
-
-def _host_of(entry: Any, names: dict[str, str]) -> str:
-    return names[entry.descriptor.host] if entry.descriptor is not None else ""
+    return [_PublishedSource(reader, entries[one], names) for one in chosen]

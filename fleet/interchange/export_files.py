@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -144,8 +143,3 @@ def _is_export(folder: Path) -> bool:
 
 def _taken(path: Path) -> FleetError:
     return FleetError(f"{path} is there already; choose another place, or replace it with --replace")
-
-
-def is_file_name(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> bool:
-    """Whether a destination names one file: its name ends in one of `suffixes`."""
-    return Path(path).name.lower().endswith(suffixes)

@@ -24,26 +24,10 @@ from fleet.interchange.logs.knobs import DIALECT
 #: Characters of items that wait to be written.
 _WAITING_CHARS = 8 << 20
 _SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-#: Words of a failure by the word that `Record.error` begins with.
-_CACHE_WORDS = {
-    "invalid": "InvalidConfig",
-    "compile": "CompilationFailedConfig",
-    "run": "RuntimeFailedConfig",
-}
-_T4_WORDS = {
-    "invalid": "constraints",
-    "compile": "compile",
-    "run": "runtime",
-    "wrong": "correctness",
-    "timeout": "timeout",
-}
-_HELION_WORDS = {
-    "run": "error",
-    "compile": "peer_compilation_fail",
-    "compile_timeout": "timeout",
-    "invalid": "filtered",
-    "wrong": "accuracy_mismatch",
-}
+#: Words of a failure by the word that `Record.error` begins with; of several the last, which says most.
+_CACHE_WORDS = {ours: word for word, ours in kernel_tuner.ERRORS.items()}
+_T4_WORDS = {ours: word for word, ours in kernel_tuner.INVALIDITIES.items()}
+_HELION_WORDS = {ours: word for word, ours in helion.STATUSES.items()}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -68,11 +52,10 @@ class _Kernel:
     best_secs: float = math.inf
     best: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def names(self) -> list[str]:
-        """Knobs in the tool's order."""
-        order = [name for name in self.key.get("order", ()) if name in self.values]
-        return [*order, *sorted(self.values.keys() - set(order))]
+    def ordered(self, knobs: Mapping[str, Any]) -> list[str]:
+        """Names of some knobs in the tool's order, then those that it does not list."""
+        order = [name for name in self.key.get("order", ()) if name in knobs]
+        return [*order, *sorted(knobs.keys() - set(order))]
 
     @property
     def file_name(self) -> str:
@@ -120,8 +103,8 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
             kernel.best_secs, kernel.best = min(record.run_secs), knobs
         waiting += len(item)
         if waiting > _WAITING_CHARS:
-            waiting = _flush(folder, kernels)
-        source.wrote(1)
+            _flush(folder, kernels)
+            waiting = 0
     written = [kernel for kernel in kernels.values() if kernel.count]
     if written:
         _flush(folder, kernels)
@@ -150,14 +133,13 @@ def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel
     return found
 
 
-def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> int:
+def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> None:
     folder.mkdir(exist_ok=True)
     for kernel in kernels.values():
         if kernel.waiting:
             with _parts(folder, kernel).open("a", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(f"{item}\n" for item in kernel.waiting)
             kernel.waiting = []
-    return 0
 
 
 def _parts(folder: Path, kernel: _Kernel) -> Path:
@@ -189,8 +171,7 @@ def _timestamp(record: Record) -> str:
 
 def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     word = _word(record, _CACHE_WORDS)
-    order = [name for name in kernel.key.get("order", ()) if name in knobs]
-    names = [*order, *sorted(knobs.keys() - set(order))]
+    names = kernel.ordered(knobs)
     value: dict[str, Any] = {name: knobs[name] for name in names}
     times = [_millis(one) for one in record.run_secs]
     value["time"] = word or sum(times) / len(times)
@@ -204,12 +185,13 @@ def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
 
 
 def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
+    names = kernel.ordered(kernel.values)
     head = {
         "device_name": kernel.device_name,
         "kernel_name": kernel.key["kernel"],
         "problem_size": kernel.key["problem"],
-        "tune_params_keys": kernel.names,
-        "tune_params": {name: [json.loads(one) for one in kernel.values[name]] for name in kernel.names},
+        "tune_params_keys": names,
+        "tune_params": {name: [json.loads(one) for one in kernel.values[name]] for name in names},
         "objective": "time",
         "cache": {},
     }
@@ -232,7 +214,7 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "kernel_name": kernel.key["kernel"],
         "objective": "time",
         "objective_higher_is_better": False,
-        "tunable_parameters": kernel.names,
+        "tunable_parameters": names,
         "data": [best] if kernel.best else [],
     }
     (folder / f"{kernel.file_name}.results.json").write_text(json.dumps(results, indent=""))
@@ -264,7 +246,7 @@ def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "problem_size": kernel.key["problem"],
         "device_name": kernel.device_name,
         "details": {name: one for name, one in kernel.key.items() if name not in known},
-        "order": kernel.names,
+        "order": kernel.ordered(kernel.values),
         "timeunit": "miliseconds",
     }
     with (folder / f"{kernel.file_name}_T4.json").open("w", encoding="utf-8") as stream:

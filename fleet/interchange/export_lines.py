@@ -70,7 +70,6 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
                 value["v"] = version
             lines.write(json.dumps(value) + "\n")
             count += 1
-            source.wrote(1)
     return count
 
 
@@ -103,7 +102,6 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
             }
             lines.write(json.dumps(value) + "\n")
             count += 1
-            source.wrote(1)
     return count
 
 

@@ -67,7 +67,6 @@ def write_database(folder: Path, source: Source) -> int:
             inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
             lines.write(f"[{indices[record.workload_id]},{inner}]\n")
             count += 1
-            source.wrote(1)
     if not count:
         for path in (folder / WORKLOADS, folder / RECORDS):
             path.unlink()

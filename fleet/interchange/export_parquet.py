@@ -90,7 +90,6 @@ def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = Fal
                     writer.write_table(pa.Table.from_batches(group, SCHEMA), row_group_size=rows)
                     group = []
                 count += batch.num_rows
-                source.wrote(batch.num_rows)
             if group:
                 writer.write_table(pa.Table.from_batches(group, SCHEMA), row_group_size=_GROUP_ROWS)
         devices = {

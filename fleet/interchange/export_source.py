@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import IMPORTED
+from fleet.store.catalog import DeviceEntry
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
-
-#: Records between two calls of the watcher.
-_WATCH_EVERY = 1024
 
 
 class Source:
@@ -30,39 +28,32 @@ class Source:
     Args:
         reader: The store.
         device_id: A device that has records.
-        watch: Told (device, records written so far) now and then.
         keeps_imported: Whether records are given that came with a log.
 
     Attributes:
         skipped: Records that a writer left out, by reason; writers add to it.
     """
 
-    def __init__(
-        self,
-        reader: StoreReader,
-        device_id: DeviceId,
-        watch: Callable[[DeviceId, int], None] | None = None,
-        *,
-        keeps_imported: bool = True,
-    ) -> None:
+    def __init__(self, reader: StoreReader, device_id: DeviceId, *, keeps_imported: bool = True) -> None:
         self.reader = reader
         self._keeps_imported = keeps_imported
         self.device_id = device_id
         self.skipped: Counter[str] = Counter()
-        self._watch = watch
-        self._written = 0
 
     @cached_property
+    def entry(self) -> DeviceEntry | None:
+        """The device's entry; None where the store has records of it and nothing else."""
+        return self.reader.devices().get(self.device_id)
+
+    @property
     def spec(self) -> DeviceSpec | None:
-        """The device's spec; None where the store has records of it and nothing else."""
-        entry = self.reader.devices().get(self.device_id)
-        return entry.spec if entry else None
+        """The device's spec, where there is an entry."""
+        return self.entry.spec if self.entry else None
 
-    @cached_property
+    @property
     def descriptor(self) -> Descriptor | None:
         """What the probe saw last; None for a device that was never probed."""
-        entry = self.reader.devices().get(self.device_id)
-        return entry.descriptor if entry else None
+        return self.entry.descriptor if self.entry else None
 
     @cached_property
     def workloads(self) -> Mapping[WorkloadId, Workload]:
@@ -88,13 +79,6 @@ class Source:
     def counts(self) -> NDArray[np.bool_]:
         """(n,) which rows count (`fleet.store.noise.settled`): one a candidate and environment."""
         return settled_rows(self.batches(SETTLING_COLUMNS))
-
-    def wrote(self, rows: int) -> None:
-        """Tell the watcher that more records are written."""
-        before = self._written // _WATCH_EVERY
-        self._written += rows
-        if self._watch is not None and self._written // _WATCH_EVERY != before:
-            self._watch(self.device_id, self._written)
 
 
 def has_module(workload: Workload) -> bool:

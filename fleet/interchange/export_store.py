@@ -8,14 +8,14 @@ memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents.records import DeviceId
 from fleet.config.yaml_files import nearest
 from fleet.errors import FleetError
-from fleet.interchange.export_files import is_file_name, whole_file, whole_folder, write_manifest
+from fleet.interchange.export_files import whole_file, whole_folder, write_manifest
 from fleet.interchange.export_knobs import FORMATS as KNOB_FORMATS
 from fleet.interchange.export_knobs import write_knobs
 from fleet.interchange.export_lines import write_ansor, write_autotvm
@@ -26,9 +26,6 @@ from fleet.store.reader import StoreReader
 
 #: What `fmt` may be.
 FORMATS = ("parquet", "meta_schedule", "ansor", "autotvm", *KNOB_FORMATS)
-
-#: Told (device, records of it written so far) now and then.
-Watch = Callable[[DeviceId, int], None]
 
 _LINE_SUFFIXES = (".json", ".jsonl", ".log", ".json.gz", ".jsonl.gz", ".log.gz")
 _WRITE_LINES = {"ansor": write_ansor, "autotvm": write_autotvm}
@@ -55,7 +52,6 @@ def export(
     devices: Sequence[str] = (),
     *,
     replace: bool = False,
-    watch: Watch | None = None,
 ) -> ExportResult:
     """Write the records of some devices in another tool's format.
 
@@ -70,7 +66,6 @@ def export(
         fmt: One of `FORMATS`.
         devices: Device ids; all that have records if empty.
         replace: Whether an earlier export at the destination is replaced.
-        watch: Told of progress.
 
     Raises:
         FleetError: An unknown format or device, nothing to export, or the destination is taken.
@@ -79,13 +74,14 @@ def export(
     if fmt not in FORMATS:
         raise FleetError(f"unknown format {fmt!r}{nearest(fmt, FORMATS)}; known: {', '.join(FORMATS)}")
     chosen = _chosen(reader, devices)
-    sources = [Source(reader, device_id, watch) for device_id in chosen]
-    if fmt == "parquet" and is_file_name(destination, (".parquet",)):
+    sources = [Source(reader, device_id) for device_id in chosen]
+    name = destination.name.lower()
+    if fmt == "parquet" and name.endswith(".parquet"):
         with whole_file(destination, replace=replace) as path:
             count = write_parquet(path, sources)
             _check_any(count, fmt, sources)
         files = [destination]
-    elif fmt in _WRITE_LINES and is_file_name(destination, _LINE_SUFFIXES):
+    elif fmt in _WRITE_LINES and name.endswith(_LINE_SUFFIXES):
         if len(sources) != 1:
             raise FleetError(
                 f"{destination}: lines do not name their device, so one file holds one device, got "

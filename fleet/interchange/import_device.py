@@ -74,9 +74,12 @@ def family_of(store: ImportTarget, folder: Path, device_id: DeviceId) -> Family 
     entry = store.devices().get(device_id)
     if entry is not None:
         return entry.spec.family
-    if any((folder / f"{device_id}{suffix}").is_file() for suffix in (".yaml", ".yml")):
-        return load_device(folder, device_id).family
-    return None
+    return load_device(folder, device_id).family if _device_file(folder, device_id) else None
+
+
+def _device_file(folder: Path, device_id: DeviceId) -> Path | None:
+    paths = [folder / f"{device_id}{suffix}" for suffix in (".yaml", ".yml")]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine: Machine) -> str:
@@ -93,10 +96,8 @@ def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine:
     """
     if device_id in store.devices():
         return "the store"
-    for suffix in (".yaml", ".yml"):
-        path = folder / f"{device_id}{suffix}"
-        if path.is_file():
-            store.put_device(load_device(folder, device_id))
-            return str(path)
+    if path := _device_file(folder, device_id):
+        store.put_device(load_device(folder, device_id))
+        return str(path)
     store.put_device(*device_from_log(device_id, machine))
     return "the logs"

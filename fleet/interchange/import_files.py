@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from fleet.errors import FleetError
-from fleet.interchange.logs.knob_files import is_knob_table
+from fleet.interchange.logs.helion import is_table
 from fleet.interchange.logs.lines import first_lines
 from fleet.terminal_text import visible
 
@@ -90,16 +91,14 @@ def _walk(path: Path) -> Iterator[Path]:
         folder = waiting.pop()
         try:
             with os.scandir(folder) as listed:
-                entries = sorted((one for one in listed if not one.name.startswith(".")), key=_name)
+                entries = sorted(
+                    (one for one in listed if not one.name.startswith(".")), key=attrgetter("name")
+                )
         except OSError:
             continue
         yield from (found for found in (Path(one.path) for one in entries) if found.is_file())
         folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
         waiting += reversed(folders)
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def network_of(path: Path) -> str:
@@ -124,7 +123,7 @@ def stem_of(path: Path) -> str:
 def _looks_like_log(path: Path) -> bool:
     """Whether a first line begins like JSON or heads a tuner's table, or the file is damaged at once."""
     lines, damage = first_lines(path, _LOOK_LINES)
-    if is_knob_table(lines):
+    if is_table(lines[0]):
         return True
     return any(line.lstrip()[:1] in (b"{", b"[") for line in lines) or bool(damage and not any(lines))
 

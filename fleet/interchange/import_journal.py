@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class ImportJournal:
             return
         lines = ""
         for state, counts in files.items():
-            value = {"version": IMPORT_VERSION, "file": _as_dict(state), "counts": counts}
+            value = {"version": IMPORT_VERSION, "file": asdict(state), "counts": counts}
             lines += json.dumps(value, sort_keys=True) + "\n"
         with disk_errors("writing the journal of imports", self._path):
             is_new = not self._path.exists()
@@ -88,7 +88,3 @@ class ImportJournal:
                 os.fsync(stream.fileno())
             fsync(self._path.parent)
         self._finished.update(files)
-
-
-def _as_dict(state: FileState) -> dict[str, Any]:
-    return {name: getattr(state, name) for name in FileState.__dataclass_fields__}

@@ -213,8 +213,6 @@ class _Import:
                     self._line(line, database, log, counts)
                 except Rejected as reason:
                     self._reject(reason, log, counts)
-                if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
-                    self._commit()
             self._tell(lines.position - position, log.path.name, counts.lines)
             position = lines.position
         if lines.damage:
@@ -231,8 +229,6 @@ class _Import:
                 self._reject(found, log, counts)
             else:
                 self._keep(found, log, counts)
-            if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
-                self._commit()
             if knobs.position != position:
                 self._tell(knobs.position - position, log.path.name, counts.lines)
                 position = knobs.position
@@ -266,6 +262,8 @@ class _Import:
         self._batch.add(found)
         counts.dialects[found.workload.dialect] += 1
         counts.outcomes[found.result.outcome] += 1
+        if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
+            self._commit()
 
     def _meet(self, environment: Environment) -> None:
         self._environment = environment

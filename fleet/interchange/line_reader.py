@@ -1,24 +1,33 @@
-"""One line of a log, whatever dialect it is in.
+"""One line of a log, whatever dialect it is in; and which files are no logs of lines but configurations.
 
 Called by `fleet.interchange.import_logs`.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from fleet.interchange.logs.ansor import AnsorLogReader
 from fleet.interchange.logs.autotvm import AutoTvmLogReader
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.helion import run_of
+from fleet.interchange.logs.helion import TableFile, is_table, run_of
 from fleet.interchange.logs.json_values import Rejected, careful, parse_line
-from fleet.interchange.logs.knob_files import open_knob_file
-from fleet.interchange.logs.knobs import KnobFile
+from fleet.interchange.logs.kernel_tuner import CACHE_KEYS, T4_KEYS, CacheFile, T4File
+from fleet.interchange.logs.knobs import KnobFile, only
+from fleet.interchange.logs.lines import first_lines
 from fleet.interchange.logs.meta_schedule import Database, MetaScheduleLogReader, is_workload_line
+from fleet.interchange.logs.triton import KEYS, SUFFIX, AutotuneFile
 
 #: Dialects by name; `auto` takes each line for what it looks like.
 DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule", "knobs")
+
+#: Lines and bytes of a file that are looked at to tell which tuner wrote its configurations.
+_LOOK_LINES = 20
+_LOOK_BYTES = 1 << 16
+_FIRST_KEY = re.compile(rb'\s*\{\s*"([A-Za-z_0-9]{1,32})"\s*:')
+_RESULTS = re.compile(rb'"results"\s*:\s*\[')
 
 
 class LineReader:
@@ -37,7 +46,19 @@ class LineReader:
         Raises:
             OSError: The file cannot be read.
         """
-        return open_knob_file(path, self._catalog) if self._dialect in ("auto", "knobs") else None
+        if self._dialect not in ("auto", "knobs"):
+            return None
+        lines, _ = first_lines(path, _LOOK_LINES)
+        if is_table(lines[0]):
+            return TableFile(path, self._catalog)
+        head = b"\n".join(lines)[:_LOOK_BYTES]
+        found = _FIRST_KEY.match(head)
+        key = found[1].decode() if found else ""
+        if key in KEYS and only(path, SUFFIX):
+            return AutotuneFile(path, self._catalog)
+        if key in T4_KEYS and (key not in CACHE_KEYS or _RESULTS.search(head)):
+            return T4File(path, self._catalog)
+        return CacheFile(path, self._catalog) if key in CACHE_KEYS else None
 
     def read(self, line: bytes, database: Database) -> Measurement | None:
         """Read a line; None for a workload line, which `database` takes up.

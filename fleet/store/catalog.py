@@ -142,12 +142,7 @@ def read_workloads(
 
 
 def doubtful_workloads(folder: Path, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
-    """Ids, such as ours have, under which records may have come with a log: all that are not surely ours.
-
-    Args:
-        folder: Of the workloads.
-        wanted: Only of these; of all if None.
-    """
+    """Ids, such as ours have, under which records may have come with a log: all that are not surely ours."""
     if wanted is None:
         paths = [path for path in folder.glob("[!.]*.json") if not is_imported(path.stem)]
     else:

@@ -118,11 +118,6 @@ class Intake:
         self.no_room: StoreFull | None = None
 
     @property
-    def store(self) -> Store:
-        """The store behind it: for what is no record, and for reading what the table has."""
-        return self._store
-
-    @property
     def waiting(self) -> int:
         """Records that are durable but not in the table yet."""
         return self._rows
@@ -167,50 +162,13 @@ class Intake:
             # Now, not when it goes on to the table: by then it is acknowledged.
             check_columns(table)
             self._take(table.add_column(0, TABLE_SCHEMA.field("device_id"), devices), grouped)
-        done = self._end(len(records), len(fresh))
+        self._end()
         return IntakeResult(
-            appended=done.appended,
-            duplicates=done.duplicates,
-            table_version=done.table_version,
+            appended=len(fresh),
+            duplicates=len(records) - len(fresh),
+            table_version=self._store.version,
             fresh=[by_id[one] for one in fresh],
         )
-
-    def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
-        """Keep records that are columns already, by device, with the promises of `append`.
-
-        Args:
-            tables: Rows of `fleet.store.delta.schema.FILE_SCHEMA`; ids hashed as `agents.records.Record`
-                says.
-
-        Raises:
-            StoreFull: No room. Nothing was kept; it can go on once there is room.
-            StoreError: A row is no record, or the disk failed.
-        """
-        self._begin()
-        given, kept = 0, 0
-        seen: set[str] = set()
-        grouped: dict[int, list[tuple[pa.Table, list[str]]]] = {}
-        for name, table in tables.items():
-            check_name("device", name)
-            check_columns(table)
-            ids: list[str] = table.column("record_id").to_pylist()
-            given += len(ids)
-            rows = []
-            for row, (one, is_known) in enumerate(zip(ids, self.known(ids), strict=True)):
-                if not is_known and one not in seen:
-                    seen.add(one)
-                    rows.append(row)
-            if rows:
-                kept += len(rows)
-                chosen = table if len(rows) == len(ids) else table.take(rows)
-                devices = pa.repeat(pa.scalar(name, pa.string()), len(rows))
-                chosen = chosen.add_column(0, TABLE_SCHEMA.field("device_id"), devices)
-                grouped.setdefault(self._number(name), []).append((chosen, [ids[row] for row in rows]))
-        if grouped:
-            every = pa.concat_tables([table for group in grouped.values() for table, _ in group])
-            waiting = {number: [one for _, ids in group for one in ids] for number, group in grouped.items()}
-            self._take(every, waiting)
-        return self._end(given, kept)
 
     def known(self, record_ids: Sequence[str]) -> list[bool]:
         """Say of each id whether a record with it is durable here: in the table, or on the way to it.
@@ -267,10 +225,11 @@ class Intake:
 
     def _begin(self) -> None:
         self._check_open()
-        while self._is_over():
+        limits = self._settings
+        while self._bytes > limits.most_bytes or self._rows > limits.most_rows:
             self._hand_on(self._oldest())
 
-    def _end(self, given: int, kept: int) -> AppendResult:
+    def _end(self) -> None:
         now = self._clock()
         least = max(self._settings.commit_every_secs, self._settings.pause * self._took_secs)
         is_time = now - self._committed_at >= least
@@ -283,10 +242,6 @@ class Intake:
                 # The records are durable. `_begin` refuses new ones before too many wait.
                 _LOG.warning("%d records wait for room: %s", self._rows, error)
             self._committed_at = self._clock()
-        return AppendResult(appended=kept, duplicates=given - kept, table_version=self._store.version)
-
-    def _is_over(self) -> bool:
-        return self._bytes > self._settings.most_bytes or self._rows > self._settings.most_rows
 
     def _oldest(self) -> _Group:
         return min((one for one in self._groups if one.packed), key=lambda one: one.since)

@@ -56,10 +56,7 @@ class IntakeLog:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def append(self, packed: Sequence[bytes]) -> list[int]:
-        """Keep packed rows in one transaction; they are on the disk when this returns.
-
-        Args:
-            packed: Rows from `pack`.
+        """Keep rows that `pack` made, in one transaction; they are on the disk when this returns.
 
         Returns:
             The number of each piece.
@@ -116,10 +113,6 @@ class IntakeLog:
 
 def copy_log(folder: Path, target: Path) -> bool:
     """Copy the file of a log as it is at one moment, beside whoever writes it.
-
-    Args:
-        folder: Folder of the log.
-        target: Folder of the copy.
 
     Returns:
         Whether there is one.

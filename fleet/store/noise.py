@@ -86,7 +86,8 @@ def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
             readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)
     pairs = [pair for attempts in readings.values() for pair in _aa_pairs(attempts)]
     if not pairs:
-        pairs = [pair for attempts in readings.values() for pair in _successive_pairs(attempts)]
+        in_order = [[attempts[one] for one in sorted(attempts)] for attempts in readings.values()]
+        pairs = [pair for attempts_of_one in in_order for pair in pairwise(attempts_of_one)]
     if not pairs:
         return None
     changes = sorted(abs(later.secs / earlier.secs - 1) for earlier, later in pairs)
@@ -172,7 +173,3 @@ def _aa_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
         and attempt + 1 in attempts
         and attempts[attempt + 1].is_noise
     ]
-
-
-def _successive_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
-    return list(pairwise(attempts[attempt] for attempt in sorted(attempts)))

@@ -73,12 +73,7 @@ def settled_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
     environment, number = _codes(environments)
     key = candidate * number + environment
     # The last key of `lexsort` counts most; rows that are equal in all stay in their order.
-    order = np.lexsort((np.concatenate(attempts), np.concatenate(grades), key))
-    is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = np.diff(key[order]) != 0
-    chosen = np.zeros(len(order), dtype=np.bool_)
-    chosen[order[is_first]] = True
-    return chosen
+    return _first_of_each(key, np.lexsort((np.concatenate(attempts), np.concatenate(grades), key)))
 
 
 def present_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
@@ -117,11 +112,15 @@ def present_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
     candidate, _ = _codes(candidates)
     rows = np.flatnonzero(settled)
     keys = (-last[environment[rows]], np.concatenate(silent)[rows], candidate[rows])
-    order = rows[np.lexsort(keys)]
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = np.diff(candidate[order]) != 0
-    chosen = np.zeros(len(settled), dtype=np.bool_)
-    chosen[order[first]] = True
+    return _first_of_each(candidate, rows[np.lexsort(keys)])
+
+
+def _first_of_each(key: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Mark in (n,) keys the first row of each key, of rows in an order in which equal keys are neighbours."""
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = np.diff(key[order]) != 0
+    chosen = np.zeros(len(key), dtype=np.bool_)
+    chosen[order[is_first]] = True
     return chosen
 
 
@@ -156,12 +155,7 @@ def _grades(batch: pa.RecordBatch) -> NDArray[np.int8]:
 
 
 def readings(device_id: DeviceId, batch: pa.RecordBatch) -> Iterator[Reading]:
-    """What `fleet.store.noise.noise_floor` reads of some rows of one device, in their order.
-
-    Args:
-        device_id: Device of all rows.
-        batch: Rows with `READING_COLUMNS`.
-    """
+    """What `fleet.store.noise.noise_floor` reads of some rows of one device, in their order."""
     columns = (
         batch.column("candidate_id").to_pylist(),
         batch.column("environment_id").to_pylist(),

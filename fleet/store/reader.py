@@ -6,6 +6,7 @@ Who needs whole records reads `records`; who counts or filters reads `columns`, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,14 +19,7 @@ from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, Wor
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
-from fleet.store.catalog import (
-    DeviceEntry,
-    check_name,
-    doubtful_workloads,
-    read_device,
-    read_devices,
-    read_workloads,
-)
+from fleet.store.catalog import DeviceEntry, doubtful_workloads, read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
@@ -110,31 +104,19 @@ class StoreReader:
         return self._snapshot.rows
 
     def records(
-        self,
-        device_id: str | None = None,
-        workload_id: str | None = None,
-        outcomes: Collection[Outcome] | None = None,
-        version: int | None = None,
+        self, device_id: str | None = None, outcomes: Collection[Outcome] | None = None
     ) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
 
-        Args:
-            device_id: Only of this device.
-            workload_id: Only of this workload.
-            outcomes: Only with these outcomes.
-            version: The table as it was at this version; this reader's own if None.
-
         Raises:
-            StoreError: The version does not exist any more, a file is damaged, or a newer version wrote it.
+            StoreError: Upkeep has deleted files of this version, one is damaged, or a newer version wrote it.
         """
-        for device, batch in self._batches(RECORD_COLUMNS, _only(device_id), version):
-            chosen = batch
-            if workload_id is not None:
-                chosen = chosen.filter(pc.equal(chosen.column("workload_id"), workload_id))
+        only = None if device_id is None else [device_id]
+        for device, batch in self._batches(RECORD_COLUMNS, only):
             if outcomes is not None:
                 wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
-                chosen = chosen.filter(pc.is_in(chosen.column("outcome"), wanted))
-            yield from batch_to_records(device, chosen)
+                batch = batch.filter(pc.is_in(batch.column("outcome"), wanted))
+            yield from batch_to_records(device, batch)
 
     def columns(
         self,
@@ -176,39 +158,23 @@ class StoreReader:
             yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
-        """Workloads by id.
-
-        Args:
-            wanted: Only those of these that are there; all if None. An import may have brought thousands.
-        """
+        """Workloads by id: all, of which an import may have brought thousands, or the wanted ones."""
         with disk_errors("reading the workloads", self._path):
             return read_workloads(self._path / WORKLOADS, wanted)
 
     def own_workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
-        """Workloads by id whose modules agents of ours have made: TVM may be given these and no others.
-
-        Args:
-            wanted: Only those of these that are there; all if None.
-        """
+        """Workloads by id whose modules agents of ours have made: TVM may be given these and no others."""
         with disk_errors("reading the workloads", self._path):
             return read_workloads(self._path / WORKLOADS, wanted, only_own=True)
 
     def has_imported_workloads(self, wanted: Collection[WorkloadId]) -> bool:
-        """Whether any record may be of an imported workload that claims to be one of ours.
-
-        Args:
-            wanted: Ids of workloads of ours.
-        """
+        """Whether any record may be of an imported workload that claims to be one of these of ours."""
         with disk_errors("reading the workloads", self._path):
             names = [path.stem for path in (self._path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
         return any(claimed_id(one) in wanted for one in names) or bool(self.doubtful_workloads(wanted))
 
     def doubtful_workloads(self, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
-        """Ids, such as our own workloads have, under which records may have come with a log.
-
-        Args:
-            wanted: Only of these; of all if None.
-        """
+        """Ids, such as our own workloads have, under which records may have come with a log."""
         with disk_errors("reading the workloads", self._path):
             return doubtful_workloads(self._path / WORKLOADS, wanted)
 
@@ -217,25 +183,26 @@ class StoreReader:
         with disk_errors("reading the devices", self._path):
             return read_devices(self._path / DEVICES)
 
-    def device_history(self, device_id: str) -> list[DeviceEntry]:
-        """All that was ever stored about one device, oldest first; empty for an unknown device."""
-        path = self._path / DEVICES / f"{check_name('device', device_id)}.jsonl"
-        with disk_errors("reading the devices", self._path):
-            return read_device(path) if path.exists() else []
-
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
         found: dict[DeviceId, DeviceCounts] = {}
         every = self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS)
         for device, batches in groupby(every, key=lambda pair: pair[0]):
-            by_outcome: dict[str, int] = {}
+            by_outcome: Counter[str] = Counter()
             first, last = float("inf"), float("-inf")
             for _, batch in batches:
                 for entry in pc.value_counts(batch.column("outcome")).to_pylist():
-                    by_outcome[entry["values"]] = by_outcome.get(entry["values"], 0) + entry["counts"]
+                    by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            found[DeviceId(device)] = _counts(by_outcome, first, last)
+            failed = {one: by_outcome[one] for one in Outcome if one in by_outcome and one is not Outcome.OK}
+            found[DeviceId(device)] = DeviceCounts(
+                records=by_outcome.total(),
+                ok=by_outcome[Outcome.OK],
+                failed=failed,
+                first_at=first,
+                last_at=last,
+            )
         return found
 
     def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
@@ -246,13 +213,6 @@ class StoreReader:
             environments = batch.column("environment_id").to_pylist()
             pairs.update(zip(candidates, environments, strict=True))
         return pairs
-
-    def known_ids(self, device_id: str | None = None) -> set[str]:
-        """Ids of all records, or of those of one device."""
-        known: set[str] = set()
-        for _, batch in self._batches(("record_id",), _only(device_id), rows=_SHORT_ROWS):
-            known.update(batch.column("record_id").to_pylist())
-        return known
 
     def data_files(self, device_id: str | None = None) -> list[Path]:
         """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""
@@ -321,14 +281,3 @@ def _parted(batch: pa.RecordBatch, since: float) -> pa.RecordBatch:
     place = batch.schema.get_field_index(_ENVIRONMENT)
     chosen = pc.if_else(is_older, renamed, environments)
     return batch.set_column(place, batch.schema.field(place), chosen.cast(environments.type))
-
-
-def _only(device_id: str | None) -> list[str] | None:
-    return None if device_id is None else [device_id]
-
-
-def _counts(by_outcome: Mapping[str, int], first: float, last: float) -> DeviceCounts:
-    ok = by_outcome.get(Outcome.OK, 0)
-    failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
-    failed.pop(Outcome.OK, None)
-    return DeviceCounts(records=sum(by_outcome.values()), ok=ok, failed=failed, first_at=first, last_at=last)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns, check_schema
-from fleet.store.delta.files import delete_unused, forget_old_commits, worth_merging
+from fleet.store.delta.files import chunks, delete_unused, forget_old_commits, worth_merging
 from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import (
     RETENTION_HOURS,
@@ -55,8 +55,6 @@ LEAST_MERGED = 16
 MERGED_AT_ONCE = 8
 #: Ids that are read from the data files at once.
 _ID_ROWS = 65_536
-#: Upkeep merges all files smaller than this, up to about twice this size.
-TARGET_BYTES = 64 << 20
 
 
 class Store(TableWriter):
@@ -121,11 +119,7 @@ class Store(TableWriter):
 
     @staticmethod
     def read(path: str | os.PathLike[str], version: int | None = None) -> StoreReader:
-        """Open a store for reading, beside any writer.
-
-        Args:
-            path: Folder of the store.
-            version: The table as it was at this version; the newest if None.
+        """Open a store for reading, beside any writer, at a version or at the newest.
 
         Raises:
             StoreError: There is no store, or it is damaged, or of a newer layout, or lacks this version.
@@ -201,7 +195,10 @@ class Store(TableWriter):
                     rows.append(row)
             if rows:
                 fresh[name] = table if len(rows) == table.num_rows else table.take(rows)
-        self._keep(fresh, seen)
+        if fresh:
+            self._append_tables(fresh)
+            self._index.ids.add(seen)
+            self._tidy(fresh)
         given = sum(table.num_rows for table in tables.values())
         return AppendResult(
             appended=len(seen), duplicates=given - len(seen), table_version=self.version, rows=fresh
@@ -216,26 +213,20 @@ class Store(TableWriter):
         self._check_usable()
         return self._index.ids.known(record_ids)
 
-    def upkeep(
-        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
-    ) -> UpkeepResult:
+    def upkeep(self, *, retention_hours: float = RETENTION_HOURS) -> UpkeepResult:
         """Merge small files, write a checkpoint, delete files that no version in use needs.
 
         Args:
             retention_hours: Age of dead files to delete, in hours in which the host ran. Readers opened
                 earlier, and versions older than this, may miss files afterwards.
-            target_bytes: Files smaller than this are merged, unless one holds more than all others.
 
         Raises:
             StoreFull: No room to merge; the table is as before.
             StoreError: The disk failed.
         """
-        steps = self.upkeep_steps(retention_hours=retention_hours, target_bytes=target_bytes)
-        return list(steps)[-1]
+        return list(self.upkeep_steps(retention_hours=retention_hours))[-1]
 
-    def upkeep_steps(
-        self, *, retention_hours: float = RETENTION_HOURS, target_bytes: int = TARGET_BYTES
-    ) -> Iterator[UpkeepResult]:
+    def upkeep_steps(self, *, retention_hours: float = RETENTION_HOURS) -> Iterator[UpkeepResult]:
         """Do the same a step with each `next`: the files of one device, or one of the rest.
 
         Records may be appended between two steps, and a round may be left unfinished. Yields what was done so
@@ -246,9 +237,9 @@ class Store(TableWriter):
             self._snapshot = with_options(self._path / RECORDS, self._snapshot)
         merged = 0
         for name in sorted({file.device_id for file in self._snapshot.files}):
-            files = worth_merging(self._files_of(name), target_bytes)
+            files = worth_merging(self._files_of(name))
             if files:
-                merged += self._merge(files, target_bytes)
+                merged += sum(self._merge_groups([group]) for group in chunks(files))
                 yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
         self._check_usable()
         self._checkpoint()
@@ -288,14 +279,6 @@ class Store(TableWriter):
     def _recover(self) -> None:
         super()._recover()
         self._index = IdIndex.open(self._path, self._path / RECORDS, self._snapshot, self._read_ids)
-
-    def _keep(self, tables: Mapping[str, pa.Table], ids: Collection[str]) -> None:
-        """Make one commit of rows that are new, and tidy up."""
-        if not tables:
-            return
-        self._append_tables(tables)
-        self._index.ids.add(ids)
-        self._tidy(tables)
 
     def _tidy(self, devices: Iterable[str]) -> None:
         """Keep files and commits few; the records are durable already, so a failure is only a warning."""

@@ -88,10 +88,6 @@ class StoreTime:
     def version_before(self, secs: float, newest: int) -> int | None:
         """A version that was the newest so long ago; who opened the store later sees it or a later one.
 
-        Args:
-            secs: How long ago.
-            newest: The newest version of now.
-
         Returns:
             None where nobody looked so long ago: then everything may be in use.
         """

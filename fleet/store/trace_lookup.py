@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,7 @@ class ImportedAsked:
 
 
 class StoreThread:
-    """Asks the store in the background, one question after the other.
-
-    Args:
-        path: Folder of the store.
-    """
+    """Asks the store in the background, one question after the other."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -180,11 +176,8 @@ def _in_file(file: pq.ParquetFile, wanted: Collection[str]) -> Iterator[Candidat
             continue
         columns = ["workload_id", "dialect", "trace"]
         table = file.read_row_group(group, columns=columns, use_threads=False).take(rows)
-        yield from _candidates(*(table.column(name).to_pylist() for name in columns))
-
-
-def _candidates(
-    workload_ids: Sequence[str], dialects: Sequence[str], traces: Sequence[str]
-) -> Iterator[Candidate]:
-    for workload_id, dialect, trace in zip(workload_ids, dialects, traces, strict=True):
-        yield Candidate(workload_id=WorkloadId(workload_id), dialect=dialect, trace=trace, origin="paired")
+        for row in table.to_pylist():
+            workload_id = WorkloadId(row["workload_id"])
+            yield Candidate(
+                workload_id=workload_id, dialect=row["dialect"], trace=row["trace"], origin="paired"
+            )

@@ -22,7 +22,6 @@ from fleet.store.delta.files import (
     ROW_GROUP_ROWS,
     NewFile,
     WrittenFile,
-    chunks,
     discard,
     merge_data_files,
     stamp_dead,
@@ -190,15 +189,12 @@ class TableWriter(StoreReader):
             if file.rows < SMALL_ROWS:
                 self._small.setdefault(file.device_id, {})[file.path] = file
 
-    def _merge(self, files: Sequence[DataFile], target_bytes: int) -> int:
-        """Replace small files of one device by larger ones; return how many were replaced."""
-        merged = 0
-        for group in chunks(sorted(files, key=lambda file: file.path), target_bytes):
-            merged += self._merge_groups([group])
-        return merged
-
     def _merge_groups(self, groups: Sequence[Sequence[DataFile]]) -> int:
-        """Replace each group of files, of one device each, by one file; all of it is one commit."""
+        """Replace each group of files, of one device each, by one file; all of it is one commit.
+
+        Returns:
+            How many files were replaced.
+        """
         folder, version = self._path / RECORDS, self.version + 1
         dead = [file for group in groups for file in group]
         with delta_errors("merging files", folder), disk_errors("merging files", folder):

@@ -47,10 +47,7 @@ class AnsorLogReader:
         self._estimates: dict[str, int] = {}
 
     def read(self, value: dict[str, Any]) -> Measurement:
-        """Read one line.
-
-        Args:
-            value: What JSON gave; it has the key `i`.
+        """Read what JSON gave of one line: it has the key `i`.
 
         Raises:
             Rejected: It is no measurement that can be kept.

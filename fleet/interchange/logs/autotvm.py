@@ -34,10 +34,7 @@ class AutoTvmLogReader:
         self._catalog = catalog
 
     def read(self, value: dict[str, Any]) -> Measurement:
-        """Read one line.
-
-        Args:
-            value: What JSON gave; it has the key `input`.
+        """Read what JSON gave of one line: it has the key `input`.
 
         Raises:
             Rejected: It is no measurement that can be kept.

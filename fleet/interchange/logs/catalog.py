@@ -124,16 +124,15 @@ class Catalog:
             made = make()
             found = self._by_id.get(made.workload.workload_id)
             if found is None:
-                found = self._by_id[made.workload.workload_id] = self._new(made)
+                chars = self._workload_chars + len(made.workload.module_json)
+                if chars > MAX_WORKLOAD_CHARS:
+                    raise Rejected(
+                        "workloads take too much room", f"more than {MAX_WORKLOAD_CHARS:,} characters"
+                    )
+                self._workload_chars = chars
+                found = self._by_id[made.workload.workload_id] = made
             self._workloads[key] = found
         return found
-
-    def _new(self, made: LoggedWorkload) -> LoggedWorkload:
-        self._workload_chars += len(made.workload.module_json)
-        if self._workload_chars > MAX_WORKLOAD_CHARS:
-            self._workload_chars -= len(made.workload.module_json)
-            raise Rejected("workloads take too much room", f"more than {MAX_WORKLOAD_CHARS:,} characters")
-        return made
 
     def environment(self, key: Hashable, make: Callable[[], tuple[dict[str, Any], Machine]]) -> Environment:
         """The environment that a reader knows under a key; made when it is new.

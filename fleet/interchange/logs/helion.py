@@ -36,7 +36,8 @@ COLUMNS = (
 )
 #: Columns without which a table is none of Helion's.
 _NEEDED = frozenset(("status", "perf_ms", "config"))
-_STATUSES = {
+#: What it calls a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+STATUSES = {
     "error": "run",
     "peer_compilation_fail": "compile",
     "timeout": "compile_timeout",
@@ -122,9 +123,8 @@ def _result(row: Mapping[str, str]) -> LoggedResult:
     if row["status"] == "ok":
         if not row["perf_ms"]:
             return failed("run", spent)
-        result = timed([_number(row["perf_ms"], "perf_ms")], spent)
-        return result
-    kind = _STATUSES.get(row["status"])
+        return timed([_number(row["perf_ms"], "perf_ms")], spent)
+    kind = STATUSES.get(row["status"])
     if kind is None:
         raise Rejected("an error of an unknown kind", shown(row["status"]))
     return failed(kind, spent)
@@ -183,7 +183,7 @@ def _runs(table: Path) -> dict[str, KernelHead]:
     heads: dict[str, KernelHead] = {}
     if not beside.is_file():
         return heads
-    for batch in LogLines(beside, max_line_bytes=32 << 20).batches():
+    for batch in LogLines(beside).batches():
         for line in batch:
             try:
                 value = parse_line(line) if type(line) is bytes and line.strip() else None

@@ -123,8 +123,7 @@ class _Window:
             if self._ended or len(self._text) - self._at > MAX_ITEM_CHARS:
                 raise
         self._fill(MAX_ITEM_CHARS + 1)
-        value, end = _PARSE(self._text, self._at)
-        return value, end
+        return _PARSE(self._text, self._at)
 
     def _fault(self, error: ValueError) -> Rejected:
         place = getattr(error, "pos", self._at)

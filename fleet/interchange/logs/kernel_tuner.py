@@ -19,7 +19,7 @@ from typing import Any
 from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed, tried
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
 from fleet.interchange.logs.results import MAX_ALL_SECS, MAX_TIMESTAMP, LoggedResult
 from transfer.language.knobs import MAX_KNOBS
 
@@ -38,13 +38,14 @@ CACHE_KEYS = frozenset(
 )
 T4_KEYS = frozenset(("metadata", "results", "schema_version"))
 
-_ERRORS = {
+#: What a cache and a T4 file call a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+ERRORS = {
     "ErrorConfig": "run",
     "InvalidConfig": "invalid",
     "CompilationFailedConfig": "compile",
     "RuntimeFailedConfig": "run",
 }
-_INVALIDITIES = {
+INVALIDITIES = {
     "constraints": "invalid",
     "compile": "compile",
     "runtime": "run",
@@ -75,50 +76,38 @@ class CacheFile(KnobFile):
 
     def read(self) -> Iterator[Measurement | Rejected]:
         """Yield every configuration, or the reason why it is none that can be kept."""
-        reader: KernelReader | None = None
-        names: list[str] = []
-        try:
-            for item in self._items:
-                if reader is None:
-                    head = self._items.head
-                    reader = KernelReader(self._catalog, _cache_head(head))
-                    names = _names(head)
-                yield tried(_cache_result, reader, names, item)
-        except Rejected as reason:
-            yield reason
+        return self.read_items(self._items, _cache_head, _cache_result)
 
 
 def _cache_head(head: Mapping[str, Any]) -> KernelHead:
+    names = head.get("tune_params_keys")
+    if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
+        raise Rejected("tune_params_keys is not a list of names", shown(names))
     return KernelHead(
         tool=TOOL,
         kernel=head.get("kernel_name", ""),
         problem=_numbers_of(head.get("problem_size")),
         device_name=head.get("device_name", ""),
-        order=tuple(_names(head)),
+        order=tuple(names),
     )
 
 
-def _names(head: Mapping[str, Any]) -> list[str]:
-    names = head.get("tune_params_keys")
-    if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
-        raise Rejected("tune_params_keys is not a list of names", shown(names))
-    return names
-
-
-def _cache_result(reader: KernelReader, names: list[str], item: Any) -> Measurement:
+def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict:
         raise Rejected("a result is not an object", shown(item))
     try:
-        knobs = {name: value if type(value := item[name]) is int else number_of(value) for name in names}
+        knobs = {
+            name: value if type(value := item[name]) is int else number_of(value) for name in reader.order
+        }
     except KeyError as missing:
         raise Rejected("a knob is missing", str(missing)) from None
     spent, at = _spent(item, _SPENT), moment(item.get("timestamp", ""))
     time = item.get("time")
     error: Any = item.get("__error__", time if type(time) is str else None)
     if error is None and type(time) is not float:
-        error = next((one for one in item.values() if type(one) is str and one in _ERRORS), None)
+        error = next((one for one in item.values() if type(one) is str and one in ERRORS), None)
     if error is not None:
-        return reader.measurement(knobs, failed(_word(error, _ERRORS), spent, at))
+        return reader.measurement(knobs, failed(_word(error, ERRORS), spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
@@ -129,17 +118,10 @@ class T4File(KnobFile):
 
     def read(self) -> Iterator[Measurement | Rejected]:
         """Yield every configuration, or the reason why it is none that can be kept."""
-        items = JsonItems(self._lines.chunks(), "results")
-        reader: KernelReader | None = None
-        try:
-            for item in items:
-                if reader is None:
-                    reader = KernelReader(self._catalog, self._head(items.head.get("metadata")))
-                yield tried(_t4_result, reader, item)
-        except Rejected as reason:
-            yield reason
+        return self.read_items(JsonItems(self._lines.chunks(), "results"), self._head, _t4_result)
 
-    def _head(self, metadata: Any) -> KernelHead:
+    def _head(self, value: dict[str, Any]) -> KernelHead:
+        metadata = value.get("metadata")
         if type(metadata) is dict and type(metadata.get("kernel_name")) is str:
             return KernelHead(
                 tool=str(metadata.get("tool", "t4"))[:32],
@@ -178,7 +160,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
     validity = item.get("invalidity")
     if validity != "correct":
-        return reader.measurement(knobs, failed(_word(validity, _INVALIDITIES), spent, at))
+        return reader.measurement(knobs, failed(_word(validity, INVALIDITIES), spent, at))
     value: Any = None
     for one in item.get("measurements") or ():
         if type(one) is dict and one.get("name") == "time":

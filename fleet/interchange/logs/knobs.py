@@ -22,6 +22,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
+from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, shown
 from fleet.interchange.logs.lines import MAX_LINE_BYTES, LogLines
 from fleet.interchange.logs.operators import shape_of
@@ -62,9 +63,6 @@ class KernelHead:
     details: dict[str, Any] = field(default_factory=dict)
     #: Names of the knobs in the tool's order, which it may insist on.
     order: tuple[str, ...] = ()
-    #: Shapes and types of the arguments where the tool keeps them.
-    arg_shapes: tuple[tuple[int, ...], ...] = ()
-    arg_dtypes: tuple[str, ...] = ()
     #: Properties of the device that the file states.
     device_facts: tuple[tuple[str, str], ...] = ()
 
@@ -97,9 +95,31 @@ class KnobFile(ABC):
     def read(self) -> Iterator[Measurement | Rejected]:
         """Yield every configuration, or the reason why it is none that can be kept."""
 
+    def read_items(
+        self,
+        items: JsonItems,
+        head: Callable[[dict[str, Any]], KernelHead],
+        result: Callable[[KernelReader, Any], Measurement],
+    ) -> Iterator[Measurement | Rejected]:
+        """Yield what `result` makes of each item; `head` makes the kernel of what stands before them."""
+        reader: KernelReader | None = None
+        try:
+            for item in items:
+                if reader is None:
+                    reader = KernelReader(self._catalog, head(items.head))
+                try:
+                    yield careful(result, reader, item)
+                except Rejected as reason:
+                    yield reason
+        except Rejected as reason:
+            yield reason
+
 
 class KernelReader:
     """Turns configurations of one kernel into measurements.
+
+    Attributes:
+        order: Names of the knobs as the file's head lists them.
 
     Raises:
         Rejected: The head names no kernel that can be kept.
@@ -110,6 +130,7 @@ class KernelReader:
             raise Rejected("the kernel has no name", shown(head.kernel))
         if type(head.device_name) is not str or len(head.device_name) > _MAX_NAME:
             raise Rejected("name of the device is not a text", shown(head.device_name))
+        self.order = head.order
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
@@ -134,17 +155,14 @@ class KernelReader:
 
 
 def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkload:
-    shapes, dtypes = head.arg_shapes, head.arg_dtypes
-    if not shapes:
-        listed = shape_of(head.problem if type(head.problem) is list else [head.problem])
-        shapes, dtypes = ((listed,), ("float32",)) if listed else ((), ())
+    shape = shape_of(head.problem if type(head.problem) is list else [head.problem])
     problem = canonical_text(head.problem) if type(head.problem) is not str else head.problem
     workload = Workload(
         workload_id=key_id(DIALECT, text),
         name=f"{head.kernel} {problem}"[:_MAX_NAME],
         operator=head.kernel[:64],
-        arg_shapes=shapes,
-        arg_dtypes=dtypes,
+        arg_shapes=(shape,) if shape else (),
+        arg_dtypes=("float32",) if shape else (),
         flops=0.0,
         networks=(),
         module_json=canonical_json(
@@ -180,14 +198,6 @@ def timed(run_ms: Any, all_secs: float = 0.0, measured_at: float = 0.0) -> Logge
     if type(run_ms) is not list or not _NUMBERS.issuperset(map(type, run_ms)):
         raise Rejected("times are not a list of numbers", shown(run_ms))
     return LoggedResult(Outcome.OK, check_secs([one / 1e3 for one in run_ms]), "", all_secs, measured_at)
-
-
-def tried(read: Callable[..., Measurement], *args: Any) -> Measurement | Rejected:
-    """What a reader gives, or why it gives nothing."""
-    try:
-        return careful(read, *args)
-    except Rejected as reason:
-        return reason
 
 
 def only(path: Path, suffix: str) -> str:

@@ -90,23 +90,12 @@ class Database:
         self._bytes += len(entry[1])
         self._modules[-1] = entry
 
-    def workload_id(self, index: int) -> WorkloadId:
-        """Id of one workload.
+    def entry(self, index: int) -> tuple[WorkloadId, bytes]:
+        """Id of one workload, and the text of its module compressed.
 
         Raises:
             Rejected: The workload line is faulty or missing.
         """
-        return self._entry(index)[0]
-
-    def module(self, index: int) -> str:
-        """Module's text of one workload.
-
-        Raises:
-            Rejected: The workload line is faulty or missing.
-        """
-        return zlib.decompress(self._entry(index)[1]).decode()
-
-    def _entry(self, index: int) -> tuple[WorkloadId, bytes]:
         found = self._modules[index] if index < len(self._modules) else None
         if found is None:
             raise Rejected("its workload line is faulty or missing", f"workload {index}")
@@ -183,19 +172,12 @@ class MetaScheduleLogReader:
         environment = self._catalog.environment(
             (DIALECT, short_key(cache_key(target))), lambda: _environment(target)
         )
-        self._check_readable(trace_text, workload.workload)
-        return Measurement(workload, environment, trace_text, result)
-
-    def _check_readable(self, trace: str, workload: Workload) -> None:
-        """Read a trace as whoever learns from it will.
-
-        Raises:
-            Rejected: It cannot be read: a decision is missing, or of another form.
-        """
         try:
-            self._traces.check(trace, workload)
+            # As whoever learns from it will: a decision may be missing, or of another form.
+            self._traces.check(trace_text, workload.workload)
         except TraceError as error:
             raise Rejected("trace cannot be read", str(error)[:100]) from None
+        return Measurement(workload, environment, trace_text, result)
 
 
 def _checked_trace(trace: Any) -> list[Any]:
@@ -224,11 +206,11 @@ def _workload(
     shapes, dtypes = _arguments(args)
     operator = block_operator(blocks, shapes, dtypes)
     if database.has_workloads:
-        workload_id = database.workload_id(index)
+        workload_id, packed = database.entry(index)
         known = catalog.by_id(workload_id)
         if known is not None:
             return known
-        module_json = database.module(index)
+        module_json = zlib.decompress(packed).decode()
     else:
         key = {"database": database.anchor, "index": index, "args_info": args}
         workload_id = key_id(DIALECT, check_key(canonical_text(key)))

@@ -80,7 +80,7 @@ def _with_output(name: str, shapes: Sequence[Shape], args: Sequence[Any]) -> tup
     """Operator's word, shape of the output, FLOPs; None where they are not known."""
     data, kernel = shapes[:2]
     if name.startswith(("dense", "matmul")) and len(data) == len(kernel) == 2:
-        return _matmul(data, kernel, args)
+        return _matmul(data, kernel)
     if name.startswith("batch_matmul") and len(data) == len(kernel) == 3:
         return _batch_matmul(data, kernel, args)
     if name.startswith("conv2d_transpose_nchw") and len(data) == len(kernel) == 4:
@@ -123,7 +123,7 @@ def _convolution(
     return word, output, 2.0 * math.prod(output) * per_output
 
 
-def _matmul(data: Shape, kernel: Shape, args: Sequence[Any]) -> tuple[str, Shape, float] | None:
+def _matmul(data: Shape, kernel: Shape) -> tuple[str, Shape, float] | None:
     """(M, K) times (N, K), as `dense` has it; (K, N) where only that fits."""
     rows, inner = data
     if inner == kernel[1]:

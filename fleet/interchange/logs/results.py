@@ -30,28 +30,18 @@ ATTEMPT_HASH_BITS = 20
 #: First second that does not fit: attempts stay below 2**53, which every reader of JSON keeps.
 MAX_TIMESTAMP = 1 << 33
 
-_OUTCOMES = {
-    1: Outcome.BUILD_FAILED,
-    2: Outcome.BUILD_FAILED,
-    3: Outcome.BUILD_FAILED,
-    4: Outcome.RUN_FAILED,
-    5: Outcome.WRONG_OUTPUT,
-    6: Outcome.BUILD_TIMEOUT,
-    7: Outcome.RUN_TIMEOUT,
-    8: Outcome.RUN_FAILED,
-}
-_MEANINGS = {
-    1: "the schedule could not be applied",
-    2: "compiling for the host failed",
-    3: "compiling for the device failed",
-    4: "running failed",
-    5: "wrong answer",
-    6: "building took too long",
-    7: "running took too long",
-    8: "unknown error",
+_ERRORS = {
+    1: (Outcome.BUILD_FAILED, "the schedule could not be applied"),
+    2: (Outcome.BUILD_FAILED, "compiling for the host failed"),
+    3: (Outcome.BUILD_FAILED, "compiling for the device failed"),
+    4: (Outcome.RUN_FAILED, "running failed"),
+    5: (Outcome.WRONG_OUTPUT, "wrong answer"),
+    6: (Outcome.BUILD_TIMEOUT, "building took too long"),
+    7: (Outcome.RUN_TIMEOUT, "running took too long"),
+    8: (Outcome.RUN_FAILED, "unknown error"),
 }
 #: Text of `Record.error` by error number: the logs keep no more. An exporter finds the number here again.
-ERROR_TEXTS = {number: f"error_no {number}: {text}" for number, text in _MEANINGS.items()}
+ERROR_TEXTS = {number: f"error_no {number}: {text}" for number, (_, text) in _ERRORS.items()}
 #: What a MetaSchedule database says of a failure.
 MARK_TEXT = "the database marks it as failed and does not say why"
 
@@ -99,11 +89,11 @@ def tuner_result(value: Any) -> LoggedResult:
     if at >= MAX_TIMESTAMP:
         raise Rejected("timestamp is out of range", shown(at))
     if error_no:
-        if error_no not in _OUTCOMES:
+        if error_no not in _ERRORS:
             raise Rejected("error_no is not known", shown(error_no))
         if type(costs) is not list:
             raise Rejected("costs are not a list", shown(costs))
-        return LoggedResult(_OUTCOMES[error_no], (), ERROR_TEXTS[error_no], all_secs, at)
+        return LoggedResult(_ERRORS[error_no][0], (), ERROR_TEXTS[error_no], all_secs, at)
     run_secs = _costs(costs)
     if max(run_secs) >= FAILURE_MARK_SECS:
         raise Rejected("the mark of a failure, but no error_no", shown(max(run_secs)))

@@ -13,7 +13,7 @@ from typing import Any
 from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed, tried
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
@@ -28,17 +28,10 @@ class AutotuneFile(KnobFile):
     def read(self) -> Iterator[Measurement | Rejected]:
         """Yield every configuration, or the reason why it is none that can be kept."""
         items = JsonItems(self._lines.chunks(), "configs_timings")
-        reader: KernelReader | None = None
-        try:
-            for item in items:
-                if reader is None:
-                    head = KernelHead(
-                        tool=TOOL, kernel=only(self._path, SUFFIX), problem=items.head.get("key")
-                    )
-                    reader = KernelReader(self._catalog, head)
-                yield tried(_result, reader, item)
-        except Rejected as reason:
-            yield reason
+        return self.read_items(items, self._head, _result)
+
+    def _head(self, value: dict[str, Any]) -> KernelHead:
+        return KernelHead(tool=TOOL, kernel=only(self._path, SUFFIX), problem=value.get("key"))
 
 
 def _result(reader: KernelReader, item: Any) -> Measurement:

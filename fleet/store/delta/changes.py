@@ -81,11 +81,6 @@ def commit_hash(path: Path) -> str:
 def changes_since(table: Path, version: int, newest: int) -> Changes:
     """Follow the commits after a version.
 
-    Args:
-        table: Folder of the table.
-        version: The earlier version.
-        newest: The last one.
-
     Raises:
         StaleError: A commit is gone or damaged, took records out, or was not made by this program.
     """

@@ -28,6 +28,9 @@ from fleet.store.delta.sums import SUM_TAG, file_sum
 #: Rows of one Parquet row group: what a reader must decode at least.
 ROW_GROUP_ROWS = 2048
 
+#: Upkeep merges all files smaller than this, up to about twice this size.
+TARGET_BYTES = 64 << 20
+
 _PARTITION = "device_id="
 
 #: Threads that wait for the disk.
@@ -154,10 +157,6 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def merge_data_files(folder: Path, groups: Sequence[Sequence[DataFile]]) -> list[WrittenFile]:
     """Write the rows of several files of one device into one, for one or several groups, in bounded memory.
 
-    Args:
-        folder: The table.
-        groups: Files to put together, each group of one device.
-
     Raises:
         StoreError: The rows do not add up: a file is not what the table says.
     """
@@ -192,23 +191,23 @@ def version_in_name(file: DataFile) -> int:
     return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
 
 
-def worth_merging(files: Iterable[DataFile], target_bytes: int) -> list[DataFile]:
-    """Choose small files of one device so that each is merged with at least as many rows of others.
+def worth_merging(files: Iterable[DataFile]) -> list[DataFile]:
+    """Choose small files of one device, in order, each to be merged with at least as many rows of others.
 
     So a record is rewritten about log2(n) times at most, however often upkeep runs.
     """
-    small = sorted((file for file in files if file.bytes < target_bytes), key=lambda file: file.rows)
+    small = sorted((file for file in files if file.bytes < TARGET_BYTES), key=lambda file: file.rows)
     while small and small[-1].rows > sum(file.rows for file in small[:-1]):
         small.pop()
     return sorted(small, key=lambda file: file.path)
 
 
-def chunks(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFile]]:
-    """Split files, in order, into groups worth a merge: two or more, some `target_bytes` together."""
+def chunks(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Split files, in order, into groups worth a merge: two or more, some `TARGET_BYTES` together."""
     group: list[DataFile] = []
     for file in files:
         group.append(file)
-        if sum(one.bytes for one in group) >= target_bytes:
+        if sum(one.bytes for one in group) >= TARGET_BYTES:
             if len(group) > 1:
                 yield group
             group = []
@@ -232,10 +231,6 @@ def forget_old_commits(folder: Path, version: int) -> None:
     """Delete commits and checkpoints that no version from a given one on needs.
 
     deltalake would go by the dates of the files, and so by the wall clock.
-
-    Args:
-        folder: The table.
-        version: Oldest version that must stay.
 
     Raises:
         StoreError: The disk failed.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,11 +80,6 @@ class IdRun:
             at[open_] += 1
         return found
 
-    def keys(self) -> bytes:
-        """The ids as they came in, 16 bytes each."""
-        halves = np.stack([self.first, self.second], axis=1)
-        return halves.astype(">u8").tobytes()
-
 
 class RecordIds:
     """A set of record ids that only grows.
@@ -99,11 +94,6 @@ class RecordIds:
 
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + len(self._new)
-
-    def __iter__(self) -> Iterator[str]:
-        for keys in [*(run.keys() for run in self._runs), b"".join(self._new)]:
-            for start in range(0, len(keys), ID_BYTES):
-                yield keys[start : start + ID_BYTES].hex()
 
     @property
     def runs(self) -> tuple[IdRun, ...]:

@@ -68,12 +68,6 @@ class IdIndex:
     def open(cls, root: Path, table: Path, snapshot: TableSnapshot, read: ReadIds) -> IdIndex:
         """Know the ids of the newest version of a table.
 
-        Args:
-            root: Folder of the store.
-            table: Folder of the table.
-            snapshot: Its newest version.
-            read: Reads ids from data files.
-
         Raises:
             StoreError: A data file is damaged.
         """

@@ -207,11 +207,7 @@ def commit(folder: Path, version: int, operation: str, actions: Sequence[dict[st
 
 
 def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
-    """Read which files the table consists of.
-
-    Args:
-        folder: The table.
-        version: The version; the newest if None.
+    """Read which files the table consists of, at a version or at the newest.
 
     Raises:
         StoreError: This is no store, a store of a newer layout, or one that is damaged.

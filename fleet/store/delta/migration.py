@@ -24,10 +24,6 @@ def migrated(folder: Path, snapshot: TableSnapshot) -> TableSnapshot:
     null there (Delta protocol, section "Change Metadata"). Older versions of this program refuse the table
     from then on; before the commit it is theirs, whole.
 
-    Args:
-        folder: The table.
-        snapshot: Its newest version.
-
     Returns:
         The version that has this layout: the given one if it has it already.
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.errors import StoreError
@@ -34,10 +32,6 @@ def file_sum(path: Path) -> str:
 def known_sums(table: Path, version: int) -> dict[str, str]:
     """Sums that the log knows, by path below the table; of files that are gone by this version, too.
 
-    Args:
-        table: The table.
-        version: A version of it.
-
     Raises:
         StoreError: A checkpoint or commit cannot be read.
     """
@@ -47,7 +41,7 @@ def known_sums(table: Path, version: int) -> dict[str, str]:
         if (start := version_of(checkpoint)) <= version:
             with delta_errors("reading the checkpoint", checkpoint):
                 added = pq.read_table(checkpoint, columns=["add"]).column("add")
-            for one in _present(added):
+            for one in filter(None, added.to_pylist()):
                 _take(sums, one["path"], dict(one["tags"] or ()))
             break
         start = -1
@@ -61,10 +55,6 @@ def known_sums(table: Path, version: int) -> dict[str, str]:
                 f"the commit {path} cannot be read: {error}; `fleet store verify` says more"
             ) from error
     return sums
-
-
-def _present(added: pa.ChunkedArray) -> list[dict[str, Any]]:
-    return [one for one in added.to_pylist() if one is not None]
 
 
 def _take(sums: dict[str, str], path: str, tags: dict[str, str]) -> None:

@@ -26,6 +26,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.store import Store
 from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.fleet.archive.test_verify import batch, data_file, fill, flip
+from tests.record_fixtures import record_ids
 
 #: Kills of a running backup; each at another moment.
 KILLS = 6
@@ -38,7 +39,7 @@ def store(tmp_path: Path) -> Path:
 
 def ids(folder: Path) -> set[str]:
     with Store.open(folder) as store:
-        return store.known_ids()
+        return set(record_ids(store))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -59,7 +60,7 @@ def test_a_restored_store_is_whole_and_goes_on(store: Path, tmp_path: Path) -> N
     assert Store.read(tmp_path / "again").workloads() == Store.read(store).workloads()
     assert Store.read(tmp_path / "again").devices() == Store.read(store).devices()
     with Store.open(tmp_path / "again") as opened:
-        assert opened.known_ids() == ids(store)
+        assert set(record_ids(opened)) == ids(store)
         assert opened.append(batch(0, 310)).appended == 10
     assert verify(tmp_path / "again").damage == []
 

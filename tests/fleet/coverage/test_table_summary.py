@@ -130,8 +130,9 @@ def test_whatever_comes_the_summary_and_what_came_since_tell_what_the_records_te
                     coverage, counts = loaded(store, summary), summary.counts
                 case "merge":
                     for device_id in DEVICES:
-                        if len(files := store._files_of(device_id)) > 1:
-                            store._merge(files[: len(files) // 2 + 1], 1 << 30)
+                        files = sorted(store._files_of(device_id), key=lambda file: file.path)
+                        if len(files) > 1:
+                            store._merge_groups([files[: len(files) // 2 + 1]])
                 case "upkeep":
                     store.upkeep(retention_hours=0)
                 case batch:
@@ -184,7 +185,7 @@ def test_only_rows_that_came_since_are_read(store: Store) -> None:
     check(store)
     assert reads(store) == 7
     # In one file with the old ones now.
-    store._merge(store._files_of(DEVICES[0]), 1 << 30)
+    store._merge_groups([store._files_of(DEVICES[0])])
     assert len(store.data_files()) == 1
     check(store)
     summary = TableSummary.open(store)
@@ -283,7 +284,7 @@ def test_records_on_their_way_into_the_table_are_counted_once(tmp_path: Path) ->
 def test_a_merge_of_unknown_kind_makes_it_stale(store: Store) -> None:
     version = store.version
     store.append([make_record(40)])
-    store._merge(store._files_of(DEVICES[0]), 1 << 30)
+    store._merge_groups([store._files_of(DEVICES[0])])
     newest = commit_path(store.path / "records", store.version)
     changed = []
     for line in newest.read_text().splitlines():

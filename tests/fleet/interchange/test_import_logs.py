@@ -36,6 +36,7 @@ from tests.log_fixtures import (
     workload_line,
     write_log,
 )
+from tests.record_fixtures import record_ids
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
@@ -102,7 +103,7 @@ def test_ids_are_those_of_agents_records(tmp_path: Path) -> None:
     run(tmp_path, log)
     found = records(tmp_path)
     assert len(found) == 43
-    assert {record.record_id for record in found} == Store.read(tmp_path / "store").known_ids()
+    assert {record.record_id for record in found} == set(record_ids(Store.read(tmp_path / "store")))
     for record in found:
         candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
         assert record.candidate_id == candidate.candidate_id

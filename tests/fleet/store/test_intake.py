@@ -28,7 +28,7 @@ from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log, pack, unpack
 from fleet.store.store import Store
 from tests.disk_fixtures import Copies
-from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
+from tests.record_fixtures import make_batch, make_record
 
 OLD_LOG = Path(__file__).parents[2] / "stores" / "intake_1"
 
@@ -103,7 +103,6 @@ def test_a_record_is_kept_once_wherever_it_is(tmp_path: Path, clock: Clock) -> N
         intake.flush()
         assert intake.known(ids) == [True] * 6 + [False]
         assert intake.append(batch).appended == 0
-        assert intake.append_tables({"dev-a": records_to_table(batch)}).duplicates == 8
     assert in_table(tmp_path / "s") == Counter(make_batch(0, 6))
 
 
@@ -153,28 +152,6 @@ def test_what_waits_is_bounded(tmp_path: Path, clock: Clock, limits: dict[str, i
                 most = max(most, intake.waiting)
         assert most <= 18
         assert len(in_table(tmp_path / "s")) == 60 + len({n for s in range(0, 60, 4) for n in (s, s + 1)})
-
-
-def test_columns_are_taken_in_as_records_are(tmp_path: Path, clock: Clock) -> None:
-    old = make_batch_of_layout_1(50, 2)
-    tables = {
-        "dev-a": records_to_table([*make_batch(0, 4), *make_batch(2, 4), *old]),
-        "dev-b": records_to_table(make_batch(0, 3, device="dev-b")),
-        "dev-c": records_to_table([]),
-    }
-    with Store.open(tmp_path / "s") as store, Intake(store, clock=clock) as intake:
-        intake.append(make_batch(0, 1))
-        result = intake.append_tables(tables)
-        assert (result.appended, result.duplicates) == (10, 3)
-        with pytest.raises(StoreError, match="cannot be stored"):
-            intake.append_tables({"dev/d": tables["dev-b"]})
-        wrong = tables["dev-b"].set_column(3, TABLE_SCHEMA.field("outcome"), pa.array(["fine"] * 3))
-        with pytest.raises(StoreError, match="unknown outcomes fine"):
-            intake.append_tables({"dev-d": wrong})
-        with pytest.raises(StoreError, match="rows have the columns"):
-            intake.append_tables({"dev-d": wrong.drop_columns(["quality"])})
-    expected = [*make_batch(0, 6), *old, *make_batch(0, 3, device="dev-b")]
-    assert in_table(tmp_path / "s") == Counter(expected)
 
 
 def test_a_record_that_cannot_be_stored_refuses_the_batch(tmp_path: Path, clock: Clock) -> None:
@@ -475,21 +452,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.intake = Intake(self.store, self.settings, clock=self.clock)
 
     @rule(
-        parts=st.lists(
-            st.tuples(st.integers(0, 30), st.integers(1, 5), st.sampled_from("abcde")), max_size=4
-        ),
-        columns=st.booleans(),
+        parts=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5), st.sampled_from("abcde")), max_size=4)
     )
-    def append(self, parts: list[tuple[int, int, str]], columns: bool) -> None:
+    def append(self, parts: list[tuple[int, int, str]]) -> None:
         batch = [one for start, count, name in parts for one in make_batch(start, count, device=name)]
         new = set(batch) - self.kept
-        if columns:
-            by_name: dict[str, list[Record]] = {}
-            for one in batch:
-                by_name.setdefault(one.device_id, []).append(one)
-            result = self.intake.append_tables({one: records_to_table(rows) for one, rows in by_name.items()})
-        else:
-            result = self.intake.append(batch)
+        result = self.intake.append(batch)
         assert (result.appended, result.duplicates) == (len(new), len(batch) - len(new))
         self.kept |= new
 

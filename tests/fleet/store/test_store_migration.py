@@ -21,7 +21,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.log import TABLE_OPTIONS, commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
-from tests.disk_fixtures import failing_fsync
+from tests.disk_fixtures import Copies, failing_fsync
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -121,7 +121,7 @@ def test_reading_needs_no_migration_and_writes_nothing(old_store: Path) -> None:
     reader = Store.read(old_store)
     assert (reader.version, list(reader.records())) == (OLD_VERSION, OLD_RECORDS)
     assert {(record.schema, record.quality) for record in reader.records()} == {(1, "{}")}
-    assert (reader.counts()["dev-a"].records, len(reader.known_ids())) == (12, 15)
+    assert (reader.counts()["dev-a"].records, reader.rows) == (12, 15)
     assert content(old_store) == before
 
 
@@ -131,7 +131,7 @@ def test_the_first_writer_migrates_in_one_commit_that_leaves_all_else_as_it_was(
     with Store.open(old_store) as store:
         assert (store.version, store.repairs) == (OLD_VERSION + 1, ())
         assert list(store.records()) == OLD_RECORDS
-        assert list(store.records(version=OLD_VERSION)) == OLD_RECORDS
+        assert list(Store.read(old_store, OLD_VERSION).records()) == OLD_RECORDS
     added = commit_path(old_store / "records", OLD_VERSION + 1)
     now = {name: data for name, data in content(old_store).items() if not name.endswith("writer.lock")}
     assert now.keys() - before.keys() == {str(added)}
@@ -184,7 +184,7 @@ def test_upkeep_merges_files_of_both_layouts_and_changes_no_record(old_store: Pa
         assert list(store.records()) == OLD_RECORDS
         for record in new:
             store.append([record])
-        assert store._merge([file for file in store._snapshot.files if file.device_id == "dev-a"], 1 << 30)
+        assert store._merge_groups([[file for file in store._snapshot.files if file.device_id == "dev-a"]])
         assert len(store.data_files()) == 2
         assert store.upkeep(retention_hours=0).deleted_files == 7
     with Store.open(old_store) as store:
@@ -229,20 +229,11 @@ def test_a_kill_before_any_step_of_the_migration_loses_nothing(
     plain_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the folder before each step on the disk is what a kill at that moment leaves behind."""
-    copies: list[Path] = []
-
-    def watched(call: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            copies.append(Path(shutil.copytree(plain_store, tmp_path / f"copy-{len(copies)}")))
-            return call(*args, **kwargs)
-
-        return step
-
+    watched = Copies(plain_store, tmp_path, lambda: 0)
     with monkeypatch.context() as patch:
-        for name in ("fsync", "link", "unlink", "replace"):
-            patch.setattr(os, name, watched(getattr(os, name)))
-        with Store.open(plain_store):
-            pass
+        watched.watch(patch)
+        Store.open(plain_store).close()
+    copies = [copy for copy, _ in watched.left_behind]
     assert {Store.read(copy).version for copy in copies} == {OLD_VERSION, OLD_VERSION + 1}
     for copy in copies:
         assert list(Store.read(copy).records()) == OLD_RECORDS

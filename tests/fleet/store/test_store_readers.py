@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fleet.store.store import Store
+from tests.record_fixtures import record_ids
 
 #: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without:
 #: for some seconds at least, so many batches at least, and (a minute at most) until its input is closed.
@@ -125,4 +126,4 @@ def test_a_reader_keeps_its_version_through_upkeep(tmp_path: Path) -> None:
     # What the writer left when it was killed is whole, too.
     with Store.open(tmp_path) as store:
         assert store.repairs == ()
-        assert set(first) <= store.known_ids()
+        assert set(first) <= set(record_ids(store))
