@@ -27,10 +27,13 @@ class ScratchFolders:
         while True:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
             handle = _lock(self._root)
+            if handle is None:
+                continue
             # Another zygote may have taken it for left over in this moment.
-            if handle is not None and self._root.exists():
+            if self._root.exists():
                 self._handle = handle
                 return
+            os.close(handle)
 
     def make(self, token: int) -> Path | None:
         """Make the folder of a worker process; None where the disk takes none."""

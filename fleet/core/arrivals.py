@@ -135,6 +135,10 @@ class Tallies:
         tally = self._jobs.setdefault(job_id, _Tally())
         tally.finished.update(candidate_ids)
 
+    def forget(self, job_id: JobId) -> None:
+        """Let go of a job that was cancelled."""
+        self._jobs.pop(job_id, None)
+
     def left(self, job: Job) -> list[CandidateId]:
         """Candidates of a job that have no counted record yet, as far as this knows."""
         tally = self._jobs.get(job.job_id)

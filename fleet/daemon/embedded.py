@@ -106,10 +106,10 @@ def run_embedded(
         os.kill(os.getpid(), stopped[0])  # for the handler of the command line
     if answer.exception():
         raise answer.exception()  # type: ignore[misc]
-    driver = drivers[-1]
-    if driver.error is not None:
+    driver = drivers[-1] if drivers else None
+    if driver is not None and driver.error is not None:
         raise driver.error
-    if not driver.results:
+    if driver is None or not driver.results:
         raise FleetError(f"{kind.value}: {(shown and shown['reason']) or 'it did not come to its end'}")
     return driver.results[0]
 

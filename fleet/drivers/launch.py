@@ -46,6 +46,23 @@ class DriverProcess:
     ) -> None:
         self._folder = folder
         ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = self._started(request, settings, models, cores, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        self.channel = DriverChannel(ours)
+
+    def _started(
+        self,
+        request: Request,
+        settings: FleetConfig,
+        models: Path,
+        cores: Sequence[int],
+        theirs: socket.socket,
+    ) -> subprocess.Popen[bytes]:
+        folder = self._folder
         with disk_errors("starting the driver of a request", folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -59,9 +76,9 @@ class DriverProcess:
             }
             path = folder / "request.json"
             path.write_text(json.dumps(value))
-            with (folder / "stderr").open("wb") as err, theirs:
+            with (folder / "stderr").open("wb") as err:
                 arguments = (str(path), str(theirs.fileno()), str(os.getpid()))
-                self._process = subprocess.Popen(
+                return subprocess.Popen(
                     command("fleet.drivers.process", *arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=err,
@@ -70,7 +87,6 @@ class DriverProcess:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-        self.channel = DriverChannel(ours)
 
     def stop(self) -> None:
         """End it and what it started."""

@@ -66,6 +66,7 @@ def events_of(
                     done=message.done,
                     busy=ev.Busy(message.busy.value),
                     is_host_idle=message.is_host_idle,
+                    utc_offset_secs=_utc_offset_secs(wall),
                 )
             ]
         case Concluded(leases=leases):
@@ -104,9 +105,13 @@ def passed(up: AgentUp, now: float, wall: float) -> ev.ProbePassed:
         incarnation=up.incarnation,
         environment_id=up.environment_id,
         host=up.host,
-        # Of this host: boards in another time zone keep its hours.
-        utc_offset_secs=float(time.localtime(wall).tm_gmtoff),
+        utc_offset_secs=_utc_offset_secs(wall),
     )
+
+
+def _utc_offset_secs(wall: float) -> float:
+    """Of this host: boards in another time zone keep its hours. It changes twice a year."""
+    return float(time.localtime(wall).tm_gmtoff)
 
 
 def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collection[JobId]) -> list[Event]:

@@ -92,6 +92,7 @@ class EffectRunner:
                 parts.planner.queues.closed(job_id)
                 self._drivers.questions.job_ended(job_id)
             case ev.JobCancelled(job_id=job_id):
+                parts.tallies.forget(job_id)
                 parts.planner.queues.closed(job_id)
                 self._drivers.questions.job_ended(job_id)
             case ev.RequestEnded(request_id=request_id) | ev.RequestCancelled(request_id=request_id):

@@ -33,5 +33,6 @@ def history(folder: Path, device: str) -> list[dict[str, Any]]:
 def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
     """Add a point to the curve so far."""
     folder.mkdir(parents=True, exist_ok=True)
+    # A line that a kill cut short ends here, so that it does not take this one along.
     with (folder / f"{device}.jsonl").open("a") as file:
-        file.write(json.dumps(point) + "\n")
+        file.write("\n" * (file.tell() > 0) + json.dumps(point))

@@ -6,7 +6,7 @@ the one before. They still say more of the device than any other device does. Ca
 
 from __future__ import annotations
 
-import math
+import time
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -51,6 +51,7 @@ def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -
 
 
 def environment_since(store: StoreReader, device_id: DeviceId, environment_id: str) -> float:
-    """Unix seconds of the first record of a device in an environment; infinite where there is none."""
+    """Unix seconds of the first record of a device in an environment; the present where there is none."""
     records = store.records(device_id=device_id)
-    return min((one.measured_at for one in records if one.environment_id == environment_id), default=math.inf)
+    moments = (one.measured_at for one in records if one.environment_id == environment_id)
+    return min(moments, default=time.time())

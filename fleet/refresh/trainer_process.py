@@ -60,8 +60,15 @@ class RefreshChild:
         path = self._folder / REQUEST
         write_durably(path, request_text(request).encode())
         count_tried(self._folder, 1)
+        try:
+            self._process = self._started(path)
+        except OSError:
+            count_tried(self._folder, -1)  # it is no fault of the request
+            raise
+
+    def _started(self, path: Path) -> subprocess.Popen[bytes]:
         with (self._folder / "stdout").open("wb") as out, (self._folder / "stderr").open("wb") as err:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command("fleet.refresh.process", str(path)),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

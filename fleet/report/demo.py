@@ -51,7 +51,7 @@ _DEVICES = 4
 #: an unrolled one seconds to compile.
 _MIN_FLOPS, _MAX_FLOPS = 2e5, 2.5e7
 #: A schedule that compiles for longer is seldom a fast one, and the demo has ten minutes.
-PROTOCOL = Protocol(build_timeout_secs=10.0)
+_BUILD_TIMEOUT_SECS = 10.0
 #: Candidates measured a second time on each device.
 _REMEASURE = 30
 _STORE, _MODELS, _ENGINE = "store", "models", "fleet"
@@ -93,6 +93,7 @@ class DemoRun:
     """Everything that the report is made of."""
 
     settings: DemoSettings
+    protocol: Protocol
     sources: tuple[DeviceSpec, ...]
     target: DeviceSpec
     measured: MeasuredDemo
@@ -158,6 +159,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
     display.finish()
     return DemoRun(
         settings=settings,
+        protocol=fleet.timing_protocol(),
         sources=sources,
         target=target,
         measured=measured,
@@ -175,7 +177,7 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values = config.with_devices(*names).model_dump()
     values["store"] = {"path": str(folder / _STORE)}
     values["daemon"]["root"] = str(folder / _ENGINE)
-    values["protocol"] |= {"build_timeout_secs": PROTOCOL.build_timeout_secs}
+    values["protocol"]["build_timeout_secs"] = min(config.protocol.build_timeout_secs, _BUILD_TIMEOUT_SECS)
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
     values["onboarding"] |= {"samples": settings.support, "strategy": AUTO}
     return FleetConfig.model_validate(values)
@@ -196,7 +198,10 @@ def _measure(
     Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
     """
     collect = CollectSettings(
-        samples=settings.samples, protocol=PROTOCOL, seed=settings.seed, remeasure=_REMEASURE
+        samples=settings.samples,
+        protocol=fleet.timing_protocol(),
+        seed=settings.seed,
+        remeasure=_REMEASURE,
     )
     models = folder / _MODELS
     source_ids = [spec.device_id for spec in sources]

@@ -16,7 +16,7 @@ from agents.codec import protocol_by_key
 from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
 from fleet.collection.batch_plan import is_full
-from fleet.report.demo import PROTOCOL, DemoRun
+from fleet.report.demo import DemoRun
 from fleet.report.report import complete
 from fleet.store.noise import settled
 from fleet.store.store import Store
@@ -59,7 +59,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
             "predicted": {
                 run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
             },
-            "protocol": protocol_by_key(PROTOCOL),
+            "protocol": protocol_by_key(run.protocol),
             "host": _host(run),
             "versions": {
                 "python": platform.python_version(),

@@ -110,6 +110,8 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
             )
         raw = read_checked(path, _TENSORS_NAME, str(manifest["tensors_sha256"]), cure)
         return _restore(stepper, manifest, load_tensors(raw))
+    except CheckpointError:
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged: {str(error).splitlines()[0]}; {cure}") from error
 

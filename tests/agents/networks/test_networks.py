@@ -228,6 +228,39 @@ def test_an_onnx_file_and_an_architecture_have_the_same_way(
     }
 
 
+def test_a_process_answers_only_for_what_it_was_asked_and_a_file_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "strange.onnx"
+    path.write_bytes(b"something")
+    file, architectures = str(path), ["transformers:bert", "transformers:gpt2"]
+    asked: list[list[str]] = []
+
+    def taken_over(question: dict[str, Any], **_: Any) -> dict[str, Any]:
+        asked.append(question["networks"])
+        return {"workloads": {name: [] for name in (file, *architectures)}, "refused": {}}
+
+    monkeypatch.setattr("agents.networks.reader.ask", taken_over)
+    network_workloads([file], Family.CPU)
+    network_workloads([file, *architectures], Family.CPU)
+    # What the file's process said of the others was not kept; what their own said is.
+    assert asked == [[file], [file], architectures]
+    network_workloads(architectures, Family.CPU)
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"workloads": {}, "refused": {}}, {"workloads": {"bert-tiny": [1]}, "refused": {}}]
+)
+def test_another_answer_than_workloads_is_refused(
+    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.networks.reader.ask", lambda *_, **__: answer)
+    with pytest.raises(NetworkRefusedError, match="bert-tiny: its process gave another answer"):
+        network_workloads(["bert-tiny"], Family.CPU)
+
+
 def test_a_process_that_dies_is_one_line() -> None:
     with pytest.raises(NetworkRefusedError, match="bert-tiny: the process that does 'nothing'") as refused:
         ask({"op": "nothing", "network": "bert-tiny"}, timeout_secs=60)

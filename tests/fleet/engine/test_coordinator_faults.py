@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +22,16 @@ from agents.device.messages import AgentGone, Failed, Heartbeat, Message, MorePe
 from agents.lease import LeaseTag
 from agents.records import DeviceId
 from agents.spool.disk_spool import Spool
-from fleet.core.events import DeviceAdded, DeviceState, GrantLease, Job, JobId, JobState, JobSubmitted
+from fleet.core.events import (
+    AgentHeartbeat,
+    DeviceAdded,
+    DeviceState,
+    GrantLease,
+    Job,
+    JobId,
+    JobState,
+    JobSubmitted,
+)
 from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.engine.agent_events import events_of
@@ -422,6 +432,12 @@ def kinds(message: Message, state: FleetState) -> list[str]:
 def test_a_death_from_outside_blames_no_job(is_blameless: bool, expected: list[str]) -> None:
     gone = AgentGone(device_id=ONE, incarnation=1, reason="died", is_blameless=is_blameless)
     assert kinds(gone, leased_state()) == expected
+
+
+def test_a_heartbeat_tells_the_time_zone_which_changes_twice_a_year() -> None:
+    [told] = events_of(Heartbeat(device_id=ONE, incarnation=1), leased_state(), 5.0, 5.0)
+    assert isinstance(told, AgentHeartbeat)
+    assert told.utc_offset_secs == time.localtime(5.0).tm_gmtoff
 
 
 @pytest.mark.parametrize(("is_blameless", "expected"), [(False, ["JobCrashed"]), (True, ["AgentDied"])])

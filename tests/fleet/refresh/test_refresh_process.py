@@ -38,9 +38,9 @@ from fleet.refresh.device_scores import run_device_scores
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text
+from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
 from fleet.refresh.run import run_refresh
-from fleet.refresh.trainer_process import refresh_cores, unfinished
+from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import (
@@ -600,6 +600,19 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
         assert isinstance(failed, TrainingFailed)
         assert failed.reason.startswith("its process was ended by signal 9")
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
+
+
+def test_a_process_that_cannot_be_started_is_no_try(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", refuse)
+    for _ in range(4):
+        with pytest.raises(OSError, match="temporarily"):
+            RefreshChild(request_)
+    assert tried(Path(request_.folder)) == 0
 
 
 def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: RefreshRequest) -> None:
