@@ -86,12 +86,19 @@ def _request(root: Path, name: str) -> dict[str, Any] | None:
 
 
 def _script(reader: StoreReader, found: FoundId) -> str:
-    from fleet.coverage.lookup import reproducer
+    from agents.records import Candidate
+    from fleet.coverage.reproducer import reproducer
 
-    target: dict[str, Any] = {}
-    if found.records:
-        target = reader.devices()[found.records[0].device_id].spec.target
-    return reproducer(found, target)
+    name = f"{found.kind} {found.id}"
+    if not found.records:
+        raise FleetError(f"{name} has no schedule: a script is made of a candidate or a record")
+    one = found.records[0]
+    candidate = Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect)
+    origins = {each.origin for each in found.records}
+    try:
+        return reproducer(reader, candidate, origins, one.device_id, one.protocol)
+    except FleetError as error:
+        raise FleetError(f"{name} gets no script: {error}") from error
 
 
 def _as_json(found: FoundId) -> dict[str, Any]:

@@ -1,24 +1,20 @@
-"""What an id stands for in a store: a record, a candidate or a workload; and a script that builds it again.
+"""What an id stands for in a store: a record, a candidate or a workload.
 
-Called by `fleet show`. Only columns of ids are read to find it. Nothing is executed here.
+Called by `fleet show`. Only columns of ids are read to find it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import CandidateId, DeviceId, Record, Workload, WorkloadId
-from agents.trust import DERIVED, IMPORTED, is_imported
 from fleet.errors import StoreError
 from fleet.store.reader import StoreReader
 from fleet.store.trace_lookup import find_records
-from fleet.terminal_text import visible
 
 #: Fewest characters of an id that may stand for the whole.
 _SHORTEST = 6
@@ -104,63 +100,3 @@ def _candidates_of(reader: StoreReader, record_id: str) -> set[CandidateId]:
         if chosen.num_rows:
             return {CandidateId(one) for one in chosen.column(1).to_pylist()}
     return set()
-
-
-def reproducer(found: FoundId, target: dict[str, Any]) -> str:
-    """Write a Python script that builds and times a candidate with TVM alone.
-
-    Args:
-        found: A record or a candidate.
-        target: TVM target of its device.
-
-    Raises:
-        StoreError: It is no candidate of ours: what an import brought is never executed as it came.
-    """
-    if not found.records or found.workload is None:
-        raise StoreError(
-            f"{found.kind} {found.id} has no schedule: a script is made of a candidate or a record"
-        )
-    record = found.records[0]
-    if record.origin == IMPORTED or is_imported(record.workload_id) or record.dialect != "meta_schedule":
-        raise StoreError(
-            f"{found.kind} {found.id} was imported, and nothing imported is executed as it came; candidates "
-            f"of origin {DERIVED!r} are made again in our own design space"
-        )
-    protocol = record.protocol
-    return _SCRIPT.format(
-        # The comment must stay one line, whatever the workload's name holds.
-        title=visible(f"{found.workload.name}, candidate {record.candidate_id}, on {record.device_id}"),
-        module=json.dumps(found.workload.module_json),
-        trace=json.dumps(record.trace),
-        target=repr(target),
-        arguments=repr(list(zip(found.workload.arg_shapes, found.workload.arg_dtypes, strict=True))),
-        number=max(1, record.number),
-        repeat=protocol.repeat,
-        measured=", ".join(f"{secs:.3e}" for secs in record.run_secs) or f"none ({record.outcome})",
-    )
-
-
-_SCRIPT = """# {title}.
-# Made by `fleet show --script`. Measured seconds of its repeats: {measured}.
-
-import json
-
-import numpy as np
-import tvm
-from tvm.s_tir.schedule import Schedule, Trace
-
-MODULE = {module}
-TRACE = {trace}
-TARGET = {target}
-ARGUMENTS = {arguments}
-
-schedule = Schedule(tvm.ir.load_json(MODULE))
-Trace.apply_json_to_schedule(json.loads(TRACE), schedule)
-library = tvm.tirx.build(schedule.mod, target=tvm.target.Target(TARGET))
-device = tvm.cuda(0) if TARGET["kind"] == "cuda" else tvm.cpu(0)
-numbers = np.random.default_rng(0)
-values = [numbers.uniform(-1, 1, shape).astype(dtype) for shape, dtype in ARGUMENTS]
-arguments = [tvm.runtime.tensor(value, device=device) for value in values]
-timed = library.time_evaluator("main", device, number={number}, repeat={repeat})(*arguments)
-print("seconds:", list(timed.results))
-"""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +16,10 @@ import pyarrow.compute as pc
 from agents.codec import protocol_from_json
 from agents.errors import AgentError
 from agents.records import Candidate, DeviceId, Outcome, Protocol, WorkloadId
-from agents.trust import IMPORTED, is_imported
-from fleet.dashboard.reproducer import reproducer
+from fleet.coverage.reproducer import reproducer
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.store_reads import PATH, device_rows
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreError
 from fleet.store.reader import StoreReader
 
 #: Devices whose rows are looked at, and records that are shown; the page says where there are more.
@@ -97,7 +95,7 @@ def candidate_view(
                 records.append({"device_id": str(name), **row})
             traces[one] = Candidate(workload_id=WorkloadId(workload_id), trace=trace, dialect=dialect)
     mine = traces[candidate_id]
-    script, why = _script(reader, workload_id, mine, records)
+    script, why = _script(reader, mine, records)
     return {
         "workload_id": workload_id,
         "candidate_id": candidate_id,
@@ -137,31 +135,14 @@ def _compared(records: Sequence[Mapping[str, Any]], device_id: str, other: _Best
     }
 
 
-def _script(
-    reader: StoreReader, workload_id: str, mine: Candidate, records: Sequence[Mapping[str, Any]]
-) -> tuple[str, str]:
-    """The reproducer, or why there is none: programs of others are never run."""
-    if mine.dialect != "meta_schedule":
-        return "", f"its schedule is of the dialect {mine.dialect}, which TVM 0.27 does not build"
-    wanted = WorkloadId(workload_id)
-    workload = reader.own_workloads({wanted}).get(wanted)
-    is_foreign = any(one["origin"] == IMPORTED for one in records) or is_imported(workload_id)
-    if workload is None or is_foreign or reader.doubtful_workloads({wanted}):
-        return "", "it may have come with a log, and programs of others are never executed as they came"
+def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The reproducer, or why there is none."""
     first = records[0]
-    entry = reader.devices().get(DeviceId(first["device_id"]))
-    if entry is None:
-        return "", "nothing is known of the device that measured it"
-    text = reproducer(
-        workload,
-        str(mine.candidate_id),
-        mine.trace,
-        entry.spec.target_json,
-        str(first["device_id"]),
-        _protocol(first),
-        version("apache-tvm"),
-    )
-    return text, ""
+    origins = {str(one["origin"]) for one in records}
+    try:
+        return reproducer(reader, mine, origins, DeviceId(first["device_id"]), _protocol(first)), ""
+    except StoreError as error:
+        return "", str(error)
 
 
 def _protocol(record: Mapping[str, Any]) -> Protocol:

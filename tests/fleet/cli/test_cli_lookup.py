@@ -76,10 +76,10 @@ def test_a_script_holds_the_whole_candidate(capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     values: dict[str, object] = {}
     # What stands above the imports of TVM is data.
-    exec(text[text.index("MODULE =") : text.index("schedule =")], values)
+    exec(text[text.index("TARGET =") : text.index("schedule =")], values)
     assert values["TRACE"] == record.trace
     assert values["MODULE"] == make_workload(1).module_json
-    assert values["TARGET"] == make_spec("dev-a").target
+    assert json.loads(str(values["TARGET"])) == make_spec("dev-a").target
     compile(text, "script", "exec")
 
 
@@ -88,7 +88,21 @@ def test_nothing_imported_becomes_a_script(store: Path, capsys: pytest.CaptureFi
     with Store.open(store) as made:
         made.append([foreign])
     assert run(["show", foreign.record_id, "--script"]) == 1
-    assert "nothing imported is executed" in capsys.readouterr().err
+    assert "programs of others are never executed as they came" in capsys.readouterr().err
+
+
+def test_a_module_that_no_agent_of_ours_made_becomes_no_script(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = make_workload(2)
+    with Store.open(store) as made:
+        made.put_workloads([strange])
+        made.append([any_record(9, workload=strange.workload_id)])
+    assert run(["show", strange.workload_id, "--script"]) == 1
+    assert "has no schedule" in capsys.readouterr().err
+    record = any_record(9, workload=strange.workload_id)
+    assert run(["show", record.candidate_id, "--script"]) == 1
+    assert "it may have come with a log" in capsys.readouterr().err
 
 
 def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

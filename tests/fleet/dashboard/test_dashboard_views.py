@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, DeviceId, Outcome, Protocol, canonical_json
+from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, canonical_json
 from fleet.cli.app import run
 from fleet.config.sections import DaemonSection
+from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
@@ -28,7 +29,6 @@ from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
-from fleet.dashboard.reproducer import reproducer
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
@@ -392,7 +392,8 @@ def test_a_strangers_program_gets_no_script(measured: Path, tmp_path: Path) -> N
 def test_nothing_in_a_script_becomes_code() -> None:
     evil = '"""\nimport os\n\\\'"'
     workload = replace(make_workload(1), name=evil, module_json=evil)
-    text = reproducer(workload, evil, evil, evil, evil, Protocol(), evil)
+    candidate = Candidate(workload_id=workload.workload_id, trace=evil)
+    text = script(workload, candidate, evil, evil, Protocol())
     assert [line for line in text.splitlines() if line.startswith("import os")] == []
     names: dict[str, Any] = {}
     lines = [line for line in text.splitlines() if line.startswith(("SHAPES", "DTYPES"))]
@@ -406,7 +407,7 @@ def test_a_script_builds_and_times_its_candidate(matmul: Any, matmul_candidates:
     one = matmul_candidates[0]
     target = '{"kind":"llvm","num-cores":1}'
     protocol = Protocol(repeat=2, min_repeat_ms=1.0)
-    text = reproducer(matmul, one.candidate_id, one.trace, target, "here", protocol, "0.27")
+    text = script(matmul, one, "here", target, protocol)
     (tmp_path / "again.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "again.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
