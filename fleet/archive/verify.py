@@ -26,12 +26,11 @@ from fleet.coverage.table_summary import SUMMARY, mapped
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import read_device, read_workloads, sum_fault
-from fleet.store.delta.changes import DamagedError, StaleError, changes_since, commit_hash
+from fleet.store.delta.changes import DamagedError, StaleError, changes_of_cache
 from fleet.store.delta.index import IDS, INDEX, checked_run
 from fleet.store.delta.log import (
     TableSnapshot,
     checkpoints,
-    commit_path,
     delta_errors,
     is_whole,
     load_snapshot,
@@ -233,11 +232,7 @@ def _check_index(
         return
     table = folder / RECORDS
     try:
-        if commit_hash(commit_path(table, version)) != index.get("commit"):
-            raise StaleError(f"version {version} of the table is not the one that it was made for")
-        new = changes_since(table, version, snapshot.version).new_rows
-        if rows + sum(new.values()) != snapshot.rows:
-            raise StaleError("the counts of the records do not add up")
+        changes_of_cache(table, version, index.get("commit"), rows, snapshot)
         runs = [checked_run(folder / IDS, *one) for one in files]
     except StaleError as error:
         if _index(folder) != index:

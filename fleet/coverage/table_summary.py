@@ -34,7 +34,7 @@ from fleet.coverage.coverage_rows import COLUMNS
 from fleet.coverage.matrix import Matrix
 from fleet.coverage.matrix_file import TYPES, pack, unpack
 from fleet.durable import fsync
-from fleet.store.delta.changes import StaleError, changes_since, commit_hash
+from fleet.store.delta.changes import StaleError, changes_of_cache, commit_hash
 from fleet.store.delta.ids import keys_of
 from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import RECORD_ID_DIGITS
@@ -281,12 +281,7 @@ class TableSummary:
             raise StaleError("there is no summary") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise StaleError(f"the summary is damaged: {error}") from error
-        commit = commit_hash(commit_path(table, version))
-        if version > store.version or not commit or commit != header.get("commit"):
-            raise StaleError(f"version {version} of the table is not the one that the summary holds")
-        changes = changes_since(table, version, store.version)
-        if sum(before.values()) + sum(changes.new_rows.values()) != store.rows:
-            raise StaleError("the counts of the records do not add up")
+        changes = changes_of_cache(table, version, header.get("commit"), sum(before.values()), store.snapshot)
         ids = arrays["waiting"].tobytes().hex()
         if not all(
             store.known([ids[at : at + RECORD_ID_DIGITS] for at in range(0, len(ids), RECORD_ID_DIGITS)])

@@ -78,6 +78,30 @@ def commit_hash(path: Path) -> str:
         return ""
 
 
+def changes_of_cache(
+    table: Path, version: int, commit: object, rows: int, snapshot: TableSnapshot
+) -> Changes:
+    """What a cache lacks of the newest version, if it is a cache of this table.
+
+    Args:
+        table: Folder of the table.
+        version: That the cache was made of.
+        commit: Hash of that version's commit, as the cache says it.
+        rows: Of that version, likewise.
+        snapshot: The newest version.
+
+    Raises:
+        StaleError: The version is another one, or the counts do not add up; or as of `changes_since`.
+    """
+    there = commit_hash(commit_path(table, version))
+    if version > snapshot.version or not there or there != commit:
+        raise StaleError(f"version {version} of the table is not the one that the cache was made of")
+    changes = changes_since(table, version, snapshot.version)
+    if rows + sum(changes.new_rows.values()) != snapshot.rows:
+        raise StaleError("the counts of the records do not add up")
+    return changes
+
+
 def changes_since(table: Path, version: int, newest: int) -> Changes:
     """Follow the commits after a version.
 

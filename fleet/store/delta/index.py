@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleet.durable import fsync, write_durably
-from fleet.store.delta.changes import DamagedError, StaleError, changes_since, commit_hash
+from fleet.store.delta.changes import DamagedError, StaleError, changes_of_cache, commit_hash
 from fleet.store.delta.ids import ID_BYTES, IdRun, RecordIds
 from fleet.store.delta.log import TableSnapshot, commit_path
 
@@ -159,12 +159,7 @@ class IdIndex:
             raise StaleError("there is no index") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StaleError(f"the index is damaged: {error}") from error
-        commit = commit_hash(commit_path(self.table, version))
-        if version > snapshot.version or not commit or commit != value.get("commit"):
-            raise StaleError(f"version {version} of the table is not the one that the index holds")
-        changes = changes_since(self.table, version, snapshot.version)
-        if rows + sum(changes.new_rows.values()) != snapshot.rows:
-            raise StaleError("the counts of the records do not add up")
+        changes = changes_of_cache(self.table, version, value.get("commit"), rows, snapshot)
         runs = [(checked_run(self.folder, *one), one[0], one[2]) for one in files]
         self._files = {id(run): (run, name, crc) for run, name, crc in runs}
         self.ids = RecordIds(run for run, _, _ in runs)
