@@ -109,6 +109,7 @@ def show(
         "model_kind",
         "created_at",
         "trained_workloads",
+        "inherited_workloads",
         "verdicts",
         "model",
         "heads",

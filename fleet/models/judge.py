@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.mtl_tlp import TlpModel
 
+#: Key of manifests with what the version that this one went on from has learnt from (`handed_on`), without
+#: what this one learnt from itself.
+INHERITED = "inherited_workloads"
 _WORDS = 200
 
 
@@ -63,11 +66,16 @@ class Judge:
         self._heads = HeadCache(registry)
 
     def verdicts(
-        self, models: Sequence[TlpModel], heads: Sequence[str], trained: Collection[WorkloadId]
+        self,
+        models: Sequence[TlpModel],
+        heads: Sequence[str],
+        trained: Collection[WorkloadId],
+        inherited: Collection[WorkloadId] = (),
     ) -> list[list[DeviceDecision]]:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
 
-        Of equals the first goes first. `trained` are the workloads that each of them has learnt from.
+        Of equals the first goes first. `trained` are the workloads that each of them has learnt from,
+        `inherited` those that the version has which one of them went on from (`handed_on`).
 
         Returns:
             Of each challenger one decision a head; at most one challenger takes the place of a champion.
@@ -75,11 +83,18 @@ class Judge:
         Raises:
             TransferError: The dataset lacks features that a challenger or a champion reads.
         """
-        found = [best_of([self._verdict(one, DeviceId(head), trained) for one in models]) for head in heads]
+        found = [
+            best_of([self._verdict(one, DeviceId(head), trained, inherited) for one in models])
+            for head in heads
+        ]
         return [[of_head[place] for of_head in found] for place in range(len(models))]
 
     def _verdict(
-        self, model: TlpModel, device_id: DeviceId, trained: Collection[WorkloadId]
+        self,
+        model: TlpModel,
+        device_id: DeviceId,
+        trained: Collection[WorkloadId],
+        inherited: Collection[WorkloadId],
     ) -> tuple[DeviceDecision, Standing | None]:
         from transfer.adapt.base import Adapted
 
@@ -87,7 +102,7 @@ class Judge:
         floor = self._floors.get(device_id, 0.0)
         serving = self._registry.champions().get(device_id)
         gone = why_not = served_by = ""
-        head, fair = None, clean(held, trained)
+        head, fair = None, clean(held, trained, inherited)
         learnt: Collection[WorkloadId] | None = ()
         if serving is not None:
             try:
@@ -99,8 +114,8 @@ class Judge:
                 # The disk may give it again the next time.
                 why_not = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
             else:
-                served_by, learnt = serving.version, self._learnt(manifest)
-                fair = clean(held, trained, learnt)
+                served_by, learnt = serving.version, _learnt(self._reader, manifest)
+                fair = clean(held, trained, inherited, learnt, manifest.get(INHERITED, ()))
                 if fair is None:
                     why_not = f"nobody knows any more what {serving.version} learnt from"
             if why_not:
@@ -139,17 +154,6 @@ class Judge:
             for place, name in enumerate(names)
         }
         return replace(verdict, judged={**verdict.judged, "by_workload": found})
-
-    def _learnt(self, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
-        if "trained_workloads" in manifest:
-            return [WorkloadId(one) for one in manifest["trained_workloads"]]
-        try:
-            batches = self._reader.columns(
-                ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
-            )
-            return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
-        except (StoreError, KeyError, ValueError):
-            return None
 
     def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
         """Measured candidates, not chosen by a model, of some workloads."""
@@ -200,6 +204,30 @@ def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floo
     scores = head.score_unseen(dataset.features.take(rows))
     latency = dataset.latency_secs[rows, dataset.column(head.device_id)]
     return standing(scores, latency, dataset.group[rows], floor)
+
+
+def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+    """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
+
+    Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
+    """
+    learnt = _learnt(reader, manifest)
+    if learnt is None:
+        return frozenset(reader.workloads())
+    return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
+
+
+def _learnt(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+    """Workloads that a version itself learnt from; None where nobody knows."""
+    if "trained_workloads" in manifest:
+        return [WorkloadId(one) for one in manifest["trained_workloads"]]
+    try:
+        batches = reader.columns(
+            ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
+        )
+        return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+    except (StoreError, KeyError, ValueError):
+        return None
 
 
 def training_provenance(

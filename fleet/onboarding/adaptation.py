@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.records import WorkloadId
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Onboarding:
         config: How the source model was trained.
         seed: Of everything random.
         holds_out: Whether workloads are held out of all rows.
+        inherited: Workloads that the source model has learnt from, those of other rows too.
     """
 
     dataset: Dataset
@@ -60,6 +62,7 @@ class Onboarding:
     config: TrainConfig
     seed: int
     holds_out: bool = False
+    inherited: frozenset[WorkloadId] = frozenset()
 
     @property
     def latency(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome
 from fleet.errors import FleetError
-from fleet.models.judge import training_provenance
+from fleet.models.judge import INHERITED, training_provenance
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
@@ -139,6 +139,7 @@ def adapt_version(
     rows = np.union1d(one.source_rows, one.few_shot)
     provenance = training_provenance(one.dataset, rows, heads, {}, holds_out=one.holds_out)
     provenance["trained_workloads"] = sorted({*provenance["trained_workloads"], *strangers.workloads})
+    provenance[INHERITED] = sorted(one.inherited - set(provenance["trained_workloads"]))
     version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
     return adapted, version
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
+from fleet.models.judge import handed_on
 from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
@@ -121,6 +122,7 @@ def onboard_device(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
+    one = replace(one, inherited=arrival.inherited)
     with clock.part("standings"):
         device_scores = prepared(strategy, one)
     with clock.part("adapt"):
@@ -174,6 +176,8 @@ class _Arrival:
     earlier: Earlier | None
     source: FleetTLP
     sources: list[DeviceId]
+    #: Workloads that the source model has learnt from.
+    inherited: frozenset[WorkloadId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,6 +213,7 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
         earlier=earlier,
         source=source,
         sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
+        inherited=handed_on(store, manifest),
     )
 
 

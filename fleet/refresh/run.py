@@ -21,8 +21,10 @@ from agents.records import DeviceId, Family, WorkloadId, canonical_json, content
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError
 from fleet.models.judge import (
+    INHERITED,
     Judge,
     counting_verdicts,
+    handed_on,
     publish_if_better,
     retention_reasons,
     training_provenance,
@@ -89,7 +91,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     if not heads:
         raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))
     made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
-    verdicts = _verdicts(registry, reader, data, list(made.values()), heads, rows)
+    inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
+    verdicts = _verdicts(registry, reader, data, list(made.values()), heads, rows, inherited)
     counting = counting_verdicts(verdicts)
     told = {
         **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
@@ -98,7 +101,9 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "reasons": list(request.reasons),
         "environments_since": since,
     }
-    found = _Judged(plan=plan, made=made, verdicts=verdicts, counting=counting, refused=refused)
+    found = _Judged(
+        plan=plan, made=made, verdicts=verdicts, counting=counting, refused=refused, inherited=inherited
+    )
     challengers = _published(registry, found, manifest_of_base, told)
     if any(one.moves_on for one in counting):
         registry.prune(request.keep)
@@ -134,8 +139,12 @@ def _verdicts(
     made: Sequence[Challenger],
     heads: Sequence[str],
     rows: np.ndarray,
+    inherited: frozenset[WorkloadId],
 ) -> list[list[DeviceDecision]]:
-    """Judge challengers, trained on some rows, on the held-out workloads; of each what was decided."""
+    """Judge challengers, trained on some rows, on the held-out workloads; of each what was decided.
+
+    `inherited` are the workloads that the version to start from has learnt from.
+    """
     dataset = data.snapshot.dataset
     trained = [WorkloadId(dataset.workload_ids[one]) for one in np.unique(dataset.group[rows]).tolist()]
     judge = Judge(
@@ -146,7 +155,7 @@ def _verdicts(
         not_ranked=data.not_ranked,
         floors=data.floors,
     )
-    return judge.verdicts([one.model for one in made], heads, trained)
+    return judge.verdicts([one.model for one in made], heads, trained, inherited)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,6 +171,8 @@ class _Judged:
     counting: Sequence[DeviceDecision]
     #: Of devices with too little to learn from.
     refused: Sequence[DeviceDecision]
+    #: Workloads that the version to start from has learnt from.
+    inherited: frozenset[WorkloadId]
 
 
 def _published(
@@ -179,6 +190,8 @@ def _published(
             "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if warm else 0,
             "verdicts": verdicts_as_json([*decided, *found.refused]),
         }
+        if warm:
+            manifest[INHERITED] = sorted(found.inherited - set(told["trained_workloads"]))
         version, published = "", list[str]()
         if any(each.moves_on for each in (found.counting if kind == FLEET_TLP else decided)):
             version, published = publish_if_better(registry, one.model, manifest, decided)

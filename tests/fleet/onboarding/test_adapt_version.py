@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agents.records import DeviceId
+from fleet.models.judge import handed_on
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
@@ -67,6 +69,25 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
     assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
     registry.rollback(TARGET, second, reason="as the report says", by_hand=True)
     assert registry.champions()[TARGET].version == second
+
+
+def test_a_version_says_what_its_source_model_learnt_from(
+    store: Path, snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
+) -> None:
+    """The weights of the source have seen it, whether the onboarding looks at its rows or not."""
+    reader = Store.read(store)
+    told = {"trained_workloads": ["x"], "inherited_workloads": ["y"]}
+    one = onboarding_of(snapshot, TARGET, set(snapshot.dataset.candidate_ids[:16]), source, CONFIG, 0)
+    one = replace(one, inherited=handed_on(reader, told))
+    version = adapt_version(one, snapshot, tmp_path, Nearest())[1]
+    manifest = Registry(tmp_path).manifest(version)
+    own = set(snapshot.dataset.workload_ids)
+    assert set(manifest["trained_workloads"]) == own
+    assert manifest["inherited_workloads"] == ["x", "y"]
+    # What goes on from this one has seen all of it.
+    assert handed_on(reader, manifest) == own | {"x", "y"}
+    # Where nobody knows, it may have seen anything.
+    assert handed_on(reader, {}) == set(reader.workloads())
 
 
 def test_a_pinned_device_is_onboarded_to_no_effect(

@@ -276,6 +276,8 @@ def onboarded(
 
 def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path]) -> None:
     store, folder, models = world
+    start = models / "v000001" / "manifest.json"
+    start.write_text(json.dumps({**json.loads(start.read_text()), "inherited_workloads": ["seen before"]}))
 
     def onboard(samples: int) -> tuple[dict[str, Any], set[str]]:
         result = onboarded("board", samples, store, folder, models)
@@ -289,6 +291,7 @@ def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path
     assert first["curve"] == []
     assert first["fingerprint"]["ran"] == 0
     assert "likeness is told by the description" in "\n".join(lines_of(first))
+    assert "seen before" in Registry(models).manifest(first["version"])["inherited_workloads"]
     second, more = onboard(48)
     assert few < more
     assert len(more) == 48

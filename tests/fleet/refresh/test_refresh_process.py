@@ -295,7 +295,29 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
     assert "v000002 stays, for nobody has judged the new head" in champion.retained
     assert "box.a" not in found["published"]
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
-    assert found["verdicts"]["box.b"]["kind"] != "unjudged"
+    # Its other champion learnt none of it, but the challenger of both went on from this version.
+    assert found["start"] == "v000002"
+    assert found["verdicts"]["box.b"]["kind"] == "unjudged"
+    assert registry.champions()[DeviceId("box.b")].version == "v000001"
+
+
+def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:
+    """Its weights have seen it, however many trainings without it came since."""
+    registry = Registry(Path(refreshed.models))
+    seen = HELD[0].workload_id
+    start = registry.add(small_model(*DEVICES), {"trained_workloads": [seen]})
+    registry.publish(start, {one: {} for one in DEVICES})
+    second = run_refresh(again(refreshed, "two"))
+    assert (second["start"], second["published"]) == (start, list(DEVICES))
+    manifest = registry.manifest(second["version"])
+    assert set(manifest["trained_workloads"]) == {one.workload_id for one in LEARNT}
+    assert manifest["inherited_workloads"] == [seen]
+    third = run_refresh(again(refreshed, "three"))
+    assert third["start"] == second["version"]
+    for found in (second, third):
+        for verdict in found["verdicts"].values():
+            assert verdict["judged"]["workloads"] == len(HELD) - 1
+            assert seen not in verdict["judged"]["by_workload"]
 
 
 def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequest) -> None:
