@@ -35,6 +35,7 @@ from fleet.models.registry_file import (
     Change,
     State,
     appended_history,
+    read_history,
     state_text,
     version_number,
 )
@@ -293,15 +294,16 @@ class Registry(RegistryReader):
         self, state: State, champions: Mapping[DeviceId, Champion], changes: Iterable[Change]
     ) -> None:
         """Put new champions in place. A kill leaves the old ones or the new ones, and no change untold."""
-        numbered = [
-            replace(change, serial=state.serial + place) for place, change in enumerate(changes, start=1)
-        ]
         # A writer that was killed between file and history left a change untold; it is told now.
         appended_history(self.folder / HISTORY, state.changes)
+        # An older champions.json that somebody restored knows less than the history: no number comes twice.
+        told = read_history(self.folder / HISTORY)
+        last = max(state.serial, told[-1].serial if told else 0)
+        numbered = [replace(change, serial=last + place) for place, change in enumerate(changes, start=1)]
         if champions == state.champions and not numbered:
             return
         new = State(
-            serial=state.serial + len(numbered),
+            serial=last + len(numbered),
             champions=dict(champions),
             changes=tuple(numbered) or state.changes,
         )

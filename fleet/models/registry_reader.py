@@ -100,7 +100,9 @@ class RegistryReader:
                     since=float(manifest.get("created_at", 0.0)),
                     reason="the newest version with its head",
                 )
-        return State(champions=champions)
+        # Numbers go on where the history ends: a second change of one number would never be told.
+        told = read_history(self.folder / HISTORY)
+        return State(serial=told[-1].serial if told else 0, champions=champions)
 
     def manifest(self, version: str) -> dict[str, Any]:
         """What a version says of itself.

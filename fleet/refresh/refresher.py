@@ -314,7 +314,8 @@ class Refresher:
                         reason=change.reason,
                     )
                 )
-        self._told = state.serial
+        # Less than before where somebody restored an older file: what was told is not told again.
+        self._told = max(self._told or 0, state.serial)
 
     def _publish(self, pairs: Iterable[tuple[str, DeviceId]]) -> None:
         for version, device_id in sorted(pairs):

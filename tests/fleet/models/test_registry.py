@@ -174,6 +174,22 @@ def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
             Registry(tmp_path / "models").champion("box.a")
 
 
+@pytest.mark.parametrize("cure", ["delete", "restore"])
+def test_changes_are_told_after_the_cure_that_damage_is_told_with(cure: str, tmp_path: Path) -> None:
+    registry = with_versions(tmp_path, 1, "box.a")
+    path = registry.folder / "champions.json"
+    older = path.read_text()
+    for number in range(1, 4):
+        registry.publish(added(registry, seed=number), {"box.a": {}})
+    path.unlink() if cure == "delete" else path.write_text(older)
+    again = Registry(registry.folder)
+    # The numbers went on to 4 before.
+    again.publish(added(again, seed=9), {"box.a": {}})
+    assert again.state().serial == 5
+    assert [(one.serial, one.version) for one in again.history(after=4)] == [(5, "v000005")]
+    assert [one.serial for one in read_history(registry.folder / "history.jsonl")] == [1, 2, 3, 4, 5]
+
+
 def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 2, "box.a", "box.b")
     pinned = registry.pin("box.a", reason="for the release")

@@ -556,6 +556,23 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     refresher.close()
 
 
+def test_after_an_older_list_of_champions_was_restored_no_change_is_told_twice(
+    refreshed: RefreshRequest,
+) -> None:
+    registry, refresher = Registry(Path(refreshed.models)), make_refresher(refreshed)
+    path = registry.folder / "champions.json"
+    older = path.read_text()
+    refresher.poll()
+    registry.publish(registry.add(small_model(*DEVICES), {}), {"box.a": {}})
+    assert len(refresher.poll()) == 1
+    path.write_text(older)
+    assert refresher.poll() == []
+    registry.publish(registry.add(small_model(*DEVICES), {}), {"box.b": {}})
+    [told] = refresher.poll()
+    assert isinstance(told, ModelPublished)
+    assert (told.version, told.device_ids) == ("v000003", ("box.b",))
+
+
 def test_a_failure_shows_the_end_of_standard_error(
     request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
