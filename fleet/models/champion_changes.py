@@ -93,7 +93,7 @@ def rolled_back(
         since=at_secs,
         reason=reason,
         # Figures of before hold for the version that they were taken of only.
-        judged=present.earlier if target == next(reversed(before), None) else None,
+        judged=present.earlier if target == next(reversed(present.before), None) else None,
         before=tuple(before[: before.index(target)] if target in before else before),
         rolled_back_from=max(left, key=version_number, default=""),
     )

@@ -117,6 +117,16 @@ def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
     assert [change.serial for change in registry.history(after=7)] == [8, 9]
 
 
+def test_figures_of_a_version_that_is_gone_are_not_those_of_the_one_before_it(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    for number in range(3):
+        judged = {"tau": [number / 10, 0.0, 1.0]}
+        registry.publish(added(registry, seed=number), {"box.a": {"judged": judged}})
+    shutil.rmtree(registry.path("v000002"))
+    champion = registry.rollback("box.a", reason="worse")
+    assert (champion.version, champion.judged) == ("v000001", None)
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     registry.publish(added(registry, "box.a"), {"box.a": {}})
