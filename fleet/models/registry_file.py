@@ -92,6 +92,11 @@ class Champion:
         """What travels to agents and clients."""
         return ModelRef(version=self.version, device_id=self.device_id, sha256=self.sha256)
 
+    @property
+    def named(self) -> set[str]:
+        """Versions that it names: its own, those before it, and the one that was rolled back."""
+        return {self.version, *self.before, *([self.rolled_back_from] if self.rolled_back_from else [])}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:

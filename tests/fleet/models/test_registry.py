@@ -264,6 +264,16 @@ def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Pa
     assert (champion.rolled_back_from, champion.retained) == ("", "")
 
 
+def test_a_version_after_one_that_was_rolled_back_and_deleted_is_newer(tmp_path: Path) -> None:
+    """Which is the cure that a damaged manifest is told with."""
+    registry = with_versions(tmp_path, 2, "box.a")
+    registry.rollback("box.a", reason="damaged", by_hand=True)
+    shutil.rmtree(registry.path("v000002"))
+    version = added(registry, seed=5)
+    assert version == "v000003"
+    assert registry.publish(version, {"box.a": {}}) == ["box.a"]
+
+
 def test_why_a_champion_stays_is_kept_without_a_change_of_it(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 1, "box.a")
     serial = registry.state().serial
