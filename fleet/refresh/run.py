@@ -245,9 +245,9 @@ def _planned(
         shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
         champions = registry.champions()
         serving = {str(one): champions[one].version for one in devices if one in champions}
-        manifests = {one: registry.manifest(one) for one in set(serving.values())}
-        # An MTL-TLP is no start, neither for a FleetTLP nor for another one.
+        # An MTL-TLP is no start, neither for a FleetTLP nor for another one; nor is a damaged version.
         ours = {one: version for one, version in serving.items() if registry.kind(version) == FLEET_TLP}
+        manifests = {one: registry.manifest(one) for one in set(ours.values())}
         base, why = start_from(ours, manifests, DEFAULT_SPEC.hash)
         if FLEET_TLP not in KINDS[request.model]:
             base, why = "", "an MTL-TLP is trained from nothing"

@@ -320,6 +320,15 @@ def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed:
             assert seen not in verdict["judged"]["by_workload"]
 
 
+def test_a_champion_with_a_damaged_manifest_is_followed(refreshed: RefreshRequest) -> None:
+    """And does not end every refresh of its family."""
+    registry = Registry(Path(refreshed.models))
+    (registry.path("v000001") / "manifest.json").write_text("{")
+    found = run_refresh(again(refreshed, "two"))
+    assert (found["start"], found["published"]) == ("nothing", list(DEVICES))
+    assert found["verdicts"]["box.a"]["reason"].startswith("v000001 cannot serve any more (")
+
+
 def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequest) -> None:
     with pytest.raises(FleetError, match="knows no device of the family gpu"):
         run_refresh(replace(request_, family="gpu"))
