@@ -22,6 +22,7 @@ from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import PinnedError, Registry
 from fleet.models.registry_file import Champion
+from fleet.models.registry_reader import RegistryError
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
@@ -77,9 +78,27 @@ class _Looks:
         self._data = self._read(reader) if champions else None
 
     def _cutoff(self, champion: Champion) -> float:
-        """Unix seconds from which no record has taught this champion anything."""
-        until = self._registry.manifest(champion.version).get("data_until", {})
-        return float(until.get(champion.device_id, champion.since))
+        """Unix seconds from which no record has taught this champion anything, nor the one before it.
+
+        The one before is the newer of the two where somebody chose the champion by hand.
+        """
+        until = self._learnt_until(champion.version, champion.device_id)
+        before = self._before(champion)
+        earlier = self._learnt_until(before, champion.device_id) if before else None
+        return max(champion.since if until is None else until, -np.inf if earlier is None else earlier)
+
+    def _learnt_until(self, version: str, device_id: DeviceId) -> float | None:
+        """Unix seconds of the last record that taught a version something of a device; None if unknown."""
+        try:
+            until = self._registry.manifest(version).get("data_until", {}).get(device_id)
+        except RegistryError:  # it cannot be asked either, and keeps no other device from being looked at
+            return None
+        return None if until is None else float(until)
+
+    def _before(self, champion: Champion) -> str:
+        """The version to go back to; empty where there is none."""
+        there = set(self._registry.versions())
+        return next((one for one in reversed(champion.before) if one in there), "")
 
     def _read(self, reader: StoreReader) -> RefreshData | None:
         from transfer.errors import DatasetError
@@ -99,8 +118,7 @@ class _Looks:
     def look(self, champion: Champion) -> Look:
         """Judge one device's champion."""
         device_id = champion.device_id
-        there = set(self._registry.versions())
-        before = next((one for one in reversed(champion.before) if one in there), "")
+        before = self._before(champion)
         rows = self._window(device_id)
         return look(
             device_id,

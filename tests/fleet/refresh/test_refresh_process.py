@@ -277,6 +277,34 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
     assert registry.history()[-1].kind == "rolled_back"
 
 
+def test_what_the_version_before_learnt_from_is_not_fresh_to_it(refreshed: RefreshRequest) -> None:
+    """A champion that a person chose may be older than the one before it."""
+    registry = Registry(Path(refreshed.models))
+    made = [
+        registry.add(small_model(*DEVICES), {"data_until": {"box.a": until}})
+        for until in (100.0, 300.0, 300.0)
+    ]
+    for version in made[1:]:
+        registry.publish(version, {"box.a": {}})
+    registry.rollback("box.a", made[0], reason="steady", by_hand=True)
+    assert registry.champions()[DeviceId("box.a")].before == ("v000001", made[1])
+    watch = again(refreshed, "watch", kind="watch")
+    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
+    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few"
+    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=400.0))
+    assert run_watch(watch)["looks"]["box.a"]["freshness"] != "too_few"
+
+
+def test_a_damaged_champion_keeps_no_other_from_being_looked_at(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
+    registry.publish(registry.add(small_model(*DEVICES), {}), {"box.a": {}})
+    (registry.path("v000002") / "manifest.json").write_text("{")
+    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
+    looks = run_watch(again(refreshed, "watch", kind="watch"))["looks"]
+    assert looks["box.a"]["freshness"] == "too_few"
+    assert looks["box.b"]["freshness"] != "too_few"
+
+
 @pytest.mark.parametrize("says_what_it_learnt", [True, False])
 def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
     says_what_it_learnt: bool, refreshed: RefreshRequest
