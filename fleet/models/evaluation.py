@@ -311,11 +311,13 @@ class _Repeats:
             yield reading
 
     def pairs(self) -> list[tuple[CandidateId, float, float]]:
-        return [
-            (candidate_id, attempts[min(attempts)], attempts[max(attempts)])
-            for (candidate_id, _), attempts in self._found.items()
-            if len(attempts) > 1
-        ]
+        """Those of the environment with most of them: numbers of two are not put in one order."""
+        found: dict[str, list[tuple[CandidateId, float, float]]] = {}
+        for (candidate_id, environment_id), attempts in self._found.items():
+            if len(attempts) > 1:
+                pair = candidate_id, attempts[min(attempts)], attempts[max(attempts)]
+                found.setdefault(environment_id, []).append(pair)
+        return max(found.values(), key=len, default=[])
 
 
 def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> Ranker:

@@ -12,14 +12,22 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from agents.records import NOISE, Record
+from agents.records import NOISE, Outcome, Record
 from fleet.cli.app import run
 from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
-from fleet.models.evaluation import BASELINES, LEAST_PAIRS, Evaluation, evaluate_model, evaluate_store
+from fleet.models.evaluation import (
+    BASELINES,
+    LEAST_PAIRS,
+    Evaluation,
+    _Repeats,
+    evaluate_model,
+    evaluate_store,
+)
 from fleet.models.training import train_version
+from fleet.store.noise import Reading
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 
@@ -118,6 +126,20 @@ def test_noise_and_ceiling_come_from_measuring_twice(found: Evaluation) -> None:
     ceiling = found.ceilings["a"]
     assert ceiling.counts.tolist() == [SAMPLES] * 3
     assert ceiling.tau == pytest.approx(1)
+
+
+def test_a_ceiling_puts_no_two_environments_in_one_order() -> None:
+    """One that is twice as slow made any order of its candidates and the others' look right."""
+    passing = [
+        Reading("a", candidate, environment, Outcome.OK, "random", attempt, (secs,), 1.0, False, False)  # type: ignore[arg-type]
+        for environment, candidates, secs in (("slow", "xy", 2.0), ("fast", "xyz", 1.0))
+        for candidate in candidates
+        for attempt in (0, 1)
+    ]
+    repeats = _Repeats()
+    assert list(repeats.watch(passing)) == passing
+    assert repeats.pairs() == [(candidate, 1.0, 1.0) for candidate in "xyz"]
+    assert _Repeats().pairs() == []
 
 
 def test_a_handful_of_pairs_is_no_noise_floor(tmp_path: Path) -> None:
