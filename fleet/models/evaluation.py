@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agents.records import Candidate, CandidateId, DeviceId
 from fleet.errors import FleetError
 from fleet.models.registry_file import latest
+from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, published_layout, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
@@ -174,7 +175,8 @@ def evaluate_model(
         raise FleetError(
             f"{folder.name} has no head for {', '.join(headless)}; it has: {', '.join(model.device_ids)}"
         )
-    reader = Store.read(Path(settings.store.path))
+    # As training and refresh read it: what was measured before a drift is no second measurement.
+    reader = Store.read(Path(settings.store.path)).parted(RegistryReader(models).environments_since())
     known = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
     chosen = list(device_ids) or known
     if not chosen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,10 +27,12 @@ from fleet.models.evaluation import (
     evaluate_model,
     evaluate_store,
 )
+from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.noise import Reading
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.refresh_fixtures import small_model
 
 WORKLOADS = [
     gmm_workload(f"mm{index}", operator=operator, networks=networks)
@@ -62,8 +65,6 @@ def made_records(devices: Sequence[str], numbers: Sequence[int] = range(SAMPLES)
 
 def again(records: Sequence[Record], change: float) -> list[Record]:
     """An A/A run of some records: two more measurements of each."""
-    from dataclasses import replace
-
     return [
         replace(
             record,
@@ -189,6 +190,23 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
         assert metrics.counts.tolist() == [3] * len(WORKLOADS)
     only = evaluate_model(settings, models, "latest", ["b"])
     assert only.comparison.device_ids == ("b",)
+
+
+def test_a_drift_is_no_noise(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
+    settings, models = settings_of(path, epochs=1), tmp_path / "models"
+    train_version(settings, models, ())
+    # As an onboarding after a drift keeps it.
+    Registry(models).add(small_model("a"), {"onboarded": "a", "environment_since": 1.0})
+    since = [
+        replace(one, attempt=1, origin="remeasure", measured_at=2.0, run_secs=(2 * one.run_secs[0],))
+        for one in made_records(("a",))
+    ]
+    with Store.open(path) as store:
+        store.append([*made_records(("a", "b"), range(3, SAMPLES)), *since])
+    found = evaluate_model(settings, models, "v000001", ())
+    assert found.comparison.device_ids == ("a", "b")
+    assert (found.noise, found.ceilings) == ({}, {})
 
 
 def test_a_model_of_other_devices_is_refused(tmp_path: Path, store: Path) -> None:
