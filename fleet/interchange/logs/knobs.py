@@ -106,13 +106,16 @@ class KnobFile(ABC):
         try:
             for item in items:
                 if reader is None:
-                    reader = KernelReader(self._catalog, head(items.head))
+                    reader = careful(self._reader, head, items.head)
                 try:
                     yield careful(result, reader, item)
                 except Rejected as reason:
                     yield reason
         except Rejected as reason:
             yield reason
+
+    def _reader(self, head: Callable[[dict[str, Any]], KernelHead], value: dict[str, Any]) -> KernelReader:
+        return KernelReader(self._catalog, head(value))
 
 
 class KernelReader:
@@ -133,6 +136,11 @@ class KernelReader:
         self.order = head.order
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
+        try:
+            canonical_json(key)
+        except ValueError:
+            # These tools write `NaN` and `Infinity`, which the text above shows as null.
+            raise Rejected("a number is not finite", shown(key)) from None
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
         self._environment: Environment = catalog.environment(
             (DIALECT, head.tool, head.device_name), lambda: _environment(head)
