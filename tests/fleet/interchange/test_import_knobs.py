@@ -208,6 +208,7 @@ HOSTILE = {
     "not an object": (cache_text([]).replace('"cache": {', '"cache": {"a": 1, "b": [], "c": null'), 0),
     "size not finite": (cache_text([cached(0)], problem_size=[float("nan"), 4]), 0),
     "size endless": (cache_text([cached(0)], problem_size=float("inf")), 0),
+    "half a character": (cache_text([cached(0)], device_name="NVIDIA \ud800"), 0),
     "long name": (cache_text([cached(0)], kernel_name="k" * 5000), 0),
     "no kernel": (cache_text([cached(0)], kernel_name=7), 0),
     "knob missing": (cache_text([{key: one for key, one in cached(0).items() if key != "use_shmem"}]), 0),

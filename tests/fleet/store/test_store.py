@@ -839,6 +839,8 @@ def test_a_device_that_could_not_be_read_back_is_not_stored(tmp_path: Path) -> N
     with Store.open(tmp_path) as store:
         with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
             store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
+        with pytest.raises(StoreError, match="device dev-a cannot be stored: "):
+            store.put_device(make_spec(), make_descriptor(cpu_model="half \ud800"))
         assert store.devices() == {}
 
 
