@@ -155,6 +155,23 @@ def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path
     assert not (tmp_path / "again").exists()
 
 
+def test_a_device_that_logs_alone_tell_of_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with Store.open(path) as made:
+        made.put_workloads([OURS], own=True)
+        made.put_device(make_spec("dev-b"), make_descriptor())
+        made.append([make_record(50, device="dev-b", origin="imported", **WORDS)])
+        about = DatasetAbout(name="mixed")
+        with pytest.raises(FleetError, match="all of its records came with logs"):
+            publish(Store.read(path), tmp_path / "out", about)
+        made.put_device(make_spec("dev-a"), make_descriptor())
+        made.append(make_batch(1, 9, device="dev-a", **WORDS))
+    with pytest.raises(FleetError, match="device dev-b has not measured its records"):
+        publish(Store.read(path), tmp_path / "out", about, ["dev-a", "dev-b"])
+    card = publish(Store.read(path), tmp_path / "out", about)["card"]
+    assert (list(card["devices"]), card["records"]) == (["dev-a"], 9)
+
+
 def test_what_cannot_be_published_is_refused_before_anything_is_written(folder: Path, store: Path) -> None:
     reader = Store.read(store)
     with pytest.raises(FleetError, match="is not empty, and no dataset is overwritten"):
