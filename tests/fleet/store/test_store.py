@@ -29,6 +29,7 @@ from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.store.catalog import read_device
 from fleet.store.delta.ids import RecordIds
+from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
@@ -582,6 +583,27 @@ def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
     with Store.open(tmp_path) as store:
         store.append(make_batch(0, 5))
         assert list(store.records()) == make_batch(0, 5)
+
+
+def test_nothing_comes_twice_where_the_ids_of_a_doubtful_commit_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> IdIndex:
+        raise StoreError("too many open files")
+
+    with Store.open(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing_fsync((5,)))
+            with pytest.raises(StoreFull):
+                store.append(make_batch(0, 5))
+        with monkeypatch.context() as patch:
+            patch.setattr(IdIndex, "open", fail)
+            for _ in range(2):
+                with pytest.raises(StoreError, match="too many open files"):
+                    store.append(make_batch(0, 5))
+        result = store.append(make_batch(0, 6))
+        assert (result.appended, result.duplicates) == (1, 5)
+        assert list(store.records()) == make_batch(0, 6)
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
