@@ -8,6 +8,7 @@ by `fleet.datasets.dataset_files`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -24,6 +25,7 @@ _MOST_NUMBER: Final = 2**53
 #: Bytes of all arguments of a workload, and FLOPs of one run, from which on they are none.
 _MOST_MOVED: Final = 2**63
 _MOST_FLOPS: Final = 1e30
+_WORKLOAD_ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workload]) -> None:
@@ -37,6 +39,8 @@ def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workloa
         if _has_large([as_json_dict(recorded.spec), seen]):
             raise StoreError(f"device {name}: a number of its description is out of range")
     for one in workloads:
+        if not _WORKLOAD_ID.fullmatch(one.workload_id):
+            raise StoreError(f"workload {one.workload_id}: expected 16 hexadecimal digits as agents name it")
         named = [one.arg_shapes, one.networks]
         if _has_large(named) or any(extent < 0 for shape in one.arg_shapes for extent in shape):
             raise StoreError(f"workload {one.workload_id}: a number of its description is out of range")

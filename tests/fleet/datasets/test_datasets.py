@@ -334,6 +334,10 @@ CLAIMS: list[tuple[Change, str]] = [
         "its size or its FLOPs are out of range",
     ),
     (
+        described(lambda _, workloads: workloads[0].update(workload_id="imported-1")),
+        "workload imported-1: expected 16 hexadecimal digits",
+    ),
+    (
         described(lambda _, workloads: workloads[0].update(flops=-1.0)),
         "its size or its FLOPs are out of range",
     ),
