@@ -200,6 +200,10 @@ def _reader(kind: Any, where: str) -> _Read:
     if issubclass(kind, StrEnum):
         return _word_reader({one.value: one for one in kind}, where)
 
+    # The tail of a record's error may be cut within a character.
+    if kind is str and not where.startswith("record"):
+        return _text_reader(where)
+
     def plain(value: Any) -> Any:
         # `True` is an int to Python, but never a count.
         if type(value) is not kind:
@@ -212,6 +216,21 @@ def _reader(kind: Any, where: str) -> _Read:
 @cache
 def _field_readers(kind: Any, where: str) -> dict[str, _Read]:
     return {name: _reader(hint, f"{where}: {name}") for name, hint in get_type_hints(kind).items()}
+
+
+def _text_reader(where: str) -> _Read:
+    def read(value: Any) -> str:
+        if type(value) is not str:
+            raise _mismatch(where, str, value)
+        try:
+            if not value.isascii():
+                value.encode()
+        except UnicodeEncodeError as error:
+            # No reader of JSON but Python's takes it: a store with one such text could not be read any more.
+            raise AgentError(f"{where}: expected text, got half a character at place {error.start}") from None
+        return value
+
+    return read
 
 
 def _float_reader(where: str) -> _Read:

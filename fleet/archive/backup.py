@@ -84,6 +84,12 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     known = {} if earlier is None else earlier.files
     # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
     files, copied, waiting = _copy_intake(store, folder)
+    # Likewise: a log that is noted as read to its end has all of its rows in the table by then.
+    for path in sorted((store / IMPORTS).glob("[!.]*")):
+        with suppress(FileNotFoundError):  # anybody may delete it
+            kept, new = keep_file(folder, path, None)
+            files[f"{IMPORTS}/{path.name}"] = kept
+            copied += new
     snapshot = load_snapshot(store / RECORDS)
     table_id = _table_id(store / RECORDS, snapshot.version)
     if earlier is not None and earlier.about.table_id != table_id:
@@ -97,7 +103,7 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
         is_same = before is not None and before.bytes == file.bytes
         wanted[path] = sums.get(file.path) or (before.sha256 if before and is_same else None)
     others = _log_of(store / RECORDS, snapshot.version)
-    for name in (WORKLOADS, DEVICES, IMPORTS):
+    for name in (WORKLOADS, DEVICES):
         others += sorted((store / name).glob("[!.]*"))
     wanted |= {str(one.relative_to(store)): None for one in others}
 

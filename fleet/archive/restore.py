@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from agents.files import make_folder
 from fleet.archive.backup_folder import OBJECTS, BackedUp, Manifest, copy_durably, object_path, read_manifest
 from fleet.archive.verify import Verified
 from fleet.durable import disk_errors, fsync
@@ -32,6 +33,7 @@ def restore(backup: Path, folder: Path) -> BackedUp:
             raise StoreError(f"{folder} is not empty, and nothing is overwritten; give a new folder")
         partial = folder.with_name(f".{folder.name}.restoring")
         shutil.rmtree(partial, ignore_errors=True)
+        make_folder(folder.parent)
         try:
             _restore_files(backup, manifest, partial)
             if folder.exists():

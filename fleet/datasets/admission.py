@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from agents.records import DeviceId, DeviceKind, record_id_of
-from fleet.datasets.dataset_files import PublishedDataset, checked_rows
+from fleet.datasets.dataset_files import PublishedDataset, checked_rows, opened_id
 from fleet.store.store import Store
 
 #: Rows of one commit.
@@ -46,11 +46,6 @@ def verify(dataset: PublishedDataset) -> int:
         DatasetRefusedError: A row is no record.
     """
     return sum(rows.num_rows for _, rows in checked_rows(dataset))
-
-
-def opened_id(name: str, device_id: str) -> DeviceId:
-    """What a device of a dataset is called in a store."""
-    return DeviceId(f"{name}.{device_id}")
 
 
 def open_dataset(dataset: PublishedDataset, store: Store) -> OpenedDataset:

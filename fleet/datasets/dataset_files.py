@@ -26,6 +26,7 @@ from agents.device.replay_file import Recorded, open_file, read_head, read_workl
 from agents.errors import AgentError
 from agents.records import DeviceId, Workload
 from fleet.archive.record_checks import Seen, row_faults
+from fleet.datasets.claims import check_head, check_rows
 from fleet.errors import FleetError, StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
@@ -73,6 +74,11 @@ class PublishedDataset:
     workloads: tuple[Workload, ...]
 
 
+def opened_id(name: str, device_id: str) -> DeviceId:
+    """What a device of a dataset is called in a store."""
+    return DeviceId(f"{name}.{device_id}")
+
+
 def write_sums(folder: Path) -> str:
     """Write the file of sums, and give its own sum."""
     text = "".join(f"{file_sum(folder / name)}  {name}\n" for name in sorted(_SUMMED))
@@ -109,6 +115,9 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
         for kind, names in (("device", devices), ("workload", [one.workload_id for one in workloads])):
             for name in names:
                 check_name(kind, name)
+        for name in devices:
+            check_name("device", opened_id(card["name"], name))
+        check_head(devices, workloads)
     except (AgentError, StoreError, pa.ArrowException, ValueError) as error:
         raise DatasetRefusedError(f"{folder}: {visible(str(error))}") from error
     return PublishedDataset(
@@ -158,9 +167,12 @@ def _by_device(
             )
         mine = rows.filter(pa.compute.equal(rows.column("device_id"), name)).select(FILE_SCHEMA.names)
         mine = mine.cast(FILE_SCHEMA)
+        # Texts first: all else may stumble over one that is none.
+        mine.validate(full=True)
         check_columns(mine)
         for fault in row_faults(name, mine, seen):
             raise DatasetRefusedError(f"{path}: device {name}: {visible(fault)}")
+        check_rows(mine)
         strangers = pa.compute.filter(
             mine.column("workload_id"),
             pa.compute.invert(pa.compute.is_in(mine.column("workload_id"), value_set=known)),

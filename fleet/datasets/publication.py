@@ -68,7 +68,7 @@ def publish(
         raise FleetError(f"{folder} is not empty, and no dataset is overwritten: name a new folder")
     sources = _sources(reader, devices)
     with whole_folder(folder, replace=False) as partial:
-        if not write_parquet(partial / RECORDS, sources, is_small=True):
+        if not sources or not write_parquet(partial / RECORDS, sources, is_small=True):
             raise FleetError(f"nothing to publish in {reader.path}: all of its records came with logs")
         size = (partial / RECORDS).stat().st_size
         card = data_card(about, sources, time.time())
@@ -86,10 +86,7 @@ def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
         if name not in present:
             raise FleetError(f"device {name!r} has no records in {reader.path}{nearest(name, list(present))}")
         if name not in ours:
-            raise FleetError(
-                f"device {name} has not measured its records: they are replayed or others'; publish devices "
-                "that measured"
-            )
+            raise _not_measured(name)
     chosen = sorted({DeviceId(name) for name in devices} or ours)
     if not chosen:
         raise FleetError(
@@ -97,4 +94,16 @@ def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
         )
     hosts = dict.fromkeys(found.host for one in chosen if (found := entries[one].descriptor) is not None)
     names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
-    return [_PublishedSource(reader, entries[one], names) for one in chosen]
+    sources = [_PublishedSource(reader, entries[one], names) for one in chosen]
+    # Logs may have been imported under a device that could measure and never did.
+    measured = [one for one in sources if next(one.batches(("origin",)), None) is not None]
+    for name in sorted(set(devices) - {one.device_id for one in measured}):
+        raise _not_measured(name)
+    return measured
+
+
+def _not_measured(name: str) -> FleetError:
+    return FleetError(
+        f"device {name} has not measured its records: they are replayed or others'; publish devices that "
+        "measured"
+    )

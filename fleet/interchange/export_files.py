@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from agents.files import make_folder
 from fleet.durable import disk_errors, fsync
 from fleet.errors import FleetError
 
@@ -48,7 +49,7 @@ def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
             raise FleetError(f"{path} is a folder; name a file that is not there yet")
         if path.exists() and not replace:
             raise _taken(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         beside = _beside(path)
         try:
             yield beside
@@ -85,7 +86,7 @@ def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
             raise FleetError(
                 f"{path} is not replaced: it holds no {MANIFEST} of an earlier export; choose another place"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         beside = _beside(path)
         try:
             beside.mkdir()

@@ -134,8 +134,7 @@ class _Import:
         self._all_bytes = sum(log.bytes for log in logs)
         todo: list[tuple[LogFile, FileState]] = []
         for log in logs:
-            settings = f"{self._request.dialect} {log.network}"
-            state = FileState.of(log.path, settings)
+            state = self._state(log)
             known = None if self._request.again else self._journal.counts(state)
             if known is not None:
                 self._report.counts.add(LineCounts.from_json(known))
@@ -153,6 +152,14 @@ class _Import:
         self._report.table_version = self._store.version
         self._report.seconds = time.monotonic() - began
         return self._report
+
+    def _state(self, log: LogFile) -> FileState:
+        """What the journal knows a file by; that of its workloads, where there is one, belongs to it."""
+        settings = f"{self._request.dialect} {log.network}"
+        if (beside := workload_file(log.path)) is not None:
+            seen = beside.stat()
+            settings += f" {seen.st_size} {seen.st_mtime_ns}"
+        return FileState.of(log.path, settings)
 
     def _check_families(self, logs: Sequence[LogFile]) -> None:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""

@@ -235,8 +235,10 @@ def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) ->
         "descriptor": None if descriptor is None else as_json_dict(descriptor),
     }
     # A line that cannot be read back would hide every device. (To Python, True is a number; not to JSON.)
-    cure = "give the field the type that DeviceSpec says"
-    _valid(_SPEC, value["spec"], f"device {spec.device_id} cannot be stored", cure)
+    cure, where = "give the field the type that DeviceSpec says", f"device {spec.device_id} cannot be stored"
+    _valid(_SPEC, value["spec"], where, cure)
+    if descriptor is not None:
+        _valid(_DESCRIPTOR, value["descriptor"], where, "give the field the type that Descriptor says")
     before = path.stat().st_size if path.exists() else 0
     with path.open("ab", buffering=0) as stream:
         try:

@@ -278,7 +278,10 @@ class Store(TableWriter):
 
     def _recover(self) -> None:
         super()._recover()
+        # Until the ids of that commit are known nothing may be appended: its records would come twice.
+        self._failed = self._lacked_room = True
         self._index = IdIndex.open(self._path, self._path / RECORDS, self._snapshot, self._read_ids)
+        self._failed = self._lacked_room = False
 
     def _tidy(self, devices: Iterable[str]) -> None:
         """Keep files and commits few; the records are durable already, so a failure is only a warning."""

@@ -10,14 +10,26 @@ from hypothesis import strategies as st
 
 from agents.codec import (
     NO_MEMORY_LIMIT_GIB,
+    device_from_json,
     protocol_from_json,
     protocol_to_json,
     record_from_json,
     record_to_json,
+    workload_from_json,
 )
 from agents.errors import AgentError
-from agents.records import Protocol, Record
-from tests.record_fixtures import LAYOUT_1, LAYOUT_2, any_protocols, any_records, as_layout_1, make_record
+from agents.records import Protocol, Record, as_json_dict
+from tests.record_fixtures import (
+    LAYOUT_1,
+    LAYOUT_2,
+    any_protocols,
+    any_records,
+    as_layout_1,
+    make_descriptor,
+    make_record,
+    make_spec,
+    make_workload,
+)
 
 
 @given(any_records())
@@ -33,6 +45,29 @@ def test_a_protocol_alone_makes_the_round_trip_too(protocol: Protocol) -> None:
 def test_halves_of_characters_in_an_error_survive() -> None:
     record = make_record(4, error="tail \udcff of a stream")
     assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
+
+
+@pytest.mark.parametrize("name", ["name", "module_json", "arg_dtypes", "networks"])
+def test_halves_of_characters_in_a_workload_are_refused(name: str) -> None:
+    half, whole = "half \ud800", "whole \U0001f600 \xe9"
+    for text in (half, whole):
+        value = as_json_dict(make_workload(1))
+        value[name] = {"arg_dtypes": [text] * len(value["arg_shapes"]), "networks": [[text, 1]]}.get(
+            name, text
+        )
+        if text is half:
+            with pytest.raises(AgentError, match=f"workload: {name}: expected text, got half a character"):
+                workload_from_json(value)
+        else:
+            assert as_json_dict(workload_from_json(value)) == value
+
+
+def test_halves_of_characters_in_what_a_device_is_are_refused() -> None:
+    spec, seen = as_json_dict(make_spec()), as_json_dict(make_descriptor())
+    for broken in ({**spec, "note": "\ud800"}, spec):
+        with pytest.raises(AgentError, match="expected text, got half a character at place 0"):
+            device_from_json(broken, {**seen, "host": "\ud800"})
+    assert device_from_json(spec, seen) == (make_spec(), make_descriptor())
 
 
 def test_the_first_published_layout_still_loads() -> None:

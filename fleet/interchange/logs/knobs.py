@@ -106,13 +106,16 @@ class KnobFile(ABC):
         try:
             for item in items:
                 if reader is None:
-                    reader = KernelReader(self._catalog, head(items.head))
+                    reader = careful(self._reader, head, items.head)
                 try:
                     yield careful(result, reader, item)
                 except Rejected as reason:
                     yield reason
         except Rejected as reason:
             yield reason
+
+    def _reader(self, head: Callable[[dict[str, Any]], KernelHead], value: dict[str, Any]) -> KernelReader:
+        return KernelReader(self._catalog, head(value))
 
 
 class KernelReader:
@@ -128,11 +131,16 @@ class KernelReader:
     def __init__(self, catalog: Catalog, head: KernelHead) -> None:
         if type(head.kernel) is not str or not 0 < len(head.kernel) <= _MAX_NAME:
             raise Rejected("the kernel has no name", shown(head.kernel))
-        if type(head.device_name) is not str or len(head.device_name) > _MAX_NAME:
+        if not _is_name(head.device_name):
             raise Rejected("name of the device is not a text", shown(head.device_name))
         self.order = head.order
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
+        try:
+            canonical_json(key)
+        except ValueError:
+            # These tools write `NaN` and `Infinity`, which the text above shows as null.
+            raise Rejected("a number is not finite", shown(key)) from None
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
         self._environment: Environment = catalog.environment(
             (DIALECT, head.tool, head.device_name), lambda: _environment(head)
@@ -152,6 +160,17 @@ class KernelReader:
         """Keep what a metric says of the kernel's work."""
         if not self._workload.workload.flops and 0 < flops < 1e30:
             self._workload.estimate_flops(float(f"{flops:.6g}"))
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value may name a device: a text, and no half of a character, which no other reader takes."""
+    if type(value) is not str or len(value) > _MAX_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkload:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agents.files import fsync
 from fleet.archive import backup_folder
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
@@ -23,6 +24,8 @@ from fleet.archive.restore import restore, verify_backup
 from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
+from fleet.interchange.import_journal import FileState, ImportJournal
+from fleet.store.delta.log import TableSnapshot, load_snapshot
 from fleet.store.store import Store
 from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.fleet.archive.test_verify import batch, data_file, fill, flip
@@ -63,6 +66,46 @@ def test_a_restored_store_is_whole_and_goes_on(store: Path, tmp_path: Path) -> N
         assert set(record_ids(opened)) == ids(store)
         assert opened.append(batch(0, 310)).appended == 10
     assert verify(tmp_path / "again").damage == []
+
+
+def test_the_folders_above_a_restored_store_are_durable_too(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(store, tmp_path / "backup")
+    durable: set[Path] = set()
+    real = fsync
+
+    def noted(path: Path) -> None:
+        durable.add(path)
+        real(path)
+
+    monkeypatch.setattr("agents.files.fsync", noted)
+    monkeypatch.setattr("fleet.archive.restore.fsync", noted)
+    restore(tmp_path / "backup", tmp_path / "new" / "deep" / "again")
+    # Else a power cut takes the names of the new folders, and all that a daemon has stored below them since.
+    assert {tmp_path, tmp_path / "new", tmp_path / "new" / "deep"} <= durable
+
+
+def test_an_import_that_ends_meanwhile_is_not_noted_in_the_backup(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "a.json"
+    log.write_text("{}")
+    state = FileState.of(log, "auto ")
+    real = load_snapshot
+
+    def snapshot(table: Path) -> TableSnapshot:
+        found = real(table)
+        with Store.open(store) as opened:
+            opened.append(batch(3000, 8))
+            ImportJournal(store, "dev-a").finish({state: {"lines": 8}})
+        return found
+
+    monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
+    back_up(store, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "again")
+    assert ImportJournal(store, "dev-a").counts(state) is not None
+    assert ImportJournal(tmp_path / "again", "dev-a").counts(state) is None, "its rows are not there either"
 
 
 @pytest.mark.parametrize("later", ["nothing", "a checkpoint", "upkeep"])

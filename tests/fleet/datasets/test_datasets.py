@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +157,23 @@ def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path
     assert not (tmp_path / "again").exists()
 
 
+def test_a_device_that_logs_alone_tell_of_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with Store.open(path) as made:
+        made.put_workloads([OURS], own=True)
+        made.put_device(make_spec("dev-b"), make_descriptor())
+        made.append([make_record(50, device="dev-b", origin="imported", **WORDS)])
+        about = DatasetAbout(name="mixed")
+        with pytest.raises(FleetError, match="all of its records came with logs"):
+            publish(Store.read(path), tmp_path / "out", about)
+        made.put_device(make_spec("dev-a"), make_descriptor())
+        made.append(make_batch(1, 9, device="dev-a", **WORDS))
+    with pytest.raises(FleetError, match="device dev-b has not measured its records"):
+        publish(Store.read(path), tmp_path / "out", about, ["dev-a", "dev-b"])
+    card = publish(Store.read(path), tmp_path / "out", about)["card"]
+    assert (list(card["devices"]), card["records"]) == (["dev-a"], 9)
+
+
 def test_what_cannot_be_published_is_refused_before_anything_is_written(folder: Path, store: Path) -> None:
     reader = Store.read(store)
     with pytest.raises(FleetError, match="is not empty, and no dataset is overwritten"):
@@ -233,9 +252,102 @@ def forged_ids(table: pa.Table) -> pa.Table:
     return pa.table(columns, table.schema)
 
 
+def in_turn(*edits: Callable[[pa.Table], pa.Table]) -> Callable[[pa.Table], pa.Table]:
+    def edit(table: pa.Table) -> pa.Table:
+        for one in edits:
+            table = one(table)
+        return table
+
+    return edit
+
+
+def no_text(name: str) -> Callable[[pa.Table], pa.Table]:
+    """Rows with bytes in a column of texts that are none."""
+
+    def edit(table: pa.Table) -> pa.Table:
+        broken = pa.array([b"\xff"] * len(table), pa.binary()).view(pa.string())
+        return table.set_column(table.schema.get_field_index(name), name, broken)
+
+    return edit
+
+
+def described(edit: Callable[[Any, Any], object]) -> Change:
+    """A publisher whose devices or workloads are described otherwise, with right sums."""
+
+    def change(folder: Path) -> None:
+        with pq.ParquetFile(folder / RECORDS) as file:
+            table, kept = file.read(), file.metadata.metadata
+        head = json.loads(kept[HEAD_KEY])
+        workloads = json.loads(zlib.decompress(base64.b64decode(kept[WORKLOADS_KEY])))
+        edit(head["devices"], workloads)
+        packed = base64.b64encode(zlib.compress(json.dumps(workloads).encode()))
+        with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({HEAD_KEY: json.dumps(head).encode(), WORKLOADS_KEY: packed})
+        write_sums(folder)
+
+    return change
+
+
+#: What a stranger may claim that would end whoever reads the store later, and the word that says so.
+CLAIMS: list[tuple[Change, str]] = [
+    (rows(replaced("quality", "suspect")), "column quality holds 'suspect'"),
+    (rows(replaced("quality", '["suspect"]')), "column quality holds"),
+    (rows(replaced("quality", '{"interval":1e999}')), "column quality holds"),
+    (rows(replaced("quality", '{"canary":{"compute":"x"}}')), "column quality holds"),
+    (rows(replaced("environment", "[]")), r"column environment holds '\[\]'"),
+    (rows(no_text("environment")), "Invalid UTF8"),
+    (rows(no_text("error")), "Invalid UTF8"),
+    (rows(replaced("measured_at", 1e300)), "column measured_at holds a time that is out of range"),
+    (
+        rows(in_turn(replaced("run_secs", []), replaced("latency_secs", None))),
+        "a row is ok and has no run_secs",
+    ),
+    (
+        rows(
+            in_turn(replaced("outcome", "ok"), replaced("run_secs", [1e-12]), replaced("latency_secs", 1e-12))
+        ),
+        "column run_secs holds 1e-12",
+    ),
+    (
+        described(lambda devices, _: devices["dev-a"]["spec"].update(threads=10**400)),
+        "device dev-a: a number of its description is out of range",
+    ),
+    (
+        described(lambda devices, _: devices["dev-b"]["descriptor"].update(memory_bytes=2**64)),
+        "device dev-b: a number of its description is out of range",
+    ),
+    (
+        described(lambda devices, _: devices["dev-b"]["descriptor"].update(host="\ud800")),
+        "descriptor: host: expected text, got half a character",
+    ),
+    (
+        described(lambda devices, _: devices.update({"d" * 121: devices["dev-a"]})),
+        r"device 'lab-one\.d{121}' cannot be stored",
+    ),
+    (
+        described(lambda _, workloads: workloads[0].update(arg_shapes=[[-5]], arg_dtypes=["float32"])),
+        "a number of its description is out of range",
+    ),
+    (
+        described(lambda _, workloads: workloads[0].update(arg_shapes=[[2**40] * 9], arg_dtypes=["int8"])),
+        "its size or its FLOPs are out of range",
+    ),
+    (
+        described(lambda _, workloads: workloads[0].update(workload_id="imported-1")),
+        "workload imported-1: expected 16 hexadecimal digits",
+    ),
+    (
+        described(lambda _, workloads: workloads[0].update(flops=-1.0)),
+        "its size or its FLOPs are out of range",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        *CLAIMS,
         (
             flipped(RECORDS),
             r"records.parquet has SHA-256 [0-9a-f]{64}, SHA256SUMS says [0-9a-f]{64}: damaged",

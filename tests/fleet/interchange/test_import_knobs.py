@@ -206,6 +206,9 @@ HOSTILE = {
         0,
     ),
     "not an object": (cache_text([]).replace('"cache": {', '"cache": {"a": 1, "b": [], "c": null'), 0),
+    "size not finite": (cache_text([cached(0)], problem_size=[float("nan"), 4]), 0),
+    "size endless": (cache_text([cached(0)], problem_size=float("inf")), 0),
+    "half a character": (cache_text([cached(0)], device_name="NVIDIA \ud800"), 0),
     "long name": (cache_text([cached(0)], kernel_name="k" * 5000), 0),
     "no kernel": (cache_text([cached(0)], kernel_name=7), 0),
     "knob missing": (cache_text([{key: one for key, one in cached(0).items() if key != "use_shmem"}]), 0),
@@ -230,6 +233,16 @@ def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> Non
     assert report.imported == imported
     assert imported or report.counts.rejected
     assert not [reason for reason in report.counts.rejected if "reader fault" in reason]
+
+
+def test_a_key_of_triton_that_is_not_finite_stops_no_other_file(tmp_path: Path) -> None:
+    text = '{"key": [Infinity], "configs_timings": [[{"kwargs": {"B": 1}}, [0.1, 0.1, 0.1]]]}'
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.autotune.json").write_text(text)
+    (logs / "b.json").write_text(cache_text([cached(1)]))
+    report = run(tmp_path, logs)
+    assert (report.imported, dict(report.counts.rejected)) == (1, {"a number is not finite": 1})
 
 
 def test_long_item_is_not_held(tmp_path: Path) -> None:

@@ -285,6 +285,17 @@ def test_a_database_with_its_workload_file_keeps_modules_and_hashes(tmp_path: Pa
     assert Store.read(tmp_path / "store").devices()[found.device_id].spec.family is Family.GPU
 
 
+def test_records_are_read_again_when_the_file_of_their_workloads_has_changed(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "database_tuning_record.json", [meta_schedule(n, index=n) for n in range(2)])
+    workloads = write_log(tmp_path / "database_workload.json", [workload_line(0)])
+    first = run(tmp_path, log)
+    assert (first.imported, first.rejected) == (1, 1)
+    assert run(tmp_path, log).files_known == 1
+    write_log(workloads, [workload_line(0), workload_line(1)])
+    second = run(tmp_path, log)
+    assert (second.imported, second.duplicates, second.rejected, second.files_known) == (1, 1, 0, 0)
+
+
 def test_databases_without_workloads_stay_apart_and_snapshots_agree(tmp_path: Path) -> None:
     one = [meta_schedule(n, index=n % 2) for n in range(6)]
     write_log(tmp_path / "a" / "database_tuning_record.json", one[:4])

@@ -29,6 +29,7 @@ from agents.records import DeviceKind, Outcome, Protocol, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.store.catalog import read_device
 from fleet.store.delta.ids import RecordIds
+from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
@@ -584,6 +585,27 @@ def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
         assert list(store.records()) == make_batch(0, 5)
 
 
+def test_nothing_comes_twice_where_the_ids_of_a_doubtful_commit_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> IdIndex:
+        raise StoreError("too many open files")
+
+    with Store.open(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing_fsync((5,)))
+            with pytest.raises(StoreFull):
+                store.append(make_batch(0, 5))
+        with monkeypatch.context() as patch:
+            patch.setattr(IdIndex, "open", fail)
+            for _ in range(2):
+                with pytest.raises(StoreError, match="too many open files"):
+                    store.append(make_batch(0, 5))
+        result = store.append(make_batch(0, 6))
+        assert (result.appended, result.duplicates) == (1, 5)
+        assert list(store.records()) == make_batch(0, 6)
+
+
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_a_disk_that_was_full_at_the_last_fsync_of_a_commit_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
@@ -839,6 +861,8 @@ def test_a_device_that_could_not_be_read_back_is_not_stored(tmp_path: Path) -> N
     with Store.open(tmp_path) as store:
         with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
             store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
+        with pytest.raises(StoreError, match="device dev-a cannot be stored: "):
+            store.put_device(make_spec(), make_descriptor(cpu_model="half \ud800"))
         assert store.devices() == {}
 
 

@@ -1,0 +1,119 @@
+"""What a published dataset may claim, beyond what every row of a store must be.
+
+Whoever learns from a store, shows it or exports it takes for granted that numbers have the size and texts the
+form that agents and imports write. One row or device of a stranger with others would end all of that. Called
+by `fleet.datasets.dataset_files`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.device.replay_file import Recorded
+from agents.records import DeviceId, Outcome, Workload, as_json_dict, canonical_json
+from fleet.errors import StoreError
+from fleet.interchange.logs.results import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP
+
+#: Whole numbers beyond this are none of a host or program; every reader of JSON keeps those below.
+_MOST_NUMBER: Final = 2**53
+#: Bytes of all arguments of a workload, and FLOPs of one run, from which on they are none.
+_MOST_MOVED: Final = 2**63
+_MOST_FLOPS: Final = 1e30
+_WORKLOAD_ID: Final = re.compile(r"[0-9a-f]{16}")
+
+
+def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workload]) -> None:
+    """Refuse what features of a device or workload cannot be made of.
+
+    Raises:
+        StoreError: A number is out of range.
+    """
+    for name, recorded in devices.items():
+        seen = {} if recorded.descriptor is None else as_json_dict(recorded.descriptor)
+        if _has_large([as_json_dict(recorded.spec), seen]):
+            raise StoreError(f"device {name}: a number of its description is out of range")
+    for one in workloads:
+        if not _WORKLOAD_ID.fullmatch(one.workload_id):
+            raise StoreError(f"workload {one.workload_id}: expected 16 hexadecimal digits as agents name it")
+        named = [one.arg_shapes, one.networks]
+        if _has_large(named) or any(extent < 0 for shape in one.arg_shapes for extent in shape):
+            raise StoreError(f"workload {one.workload_id}: a number of its description is out of range")
+        if one.bytes_moved >= _MOST_MOVED or not 0 <= one.flops < _MOST_FLOPS:
+            raise StoreError(f"workload {one.workload_id}: its size or its FLOPs are out of range")
+
+
+def check_rows(rows: pa.Table) -> None:
+    """Refuse rows that `check_columns` lets pass and no agent or import has written.
+
+    Raises:
+        StoreError: The first thing that is wrong.
+    """
+    is_ok = pc.equal(rows.column("outcome"), Outcome.OK.value)
+    if pc.any(pc.and_(is_ok, pc.is_null(rows.column("latency_secs")))).as_py():
+        raise StoreError("a row is ok and has no run_secs")
+    timed = pc.min_max(pc.list_flatten(rows.filter(is_ok).column("run_secs"))).as_py()
+    if timed["min"] is not None and not LEAST_SECS <= timed["min"] <= timed["max"] < FAILURE_MARK_SECS:
+        raise StoreError(f"column run_secs holds {timed['min']} to {timed['max']}, which nothing takes")
+    if rows.num_rows and pc.max(rows.column("measured_at")).as_py() >= MAX_TIMESTAMP:
+        raise StoreError("column measured_at holds a time that is out of range")
+    attempts = pc.min_max(rows.column("attempt")).as_py()
+    if rows.num_rows and not 0 <= attempts["min"] <= attempts["max"] < _MOST_NUMBER:
+        raise StoreError("column attempt holds a number that is out of range")
+    for name, is_good in (("environment", _is_object), ("quality", _is_quality)):
+        for text in pc.unique(rows.column(name)).to_pylist():
+            if not is_good(text):
+                raise StoreError(
+                    f"column {name} holds {text[:60]!r}, expected a JSON object as agents write it"
+                )
+
+
+def _has_large(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif isinstance(one, int) and abs(one) >= _MOST_NUMBER:
+            return True
+    return False
+
+
+def _is_object(text: str) -> bool:
+    return _object(text) is not None
+
+
+def _is_quality(text: str) -> bool:
+    """Whether its numbers are numbers: readings of canaries are drawn, and an interval is compared."""
+    value = _object(text)
+    if value is None:
+        return False
+    canary = value.get("canary", {})
+    return isinstance(canary, dict) and all(map(_is_number, [*canary.values(), value.get("interval", 0)]))
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = _JSON.decode(text)
+        canonical_json(value)  # `1e999` is no finite number either
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _MOST_NUMBER
