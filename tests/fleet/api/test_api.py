@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import stat
@@ -167,6 +168,21 @@ def test_status_and_devices_are_the_view(server: ApiServer, tmp_path: Path) -> N
     missing = get(server, "/v1/devices/other", tmp_path)
     assert missing.status_code == 404
     assert BOARD in missing.json()["detail"]
+
+
+def test_a_file_name_that_is_no_text_takes_the_view_from_nobody(tmp_path: Path, models: Path) -> None:
+    name = os.fsdecode(b"f\xfcr.yaml")
+    alarm = {"at": 15.0, "device_id": name, "text": f"{name}: cannot be used", "kind": "device_file"}
+    view = {**a_view(), "alarms": [alarm], "clock": {"gap_secs": math.nan}}
+    server = ApiServer(replace(sources_of(models), view=lambda: view), tmp_path)
+    try:
+        answer = get(server, "/v1/status", tmp_path)
+        assert answer.status_code == 200
+        assert answer.json()["alarms"][0]["device_id"] == "f\\udcfcr.yaml"
+        assert answer.json()["clock"] == {"gap_secs": None}
+        assert answer.json()["devices"][BOARD]["records"] == 7
+    finally:
+        server.close()
 
 
 def test_models_by_device_and_version(server: ApiServer, tmp_path: Path, models: Path) -> None:

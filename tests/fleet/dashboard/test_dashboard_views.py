@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -467,6 +468,13 @@ def test_the_fault_of_a_device_is_told_apart_from_the_models() -> None:
     assert len({one["id"] for one in found}) == len(found)
     again = alert_list([alarm("drift", NOW)] * 2, [])
     assert len(again) == 1
+
+
+def test_an_alert_of_a_file_whose_name_is_no_text_hides_no_other() -> None:
+    name = os.fsdecode(b"f\xfcr")
+    found = alert_list([alarm("device_file", NOW, name), alarm("drift", NOW + 1)], [])
+    assert [one["device_id"] for one in found] == ["one", "f\\udcfcr"]
+    assert json.dumps(found, ensure_ascii=False).encode()
 
 
 # ---- the webhook ----
