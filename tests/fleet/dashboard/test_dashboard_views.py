@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -355,6 +356,21 @@ def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measu
     secs = sorted(made.latencies("box.a").values())
     assert spread["box.a"][0] == secs[0]  # type: ignore[index]
     assert spread["box.a"][4] == secs[-1]  # type: ignore[index]
+
+
+def test_a_candidate_measured_again_counts_with_its_fastest_latency() -> None:
+    rows = [("a", 4e-3), ("b", 2e-3), ("a", 1e-3)]
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {"candidate_id": name, "workload_id": "w", "outcome": "ok", "latency_secs": secs, "origin": ""}
+            for name, secs in rows
+        ]
+    )
+    made = CandidateMatrix("w", ["box"])
+    made.add("box", batch)
+    assert made.spreads()["box"] == pytest.approx([1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3])
+    speeds = {row["candidate_id"]: row["speed"] for row in made.page(0, 9)["rows"]}
+    assert speeds == {"a": 1.0, "b": 0.5}, "no candidate is faster than the best one"
 
 
 def test_a_candidate_stands_beside_the_best_one(measured: Path) -> None:
