@@ -180,7 +180,8 @@ def predicted(
 
     Returns:
         `points` of [score, speed over the best one's, candidate], `of` (measured candidates), `kendall_tau`
-        (None for fewer than two), `top1` (speed of the highest score among them), `refused`.
+        (None for fewer than two), `top1` (speed of the highest score among them, the mean where several tie),
+        `refused`.
     """
     best = min(latencies.values())
     points: list[tuple[float, float, str]] = [
@@ -194,12 +195,13 @@ def predicted(
 
         found = float(kendalltau([one[0] for one in points], [one[1] for one in points]).statistic)
         tau = None if np.isnan(found) else found
-    first = max(points, key=lambda one: one[0], default=None)
+    highest = max((one[0] for one in points), default=None)
     return {
         "points": points,
         "of": len(latencies),
         "kendall_tau": tau,
-        "top1": None if first is None else first[1],
+        # Of several with the same score nobody knows which would be taken, as in `transfer.data.ranking`.
+        "top1": _mean([one[1] for one in points if one[0] == highest]) or None,
         "refused": len(candidates) - len(points),
     }
 
