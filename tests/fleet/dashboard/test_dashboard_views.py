@@ -171,6 +171,7 @@ def test_two_environments_are_two_series(tmp_path: Path) -> None:
         (("one", "v000001"), "unlike"),
         (("", "one"), "a side is missing"),
         (("one@2026-02-31", "one"), "there is no day"),
+        (("one@9999-12-31", "one"), "there is no day"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path: Path, sides: tuple[str, str], says: str) -> None:
@@ -451,6 +452,8 @@ def test_predictions_stand_beside_speeds() -> None:
     wrong = predicted(chosen, latencies, [latencies[one] if one != "c000" else None for one in chosen])
     assert (wrong["kendall_tau"], wrong["refused"]) == (pytest.approx(-1.0), 1)
     assert predicted(["c000"], latencies, [None])["top1"] is None
+    tied = predicted(["c000", "c001", "c003"], latencies, [0.5, 0.5, 0.25])
+    assert tied["top1"] == pytest.approx((1 + 1 / 2) / 2), "the fastest one is not taken by its place"
 
 
 # ---- alerts ----
@@ -491,6 +494,21 @@ def test_an_alert_of_a_file_whose_name_is_no_text_hides_no_other() -> None:
     found = alert_list([alarm("device_file", NOW, name), alarm("drift", NOW + 1)], [])
     assert [one["device_id"] for one in found] == ["one", "f\\udcfcr"]
     assert json.dumps(found, ensure_ascii=False).encode()
+
+
+def test_a_training_that_adds_a_version_and_removes_one_is_told(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    lost = {"one": {"serves": False, "reason": "worse: 70 % of the pairs", "judged": None}}
+    shown = Dashboard(lambda: {"now": NOW, "alarms": []}, registry, tmp_path / "no store")
+    registry.publish(registry.add(small_model("two"), {"created_at": 1.0}), {"two": {}})
+    try:
+        for number in (1, 2):
+            registry.add(small_model("one"), {"created_at": float(number), "verdicts": lost})
+            registry.prune(1)
+            names = [one["text"].split()[0] for one in shown.all_alerts() if one["kind"] == "regression"]
+            assert names == [registry.versions()[-1]]
+    finally:
+        shown.close()
 
 
 # ---- the webhook ----
