@@ -28,7 +28,12 @@ from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
-from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
+from fleet.dashboard.device_timeline import (
+    MOST_POINTS,
+    TIMELINE_COLUMNS,
+    DeviceTimeline,
+    canary_ratios,
+)
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
@@ -243,6 +248,17 @@ def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     assert all(NOW + DAY <= at < NOW + DAY + 1000 for at, _ in points)
 
 
+def test_a_reading_of_canaries_counts_once_and_what_is_none_never() -> None:
+    ratios = [1.01, 1.01, 1.02, "x", None, 0.0, 10**400, math.nan, 1.02]
+    texts = [
+        json.dumps({"interval": 0.001 * place, "canary": {"a": one}}) for place, one in enumerate(ratios)
+    ]
+    texts += ['["canary"]', '"canary"', '{"canary": 1}', "[" * 100_000 + '"canary"']
+    rows = [{"measured_at": float(place), "quality": text} for place, text in enumerate(texts)]
+    found = list(canary_ratios(pa.RecordBatch.from_pylist(rows)))
+    assert found == [(0.0, {"a": 1.01}), (2.0, {"a": 1.02})]
+
+
 def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         store.put_device(make_spec("one"), make_descriptor())
@@ -435,10 +451,15 @@ def test_a_script_builds_and_times_its_candidate(matmul: Any, matmul_candidates:
 
 
 @pytest.mark.parametrize(
-    "trace", ["", "{", '"x"', "[1, [2]]", '{"a": 1}', "[[], []]", '[[["A",[],[],[]]],[[]]]']
+    "trace",
+    [
+        *("", "{", '"x"', "[1, [2]]", '{"a": 1}', "[[], []]", '[[["A",[],[],[]]],[[]]]'),
+        *('[[["A",[],[],[]]],[[[],1]]]', '[[["A",1,null,{}]],[]]', '[[["\\ud800",["\\ud800"],[],[]]],[]]'),
+    ],
 )
 def test_any_trace_gives_lines(trace: str) -> None:
     lines = schedule_lines(trace)
+    assert "".join(lines).encode()
     found = side_by_side(lines, [*lines, "more"])
     assert found["different"] == 1
 
