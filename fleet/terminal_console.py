@@ -11,13 +11,13 @@ from fleet.terminal_text import visible
 
 
 class TerminalConsole(Console):
-    """A console that writes out what cannot be printed, and takes no text for markup.
+    """A console that writes out what cannot be printed, and takes no text for markup or pictures.
 
     Colours and cursor movements are rich's own: they are no text to it.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
-        super().__init__(stderr=stderr, quiet=quiet, markup=False, highlight=False)
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, text made visible."""

@@ -16,6 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
+from fleet.api.answers import FleetAnswer
 from fleet.api.bodies import CLOSE, read_body
 from fleet.api.connections import OPEN_PATH, Connections
 from fleet.api.metrics import metrics_text
@@ -80,7 +81,7 @@ class ApiSources:
 def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
     """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
-    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None)
+    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, default_response_class=FleetAnswer)
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,10 @@ class ApiServer:
 
     def close(self) -> None:
         """Stop listening; requests that run are answered."""
-        (self._root / ADDRESS).unlink(missing_ok=True)
+        # A disk that fails has a line of its own, which must not get lost. A file that stays is of a process
+        # that is gone.
+        with suppress(OSError):
+            (self._root / ADDRESS).unlink()
         self._server.should_exit = True
         self._thread.join(_STOP_SECS)
         if self._webhook is not None:

@@ -17,7 +17,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.cookies import CookieError, SimpleCookie
 
 from fastapi import FastAPI, Request, Response
 
@@ -129,13 +128,13 @@ def _cookie_name(port: int) -> str:
 
 
 def _cookie_value(headers: Headers, port: int) -> str:
-    cookies: SimpleCookie = SimpleCookie()
-    try:
-        cookies.load(headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return ""
-    found = cookies.get(_cookie_name(port))
-    return found.value if found is not None else ""
+    # Not by `http.cookies`: it gives up at the first cookie that it cannot read, and those of all other
+    # servers of this host come along.
+    for cookie in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        name, _, value = cookie.strip().partition("=")
+        if name == _cookie_name(port):
+            return value
+    return ""
 
 
 def _port_of(scope: Mapping[str, object]) -> int:

@@ -51,19 +51,25 @@ def list_(
 
     Example: fleet datasets list /mnt/lab
     """
+    from fleet.errors import StoreError
     from fleet.store.store import Store
 
     found: list[dict[str, Any]] = []
     for log in sorted(one for depth in range(4) for one in folder.glob("*/" * depth + "records/_delta_log")):
         path = log.parent.parent
-        reader = Store.read(path)
-        counts = reader.counts()
+        try:
+            reader = Store.read(path)
+            counts = reader.counts()
+            workloads = len(reader.workloads())
+        except StoreError as error:
+            say(f"left out: {error}", error=True)
+            continue
         found.append(
             {
                 "store": str(path),
                 "records": sum(one.records for one in counts.values()),
                 "devices": sorted(counts),
-                "workloads": len(reader.workloads()),
+                "workloads": workloads,
                 "table_version": reader.version,
                 "last_at": max((one.last_at for one in counts.values()), default=None),
             }

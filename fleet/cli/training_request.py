@@ -27,7 +27,10 @@ def request_trainings(
     Raises:
         FleetError: The daemon has no such device, refuses, or a training failed.
     """
-    families = {one: str(found["family"]) for one, found in daemon.get("/v1/devices").items()}
+    known = daemon.get("/v1/devices")
+    if known is None:
+        raise FleetError(f"the daemon at {daemon.url} ends just now; start it again, then ask again")
+    families = {one: str(found["family"]) for one, found in known.items()}
     if unknown := [one for one in devices if one not in families]:
         listed = ", ".join(sorted(families)) or "none"
         raise FleetError(f"the daemon knows no device {unknown[0]!r}; it has: {listed}")
@@ -54,17 +57,22 @@ def each_family(settings: FleetConfig, devices: Collection[str], family: str | N
         Device ids, a tuple a model; the devices as they were given where all are of one family.
 
     Raises:
-        FleetError: There is no store, or no device of the family with two `ok` records.
+        FleetError: There is no store, a device is not in it, or there is none of the family with two `ok`
+            records.
     """
     from fleet.store.store import Store
 
     reader = Store.read(Path(settings.store.path))
+    known = reader.devices()
     families: dict[str, list[DeviceId]] = {}
-    for device_id, entry in sorted(reader.devices().items()):
+    for device_id, entry in sorted(known.items()):
         if device_id in devices or not devices:
             families.setdefault(str(entry.spec.family), []).append(device_id)
     if family is None and len(families) <= 1:
         return [tuple(devices)]
+    if unknown := sorted(one for one in devices if one not in known):
+        listed = ", ".join(sorted(known)) or "none"
+        raise FleetError(f"device {unknown[0]!r} has no records in {settings.store.path}; it holds: {listed}")
     counts = reader.counts()
     chosen = [
         # A device whose log held next to nothing keeps no other from being learnt.

@@ -169,9 +169,12 @@ def add_file(folder: Path, spec: DeviceSpec, source: Path, *, is_replaced: bool 
         Its place.
 
     Raises:
-        ConfigError: There is no such folder, or the device has a file.
+        ConfigError: There is no such folder, the device has a file, or the source is none.
         StoreError: The disk is full or failed.
     """
+    if not source.is_file():
+        # It is read a second time, and a pipe has nothing left then.
+        raise ConfigError(f"{source}: is no regular file: save it as one, and add that")
     there = [path for path in device_paths(folder) if path.stem == spec.device_id]
     if there and not is_replaced:
         raise ConfigError(f"{there[0]}: device {spec.device_id!r} is there already: --replace replaces it")

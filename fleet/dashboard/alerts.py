@@ -68,8 +68,8 @@ def alert_list(
         alert = {
             "at": one["at"],
             "kind": one.get("kind") or "note",
-            "device_id": one["device_id"],
-            "text": one["text"],
+            "device_id": in_utf8(one["device_id"]),
+            "text": in_utf8(one["text"]),
         }
         alert["id"] = content_hash(alert["kind"], alert["device_id"], alert["text"], f"{alert['at']:.0f}")[
             :16
@@ -77,6 +77,11 @@ def alert_list(
         found[alert["id"]] = alert
     ordered = sorted(found.values(), key=lambda one: (-float(one["at"]), str(one["id"])))
     return [one | _blame(one, ordered) for one in ordered[:MOST_ALERTS]]
+
+
+def in_utf8(text: str) -> str:
+    r"""The text, in which what no message can carry is written out: `\udcff` of a name that is no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:

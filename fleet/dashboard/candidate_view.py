@@ -17,6 +17,7 @@ from agents.codec import protocol_from_json
 from agents.errors import AgentError
 from agents.records import Candidate, DeviceId, Outcome, Protocol, WorkloadId
 from fleet.coverage.reproducer import reproducer
+from fleet.dashboard.device_timeline import object_of
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.store_reads import PATH, device_rows
 from fleet.errors import FleetError, StoreError
@@ -153,7 +154,7 @@ def _protocol(record: Mapping[str, Any]) -> Protocol:
 
 
 def _shown(record: Mapping[str, Any]) -> dict[str, Any]:
-    quality = json.loads(record["quality"] or "{}")
+    quality = object_of(record["quality"])
     marks = [name for name in ("suspect", "stopped_early", "quarantined") if quality.get(name)]
     return {
         "device_id": record["device_id"],

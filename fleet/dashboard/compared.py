@@ -62,12 +62,12 @@ def parse_side(text: str) -> Side:
         return Side(device_id=text)
     try:
         day = datetime.date.fromisoformat(found["day"])
-    except ValueError as error:
+        begin, end = (
+            datetime.datetime.combine(one, datetime.time()).astimezone().timestamp()
+            for one in (day, day + datetime.timedelta(days=1))
+        )
+    except (ValueError, OverflowError) as error:
         raise CompareError(f"{text!r:.80}: there is no day {found['day']}") from error
-    begin, end = (
-        datetime.datetime.combine(one, datetime.time()).astimezone().timestamp()
-        for one in (day, day + datetime.timedelta(days=1))
-    )
     return Side(device_id=found["device"], first_at=begin, last_at=end)
 
 

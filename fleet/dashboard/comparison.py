@@ -135,8 +135,8 @@ def compare_measurements(
 def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of what was judged of the heads of two versions, by their manifests.
 
-    Figures of two days are not comparable: other candidates judge. So the second version's own verdict
-    against the first is shown where there is one, and the two figures with their intervals otherwise.
+    Each figure is that of the version's own day, and other candidates judge on another day. So the noise of a
+    change is that of both intervals together.
     """
     before, after = first.get("verdicts") or {}, second.get("verdicts") or {}
     rows = []

@@ -155,9 +155,9 @@ class Dashboard:
     def _ladder(self, device_id: str) -> dict[str, Any]:
         """The steps of a device's champions; `damaged` says why nothing is known."""
         try:
-            serial = self._registry.state().serial, len(self._registry.versions())
             made = self._reads.get(
-                ("ladder", device_id, *serial), lambda: champion_ladder(self._registry, device_id)
+                ("ladder", device_id, *self._registry_mark()),
+                lambda: champion_ladder(self._registry, device_id),
             )
             return {**made, "damaged": ""}
         except RegistryError as error:
@@ -275,22 +275,27 @@ class Dashboard:
         """All alerts, the newest first."""
         view = self.view()
         try:
-            serial = self._registry.state().serial, len(self._registry.versions())
-            changes = self._reads.get(("alerts", *serial), lambda: model_alerts(self._registry))
+            mark: tuple[object, ...] = self._registry_mark()
+            changes = self._reads.get(("alerts", *mark), lambda: model_alerts(self._registry))
         except RegistryError as error:
+            mark = (str(error),)
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         found: list[dict[str, Any]] = self._reads.get(
             (
                 "all alerts",
                 len(view["alarms"]),
                 view["alarms"][-1]["at"] if view["alarms"] else 0,
-                len(changes),
+                *mark,
             ),
             lambda: alerts.alert_list(view["alarms"], changes),
         )
         return found
 
     # ---- small things ----
+
+    def _registry_mark(self) -> tuple[object, ...]:
+        """What changes with the registry. A training may add a version and remove one: names, no number."""
+        return self._registry.state().serial, tuple(self._registry.versions())
 
     def _made_rows(self) -> _Rows:
         """The rows of the present view; made once for all who ask meanwhile."""

@@ -24,6 +24,8 @@ from fleet.store.noise_columns import READING_COLUMNS, readings
 TIMELINE_COLUMNS = (*READING_COLUMNS, "environment")
 #: Points of one canary in one environment that are shown; more are joined by their medians.
 MOST_POINTS = 240
+#: No program takes so many times its usual time.
+_MOST_RATIO = 1e9
 #: Parts of an environment that change with every moment.
 _PASSING = frozenset(
     {
@@ -81,7 +83,7 @@ class DeviceTimeline:
         told = []
         before: Mapping[str, Any] | None = None
         for name, one in sorted(self._found.items(), key=lambda pair: pair[1].first_at):
-            now = _flat(_object(one.text))
+            now = _flat(object_of(one.text))
             told.append(
                 {
                     "environment_id": name,
@@ -102,17 +104,24 @@ class DeviceTimeline:
 def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, float]]]:
     """Readings of canaries in some rows with `measured_at` and `quality`: moment and ratio to usual speed.
 
-    All records between two readings carry the same one; it is given once.
+    All records between two readings carry the same one; it is given once. What cannot be a ratio, as in
+    somebody else's dataset, is left out.
     """
-    last = ""
+    last: dict[str, float] = {}
     rows = zip(batch.column("measured_at").to_pylist(), batch.column("quality").to_pylist(), strict=True)
     for at, text in rows:
-        if text == last or '"canary"' not in text:
+        told = object_of(text).get("canary") if '"canary"' in text else None
+        if not isinstance(told, Mapping):
             continue
-        last = text
-        ratios = _object(text).get("canary")
-        if isinstance(ratios, Mapping):
-            yield at, {str(name): float(value) for name, value in ratios.items()}
+        ratios = {name: float(one) for name, one in told.items() if _is_ratio(one)}
+        # The texts differ all the same: each has the interval of its own record.
+        if ratios and ratios != last:
+            last = ratios
+            yield at, ratios
+
+
+def _is_ratio(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < _MOST_RATIO
 
 
 def _add_canaries(found: _Environment, rows: pa.RecordBatch) -> None:
@@ -162,9 +171,10 @@ def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def object_of(text: str) -> Mapping[str, Any]:
+    """The JSON object that a text is; empty where it is none, as it may be in somebody else's dataset."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}

@@ -18,12 +18,12 @@ def schedule_lines(trace: str) -> list[str]:
     except (ValueError, RecursionError):
         return [trace[:MOST_CHARS]]
     if _is_meta_schedule(value):
-        decisions = {one[0]: one[1] for one in value[1] if isinstance(one, list) and len(one) == 2}
+        decisions = {one[0]: one[1] for one in value[1] if _is_decision(one)}
         lines = [_step(place, step, decisions) for place, step in enumerate(value[0])]
     elif isinstance(value, list):
         lines = [json.dumps(one) for one in value]
     elif isinstance(value, Mapping):
-        lines = [f"{key} = {json.dumps(one)}" for key, one in value.items()]
+        lines = [f"{_text(key)} = {json.dumps(one)}" for key, one in value.items()]
     else:
         lines = [json.dumps(value)]
     return [line[:MOST_CHARS] for line in lines]
@@ -59,12 +59,16 @@ def _is_meta_schedule(value: Any) -> bool:
     )
 
 
+def _is_decision(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], int)
+
+
 def _step(place: int, step: list[Any], decisions: Mapping[Any, Any]) -> str:
     name, inputs, attributes, outputs = step
     made = f"{_names(outputs)} = " if outputs else ""
-    arguments = ", ".join([*map(_text, inputs), *map(_text, attributes)])
+    arguments = ", ".join(_names(some) for some in (inputs, attributes) if some != [])
     decided = f"  # decision: {json.dumps(decisions[place])}" if place in decisions else ""
-    return f"{made}{name}({arguments}){decided}"
+    return f"{made}{_text(name)}({arguments}){decided}"
 
 
 def _names(values: Any) -> str:
@@ -72,4 +76,4 @@ def _names(values: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)

@@ -102,7 +102,6 @@ class CandidateMatrix:
         self._workload_id, self._device_ids = workload_id, list(device_ids)
         #: By candidate and device: seconds, or the outcome of one that failed.
         self._cells: dict[str, dict[str, float | str]] = {}
-        self._secs: dict[str, list[float]] = {one: [] for one in device_ids}
 
     def add(self, device_id: str, batch: pa.RecordBatch) -> None:
         """Take in rows with `MATRIX_COLUMNS`."""
@@ -112,11 +111,7 @@ class CandidateMatrix:
             cells = self._cells.setdefault(candidate_id, {})
             known = cells.get(device_id)
             if outcome == Outcome.OK and secs is not None:
-                if not isinstance(known, float):
-                    cells[device_id] = secs
-                    self._secs[device_id].append(secs)
-                else:
-                    cells[device_id] = min(known, secs)
+                cells[device_id] = min(known, secs) if isinstance(known, float) else secs
             elif known is None:
                 cells[device_id] = outcome
 
@@ -127,9 +122,10 @@ class CandidateMatrix:
 
     def spreads(self) -> dict[str, list[float] | None]:
         """Least, quartiles and most of each device's latencies; None where there is none."""
+        secs = {one: list(self.latencies(one).values()) for one in self._device_ids}
         return {
-            device_id: [float(one) for one in np.quantile(secs, _QUANTILES)] if secs else None
-            for device_id, secs in self._secs.items()
+            device_id: [float(one) for one in np.quantile(found, _QUANTILES)] if found else None
+            for device_id, found in secs.items()
         }
 
     def page(self, offset: int, size: int) -> dict[str, Any]:
@@ -140,7 +136,7 @@ class CandidateMatrix:
             measured; `speed`, the mean over devices of best over own latency), `total`, `offset`, `size`,
             `is_last`, `filled` and `of` (cells with a measurement, and cells).
         """
-        best = {one: min(secs) for one, secs in self._secs.items() if secs}
+        best = {one: min(self.latencies(one).values(), default=math.inf) for one in self._device_ids}
         speeds = {
             candidate_id: _mean([best[one] / secs for one, secs in cells.items() if isinstance(secs, float)])
             for candidate_id, cells in self._cells.items()
@@ -184,7 +180,8 @@ def predicted(
 
     Returns:
         `points` of [score, speed over the best one's, candidate], `of` (measured candidates), `kendall_tau`
-        (None for fewer than two), `top1` (speed of the highest score among them), `refused`.
+        (None for fewer than two), `top1` (speed of the highest score among them, the mean where several tie),
+        `refused`.
     """
     best = min(latencies.values())
     points: list[tuple[float, float, str]] = [
@@ -198,12 +195,13 @@ def predicted(
 
         found = float(kendalltau([one[0] for one in points], [one[1] for one in points]).statistic)
         tau = None if np.isnan(found) else found
-    first = max(points, key=lambda one: one[0], default=None)
+    highest = max((one[0] for one in points), default=None)
     return {
         "points": points,
         "of": len(latencies),
         "kendall_tau": tau,
-        "top1": None if first is None else first[1],
+        # Of several with the same score nobody knows which would be taken, as in `transfer.data.ranking`.
+        "top1": _mean([one[1] for one in points if one[0] == highest]) or None,
         "refused": len(candidates) - len(points),
     }
 

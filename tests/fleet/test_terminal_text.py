@@ -47,7 +47,10 @@ def test_a_console_shows_what_rich_would_obey(capsys: pytest.CaptureFixture[str]
     console = TerminalConsole()
     console.print("\x1b[2J [/red] [bold]", Text("\x1b]0;x\x07"))
     print_rows(("one", "two"), [("\x1b[2J", "[/red]\nfleet: all is well")])
+    console.print("net:on:1")
+    print_rows(("one", "two"), [("conv:a:1", ":100:")])
     shown = capsys.readouterr().out
+    assert all(name in shown for name in ("net:on:1", "conv:a:1", ":100:")), "names stand for no pictures"
     assert "\x1b" not in shown
     assert "\\x1b[2J [/red] [bold] \\x1b]0;x" in shown
     assert "[/red]\\nfleet: all is well" in shown

@@ -24,6 +24,10 @@ let lastGood = 0;
 // ---- session ----
 
 async function begin() {
+  // First: whoever comes with an old link logs in by token, and goes on from there.
+  addEventListener("hashchange", route);
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  setInterval(() => (events && events.readyState === EventSource.OPEN) || refresh(), POLL_WAIT);
   const found = /^#login=([\w-]+)$/.exec(location.hash);
   if (found) {
     // Neither the history nor a copied address keeps it.
@@ -31,9 +35,6 @@ async function begin() {
     const answer = await fetch("/v1/session", { method: "POST", headers: { Authorization: `Login ${found[1]}` } });
     if (!answer.ok) return drawLogin("This link has been used or is older than 15 minutes. Make a new one: fleet dashboard");
   }
-  addEventListener("hashchange", route);
-  document.addEventListener("visibilitychange", () => document.hidden || refresh());
-  setInterval(() => (events && events.readyState === EventSource.OPEN) || refresh(), POLL_WAIT);
   route();
 }
 

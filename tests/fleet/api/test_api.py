@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import socket
 import stat
@@ -169,6 +171,21 @@ def test_status_and_devices_are_the_view(server: ApiServer, tmp_path: Path) -> N
     assert BOARD in missing.json()["detail"]
 
 
+def test_a_file_name_that_is_no_text_takes_the_view_from_nobody(tmp_path: Path, models: Path) -> None:
+    name = os.fsdecode(b"f\xfcr.yaml")
+    alarm = {"at": 15.0, "device_id": name, "text": f"{name}: cannot be used", "kind": "device_file"}
+    view = {**a_view(), "alarms": [alarm], "clock": {"gap_secs": math.nan}}
+    server = ApiServer(replace(sources_of(models), view=lambda: view), tmp_path)
+    try:
+        answer = get(server, "/v1/status", tmp_path)
+        assert answer.status_code == 200
+        assert answer.json()["alarms"][0]["device_id"] == "f\\udcfcr.yaml"
+        assert answer.json()["clock"] == {"gap_secs": None}
+        assert answer.json()["devices"][BOARD]["records"] == 7
+    finally:
+        server.close()
+
+
 def test_models_by_device_and_version(server: ApiServer, tmp_path: Path, models: Path) -> None:
     listed = get(server, "/v1/models", tmp_path).json()
     assert listed["versions"] == ["v000001", "v000002"]
@@ -319,6 +336,19 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
     (tmp_path / ADDRESS).write_text("{")
     with pytest.raises(FleetError, match="cannot be read"):
         ask(tmp_path, "/v1/status")
+
+
+def test_a_disk_that_became_read_only_keeps_no_server_open(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        server.close()
+    with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as client:
+        client.get(server.url + "/healthz")
 
 
 def of_an_ended_process() -> dict[str, int]:

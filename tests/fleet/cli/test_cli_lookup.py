@@ -14,9 +14,10 @@ import pytest
 
 from agents.networks.corpus import CORPUS
 from agents.records import Family, Record, Workload
+from fleet.api.client import DaemonClient
 from fleet.cli.app import run
 from fleet.cli.collected import collected, fleet_processes, print_collected
-from fleet.cli.training_request import each_family
+from fleet.cli.training_request import each_family, request_trainings
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.store.store import Store
@@ -115,6 +116,14 @@ def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureF
     [found] = json.loads(capsys.readouterr().out)
     assert (found["store"], found["records"]) == (str(store), 8)
     assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
+    broken = store.parent / "broken/records/_delta_log"
+    broken.mkdir(parents=True)
+    (broken / "00000000000000000000.json").write_text("{")
+    assert run(["datasets", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == [found], "a damaged store hides no other"
+    assert "left out: " in told.err
+    assert "broken" in told.err
     assert run(["datasets", "no-such-folder"]) == 0
     assert "no store below" in capsys.readouterr().out
 
@@ -167,6 +176,15 @@ def test_each_family_has_a_model_of_its_own() -> None:
     assert each_family(settings, ("dev-a", "dev-b"), None) == [("dev-a", "dev-b")]
     with pytest.raises(FleetError, match="no device of family gpu"):
         each_family(settings, ("dev-a",), "gpu")
+    for family in (None, "cpu"):
+        with pytest.raises(FleetError, match=r"device 'dev-x' has no records in .*; it holds: dev-a, dev-b"):
+            each_family(settings, ("dev-a", "gpu-a", "dev-x"), family)
+
+
+def test_a_training_that_a_daemon_cannot_take_any_more_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DaemonClient, "get", lambda *_: None)
+    with pytest.raises(FleetError, match="the daemon at http://x ends just now"):
+        request_trainings(DaemonClient("http://x", "t", 1), [], is_detached=True, as_json=True)
 
 
 def test_a_collection_explains_its_records_and_says_what_disturbs(

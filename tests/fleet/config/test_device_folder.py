@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,16 @@ def test_adding_is_refused_for_an_id_that_is_there_and_leaves_nothing_half_done(
     assert (folder / "a.yaml").read_text() == before
     assert add_file(folder, spec, source, is_replaced=True) == folder / "a.yaml"
     assert DeviceFolder(folder).read().specs[A].note == "new"
+
+
+def test_a_pipe_that_was_read_already_becomes_no_empty_device_file(folder: Path, tmp_path: Path) -> None:
+    source = write(tmp_path, "b.yaml", {**GOOD, "device_id": "b"})
+    spec = load_file(source)
+    source.unlink()
+    os.mkfifo(source)
+    with pytest.raises(ConfigError, match=r"b\.yaml: is no regular file"):
+        add_file(folder, spec, source)
+    assert [path.name for path in folder.iterdir()] == ["a.yaml"]
 
 
 def test_retired_files_are_read_by_nobody_and_none_replaces_another(folder: Path) -> None:

@@ -226,6 +226,10 @@ def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
     assert "HttpOnly; SameSite=Strict" in header
     cookie = header.split(";")[0]
     assert asked(keyring, {"cookie": f"other=1; {cookie}"})
+    for other in ('prefs={"dark": true}', "alone", "path=/", "a=b c"):
+        assert asked(keyring, {"cookie": f"{other}; {cookie}; {other}"}), (
+            "it is of another server of the host"
+        )
     assert asked(keyring, {"cookie": cookie, "sec-fetch-site": "same-origin"})
     for site in ("cross-site", "same-site"):
         assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,12 @@ from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
-from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline
+from fleet.dashboard.device_timeline import (
+    MOST_POINTS,
+    TIMELINE_COLUMNS,
+    DeviceTimeline,
+    canary_ratios,
+)
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
@@ -169,6 +176,7 @@ def test_two_environments_are_two_series(tmp_path: Path) -> None:
         (("one", "v000001"), "unlike"),
         (("", "one"), "a side is missing"),
         (("one@2026-02-31", "one"), "there is no day"),
+        (("one@9999-12-31", "one"), "there is no day"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path: Path, sides: tuple[str, str], says: str) -> None:
@@ -238,6 +246,17 @@ def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     assert len(points) <= MOST_POINTS
     assert points == sorted(points)
     assert all(NOW + DAY <= at < NOW + DAY + 1000 for at, _ in points)
+
+
+def test_a_reading_of_canaries_counts_once_and_what_is_none_never() -> None:
+    ratios = [1.01, 1.01, 1.02, "x", None, 0.0, 10**400, math.nan, 1.02]
+    texts = [
+        json.dumps({"interval": 0.001 * place, "canary": {"a": one}}) for place, one in enumerate(ratios)
+    ]
+    texts += ['["canary"]', '"canary"', '{"canary": 1}', "[" * 100_000 + '"canary"']
+    rows = [{"measured_at": float(place), "quality": text} for place, text in enumerate(texts)]
+    found = list(canary_ratios(pa.RecordBatch.from_pylist(rows)))
+    assert found == [(0.0, {"a": 1.01}), (2.0, {"a": 1.02})]
 
 
 def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
@@ -356,6 +375,21 @@ def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measu
     assert spread["box.a"][4] == secs[-1]  # type: ignore[index]
 
 
+def test_a_candidate_measured_again_counts_with_its_fastest_latency() -> None:
+    rows = [("a", 4e-3), ("b", 2e-3), ("a", 1e-3)]
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {"candidate_id": name, "workload_id": "w", "outcome": "ok", "latency_secs": secs, "origin": ""}
+            for name, secs in rows
+        ]
+    )
+    made = CandidateMatrix("w", ["box"])
+    made.add("box", batch)
+    assert made.spreads()["box"] == pytest.approx([1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3])
+    speeds = {row["candidate_id"]: row["speed"] for row in made.page(0, 9)["rows"]}
+    assert speeds == {"a": 1.0, "b": 0.5}, "no candidate is faster than the best one"
+
+
 def test_a_candidate_stands_beside_the_best_one(measured: Path) -> None:
     reader = Store.read(measured)
     workload_id = next(iter(reader.workloads()))
@@ -417,10 +451,15 @@ def test_a_script_builds_and_times_its_candidate(matmul: Any, matmul_candidates:
 
 
 @pytest.mark.parametrize(
-    "trace", ["", "{", '"x"', "[1, [2]]", '{"a": 1}', "[[], []]", '[[["A",[],[],[]]],[[]]]']
+    "trace",
+    [
+        *("", "{", '"x"', "[1, [2]]", '{"a": 1}', "[[], []]", '[[["A",[],[],[]]],[[]]]'),
+        *('[[["A",[],[],[]]],[[[],1]]]', '[[["A",1,null,{}]],[]]', '[[["\\ud800",["\\ud800"],[],[]]],[]]'),
+    ],
 )
 def test_any_trace_gives_lines(trace: str) -> None:
     lines = schedule_lines(trace)
+    assert "".join(lines).encode()
     found = side_by_side(lines, [*lines, "more"])
     assert found["different"] == 1
 
@@ -434,6 +473,8 @@ def test_predictions_stand_beside_speeds() -> None:
     wrong = predicted(chosen, latencies, [latencies[one] if one != "c000" else None for one in chosen])
     assert (wrong["kendall_tau"], wrong["refused"]) == (pytest.approx(-1.0), 1)
     assert predicted(["c000"], latencies, [None])["top1"] is None
+    tied = predicted(["c000", "c001", "c003"], latencies, [0.5, 0.5, 0.25])
+    assert tied["top1"] == pytest.approx((1 + 1 / 2) / 2), "the fastest one is not taken by its place"
 
 
 # ---- alerts ----
@@ -467,6 +508,28 @@ def test_the_fault_of_a_device_is_told_apart_from_the_models() -> None:
     assert len({one["id"] for one in found}) == len(found)
     again = alert_list([alarm("drift", NOW)] * 2, [])
     assert len(again) == 1
+
+
+def test_an_alert_of_a_file_whose_name_is_no_text_hides_no_other() -> None:
+    name = os.fsdecode(b"f\xfcr")
+    found = alert_list([alarm("device_file", NOW, name), alarm("drift", NOW + 1)], [])
+    assert [one["device_id"] for one in found] == ["one", "f\\udcfcr"]
+    assert json.dumps(found, ensure_ascii=False).encode()
+
+
+def test_a_training_that_adds_a_version_and_removes_one_is_told(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    lost = {"one": {"serves": False, "reason": "worse: 70 % of the pairs", "judged": None}}
+    shown = Dashboard(lambda: {"now": NOW, "alarms": []}, registry, tmp_path / "no store")
+    registry.publish(registry.add(small_model("two"), {"created_at": 1.0}), {"two": {}})
+    try:
+        for number in (1, 2):
+            registry.add(small_model("one"), {"created_at": float(number), "verdicts": lost})
+            registry.prune(1)
+            names = [one["text"].split()[0] for one in shown.all_alerts() if one["kind"] == "regression"]
+            assert names == [registry.versions()[-1]]
+    finally:
+        shown.close()
 
 
 # ---- the webhook ----
