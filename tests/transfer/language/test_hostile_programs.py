@@ -16,6 +16,7 @@ from transfer.features.extractor import Extractor
 from transfer.features.slots import block_bucket
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
+from transfer.language.ansor_steps import MAX_ITEMS
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind
 from transfer.language.program import program_stages
@@ -250,6 +251,23 @@ def test_an_ansor_stage_of_endless_loops_stops_growing() -> None:
     kinds = [step.kind for step in reader.read(canonical_json(steps))]
     assert kinds == [Kind.SP, Kind.UNK, Kind.UNK, Kind.CA]
     assert reader.unknown == {"SP: too many loops": 1, "CA: too many loops": 1}
+
+
+def test_a_list_longer_than_any_is_unknown_however_it_is_written() -> None:
+    # Every step that follows such a split would multiply all of its factors again: a minute a megabyte.
+    steps = [
+        ["SP", 0, 0, 1, [1] * (MAX_ITEMS + 1), 1],
+        ["FSP", 1, 0, 0, 1],
+        ["RE", 2, [*range(MAX_ITEMS + 1)]],
+    ]
+    for text in (canonical_json(steps), json.dumps(steps)):
+        reader = AnsorReader()
+        assert [step.kind for step in reader.read(text)] == [Kind.UNK] * 3
+        assert reader.unknown == {
+            "SP: malformed": 1,
+            "FSP: no split at the step it follows": 1,
+            "RE: malformed": 1,
+        }
 
 
 def test_an_alignment_of_a_stage_that_no_program_has_is_unknown() -> None:
