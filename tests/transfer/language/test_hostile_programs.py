@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agents.records import Candidate, Workload, canonical_json
@@ -13,7 +14,7 @@ from tests.program_fixtures import nrm_module, program_workload
 from transfer.errors import BudgetError, TraceError
 from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
-from transfer.features.slots import block_bucket
+from transfer.features.slots import block_bucket, encode
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
@@ -268,6 +269,19 @@ def test_a_list_longer_than_any_is_unknown_however_it_is_written() -> None:
             "FSP: no split at the step it follows": 1,
             "RE: malformed": 1,
         }
+
+
+def test_extents_that_a_follower_needs_are_cut_to_64_bits() -> None:
+    steps = [
+        ["SP", 0, 0, 8, [2, 2, 2], 1],
+        ["FSP", 1, 0, 0, 4],
+        ["SP", 1, 3, 0, [2**60] * 60, 1],
+        ["CA", 0, 1, 0],
+        ["RF", 0, 0, 1],
+    ]
+    *_, factored = AnsorReader().read(canonical_json(steps))
+    assert factored.numbers == (0, 1, 2**60)
+    assert np.isfinite(encode(factored)[1]).all()
 
 
 def test_an_alignment_of_a_stage_that_no_program_has_is_unknown() -> None:
