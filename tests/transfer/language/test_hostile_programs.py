@@ -297,6 +297,13 @@ def test_the_number_in_an_endless_block_name_is_not_looked_for() -> None:
     assert block_bucket("T_add_1") == block_bucket("T_add")
 
 
+def test_half_a_pair_of_utf_16_in_a_name_is_a_name() -> None:
+    trace = '[[["GetSBlock",[],["\\ud800_1","main"],["b0"]],["ComputeInline",["b0"],[],[]]],[]]'
+    [step] = MetaScheduleReader().read(trace)
+    assert encode(step)[0][3] == block_bucket("\ud800")
+    assert 2 <= block_bucket("\ud800") < 32
+
+
 def test_strides_that_no_operator_has_tell_nothing() -> None:
     arguments = [
         ["TENSOR", [1, 3, 8, 8], "float32"],
