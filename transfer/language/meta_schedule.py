@@ -77,9 +77,11 @@ class MetaScheduleReader:
         if plan.unknown:
             self.unknown.update(plan.unknown)
         before = plan.size
-        steps = plan.fill(decisions)
-        self._plan_chars += _STEP_CHARS * (plan.size - before)
-        return steps
+        try:
+            return plan.fill(decisions)
+        finally:
+            # A faulty candidate leaves as much behind as a sound one.
+            self._plan_chars += _STEP_CHARS * (plan.size - before)
 
     def check(self, trace: str, workload: Workload | None = None) -> None:
         """Raise what `read` would, in a third of the time where many traces of a design space are checked.
@@ -89,8 +91,10 @@ class MetaScheduleReader:
         """
         plan, decisions = self._plan(trace, workload)
         before = plan.size
-        plan.check(decisions)
-        self._plan_chars += _STEP_CHARS * (plan.size - before)
+        try:
+            plan.check(decisions)
+        finally:
+            self._plan_chars += _STEP_CHARS * (plan.size - before)
 
     def space(self, trace: str, workload: Workload) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions with tuples for lists.

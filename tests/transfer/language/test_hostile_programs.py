@@ -246,6 +246,23 @@ def test_plans_of_long_texts_are_not_all_kept() -> None:
     assert sum(len(text) for _, text in reader._plans) < 13_000_000
 
 
+def test_what_is_kept_of_faulty_candidates_counts() -> None:
+    reader = MetaScheduleReader()
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["SampleComputeLocation", ["b0"], [], ["l1"]],
+        ["SamplePerfectTile", ["l2"], [2, 64], ["v1", "v2"]],
+        ["Split", ["l2", "v1", "v2"], [1], ["l3", "l4"]],
+        *(["ComputeInline", ["b0"], [], []] for _ in range(300)),
+    ]
+    for read, first in ((reader.read, 0), (reader.check, 10)):
+        before = reader._plan_chars
+        for location in range(first, first + 10):
+            with pytest.raises(TraceError, match="needs 2 tile factors, got None"):
+                read(canonical_json([instructions, [[1, location]]]))
+        assert reader._plan_chars - before > 10 * 300 * 16
+
+
 def test_an_ansor_stage_of_endless_loops_stops_growing() -> None:
     steps = [["SP", 0, 0, 0, [2] * 200, 1], ["SP", 0, 0, 0, [2] * 200, 1], ["CA", 1, 0, 999], ["CA", 1, 0, 9]]
     reader = AnsorReader()
