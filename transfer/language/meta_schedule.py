@@ -109,6 +109,9 @@ class MetaScheduleReader:
 
     def _plan(self, trace: str, workload: Workload | None) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
+        if self._plan_chars > _PLAN_CHARS:
+            # Here and not where a space is new: the candidates of one space alone may take that much.
+            self._forget()
         split = _split_text(trace)
         program = self.program(workload) if workload is not None else ()
         owner = workload.workload_id if workload is not None and program else ""
@@ -117,14 +120,17 @@ class MetaScheduleReader:
             instructions, decisions = _parse(trace)
             plan = compile_plan(instructions, program, len(trace))
             if split is not None:
-                if len(self._plans) >= _PLAN_LIMIT or self._plan_chars > _PLAN_CHARS:
-                    self._plans.clear()
-                    self._plan_chars = 0
+                if len(self._plans) >= _PLAN_LIMIT:
+                    self._forget()
                 self._plans[owner, split[0]] = plan
                 self._plan_chars += len(split[0])
         else:
             decisions = split[1]
         return plan, _by_instruction(decisions)
+
+    def _forget(self) -> None:
+        self._plans.clear()
+        self._plan_chars = 0
 
     def program(self, workload: Workload) -> tuple[ProgramStage, ...]:
         """Stages of a workload's program, read once; `()` where its module cannot be read.

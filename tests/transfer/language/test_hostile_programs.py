@@ -263,6 +263,20 @@ def test_what_is_kept_of_faulty_candidates_counts() -> None:
         assert reader._plan_chars - before > 10 * 300 * 16
 
 
+def test_candidates_of_one_space_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer.language.meta_schedule._PLAN_CHARS", 50_000)
+    reader = MetaScheduleReader()
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["SampleComputeLocation", ["b0"], [], ["l1"]],
+        *(["ComputeInline", ["b0"], [], []] for _ in range(300)),
+    ]
+    for location in range(50):
+        reader.read(canonical_json([instructions, [[1, location]]]))
+    [plan] = reader._plans.values()
+    assert len(plan._tails) < 8
+
+
 def test_an_ansor_stage_of_endless_loops_stops_growing() -> None:
     steps = [["SP", 0, 0, 0, [2] * 200, 1], ["SP", 0, 0, 0, [2] * 200, 1], ["CA", 1, 0, 999], ["CA", 1, 0, 9]]
     reader = AnsorReader()
