@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.records import Workload
 from transfer.errors import BudgetError, TraceError
+from transfer.language.budget import MAX_TEXT
 from transfer.language.compile_trace import POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.primitives import MAX_NUMBER, Primitive
 from transfer.language.program import ProgramStage, program_stages
@@ -71,7 +72,7 @@ class MetaScheduleReader:
             The steps before post-processing, sampled values put in.
 
         Raises:
-            TraceError: The text is not such a trace.
+            TraceError: The text is not such a trace, or is larger than any.
         """
         plan, decisions = self._plan(trace, workload)
         if plan.unknown:
@@ -109,6 +110,8 @@ class MetaScheduleReader:
 
     def _plan(self, trace: str, workload: Workload | None) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
+        if len(trace) > MAX_TEXT:
+            raise TraceError(f"MetaSchedule trace has {len(trace)} characters, at most {MAX_TEXT} are read")
         if self._plan_chars > _PLAN_CHARS:
             # Here and not where a space is new: the candidates of one space alone may take that much.
             self._forget()
@@ -217,10 +220,10 @@ def _by_instruction(decisions: list[Any]) -> dict[int, Any]:
         try:
             index, value = decision
         except (TypeError, ValueError):
-            raise TraceError(f"MetaSchedule decision must be [index, value], got {decision!r}") from None
+            raise TraceError(f"MetaSchedule decision must be [index, value], got {decision!r:.80}") from None
         for number in (index, *value) if type(value) is list else (index, value):
             # Booleans are no numbers here, and what exceeds 64 bits is no extent.
             if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
-                raise TraceError(f"MetaSchedule decision {decision!r} must hold 64-bit integers only")
+                raise TraceError(f"MetaSchedule decision {decision!r:.80} must hold 64-bit integers only")
         found[index] = value
     return found

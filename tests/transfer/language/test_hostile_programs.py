@@ -18,6 +18,7 @@ from transfer.features.slots import block_bucket, encode
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
+from transfer.language.budget import MAX_TEXT
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind
 from transfer.language.program import program_stages
@@ -275,6 +276,27 @@ def test_candidates_of_one_space_are_not_all_kept(monkeypatch: pytest.MonkeyPatc
         reader.read(canonical_json([instructions, [[1, location]]]))
     [plan] = reader._plans.values()
     assert len(plan._tails) < 8
+
+
+def test_a_trace_longer_than_any_is_refused_before_it_is_parsed() -> None:
+    long = ["Annotate", ["b0", "x" * MAX_TEXT], ["note"], []]
+    with pytest.raises(TraceError, match=f"characters, at most {MAX_TEXT} are read"):
+        MetaScheduleReader().read(meta_schedule([long]))
+
+
+@pytest.mark.parametrize(
+    "decisions", [[[0, [1] * 9999]], [[0, 1, *range(9999)]], [[0, [*range(9999), True]]], [[2, [1] * 9999]]]
+)
+def test_a_message_does_not_repeat_a_whole_log(decisions: list[Any]) -> None:
+    instructions = [
+        ["SamplePerfectTile", [], [2, 64], ["v1", "v2"]],
+        ["Split", ["l0", "v1", "v2"], [1], ["l1", "l2"]],
+        ["SampleCategorical", [], [[1, 2], [0.5, 0.5]], ["v3"]],
+        ["Annotate", ["b0", "v3"], ["note"], []],
+    ]
+    with pytest.raises(TraceError) as caught:
+        MetaScheduleReader().read(canonical_json([instructions, [[0, [1, 1]], *decisions]]))
+    assert len(str(caught.value)) < 200
 
 
 def test_an_ansor_stage_of_endless_loops_stops_growing() -> None:
