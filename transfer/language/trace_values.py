@@ -238,6 +238,7 @@ def tile_maker(instruction: int, parts: int, axis: int, step: Step) -> Fill:
                 f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r:.80}"
             )
         whole = math.prod(factors) if parts <= _DEEPEST_NEST else extent_product(factors)
+        whole = max(-MAX_NUMBER, min(whole, MAX_NUMBER))
         return Primitive(kind, (axis, whole, *factors), names, stage, loops)
 
     return make

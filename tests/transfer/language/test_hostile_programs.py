@@ -14,6 +14,7 @@ from tests.program_fixtures import nrm_module, program_workload
 from transfer.errors import BudgetError, TraceError
 from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
+from transfer.features.published_features import LAYOUTS, published_features
 from transfer.features.slots import block_bucket, encode
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
@@ -226,17 +227,19 @@ def test_sampled_choices_are_kept_once_for_all_outputs() -> None:
     assert [step.numbers for step in steps] == [(-1, 7)] * 5
 
 
-def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits() -> None:
-    factors = [f"v{number}" for number in range(3000)]
+@pytest.mark.parametrize(("count", "factor"), [(3000, 2**62), (16, 2**30), (40, 2**62)])
+def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, factor: int) -> None:
+    factors = [f"v{number}" for number in range(count)]
     instructions = [
-        ["SamplePerfectTile", [], [3000, 64], factors],
+        ["SamplePerfectTile", [], [count, 64], factors],
         ["GetSBlock", [], ["C", "main"], ["b0"]],
         ["GetLoops", ["b0"], [], ["l1"]],
-        ["Split", ["l1", *factors], [1], [f"l{number}" for number in range(2, 3002)]],
+        ["Split", ["l1", *factors], [1], [f"l{number}" for number in range(2, count + 2)]],
     ]
-    trace = canonical_json([instructions, [[0, [2**62] * 3000]]])
+    trace = canonical_json([instructions, [[0, [factor] * count]]])
     [step] = MetaScheduleReader().read(trace)
     assert step.numbers[1] == 2**63 - 1
+    assert np.isfinite(published_features([[step]], LAYOUTS["cpu"])).all()
 
 
 def test_plans_of_long_texts_are_not_all_kept() -> None:
