@@ -16,6 +16,7 @@ from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
 from transfer.features.published_features import LAYOUTS, published_features
 from transfer.features.slots import block_bucket, encode
+from transfer.features.summary import SUMMARY_NAMES
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
@@ -85,7 +86,7 @@ def deep_index(graph: Graph, variable: int, kind: str, levels: int) -> int:
 
 
 def accessed(index_of: Callable[[Graph, int], int]) -> str:
-    """A module of one block, C, that reads one buffer at an index."""
+    """A module of one block, C, that reads and writes one buffer at an index."""
     graph = Graph()
     graph.nodes[:] = [{"type": "None"}]
     add = graph.add
@@ -107,7 +108,7 @@ def accessed(index_of: Callable[[Graph, int], int]) -> str:
         {
             "iter_vars": add("ffi.Array", [axis]),
             "reads": add("ffi.Array", [region]),
-            "writes": add("ffi.Array", []),
+            "writes": add("ffi.Array", [region]),
             "name_hint": add("ffi.String", "C"),
             "body": 0,
         },
@@ -132,6 +133,61 @@ def loop_around_itself() -> str:
 def test_a_loop_around_itself_is_over_budget() -> None:
     with pytest.raises(BudgetError, match="takes more work"):
         block_accesses(loop_around_itself())
+
+
+def no_write(graph: Graph) -> None:
+    node_of(graph, "s_tir.SBlock")["writes"] = graph.add("ffi.Array", [])
+
+
+def more_dimensions_than_the_region(graph: Graph) -> None:
+    shape = graph.nodes[node_of(graph, "Type")["shape"]]
+    shape["data"] = shape["data"] * 2
+
+
+def one_variable_for_two_axes(graph: Graph) -> None:
+    block, realize = (node_of(graph, kind) for kind in ("s_tir.SBlock", "s_tir.SBlockRealize"))
+    axes = graph.nodes[block["iter_vars"]]
+    axes["data"] = axes["data"] * 2
+    other = graph.add("ir.Var", {})
+    graph.nodes[realize["iter_values"]]["data"].append(other)
+    loop = node_of(graph, "tirx.For")
+    loop["body"] = graph.add("tirx.For", {**loop, "loop_var": other})
+    region = graph.nodes[node_of(graph, "tirx.BufferRegion")["region"]]["data"]
+    graph.nodes[region[0]]["data"]["min"] = other
+
+
+def node_of(graph: Graph, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(node["data"] for node in graph.nodes if node["type"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("change", [no_write, more_dimensions_than_the_region, one_variable_for_two_axes])
+def test_a_block_whose_parts_do_not_fit_together_tells_nothing(change: Callable[[Graph], None]) -> None:
+    graph = Graph()
+    graph.value = json.loads(accessed(lambda graph, variable: variable))
+    graph.nodes = graph.value["nodes"]
+    assert list(block_accesses(graph.text)) == ["C"]
+    change(graph)
+    assert block_accesses(graph.text) == {}
+
+
+def test_a_module_that_writes_nothing_gives_features() -> None:
+    graph = Graph()
+    graph.value = json.loads(accessed(lambda graph, variable: variable))
+    graph.nodes = graph.value["nodes"]
+    no_write(graph)
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["Annotate", ["b0", '"SSRSRS"'], ["meta_schedule.tiling_structure"], []],
+        ["GetLoops", ["b0"], [], ["l1"]],
+        ["SamplePerfectTile", ["l1"], [4, 64], ["v1", "v2", "v3", "v4"]],
+        ["Split", ["l1", "v1", "v2", "v3", "v4"], [1], ["l2", "l3", "l4", "l5"]],
+    ]
+    workload = program_workload(graph.text)
+    trace = canonical_json([instructions, [[3, [1, 2, 2, 2]]]])
+    block = Extractor().extract([workload], [Candidate(workload_id=workload.workload_id, trace=trace)])
+    assert block.summary[0, SUMMARY_NAMES.index("tiled")] == 1
+    assert np.isfinite(block.summary).all()
 
 
 def test_a_long_list_that_many_blocks_share_is_over_budget() -> None:
