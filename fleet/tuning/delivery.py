@@ -7,14 +7,16 @@ earlier one, or TVM's without any schedule.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agents.host.host_lock import make_lock
 from agents.host.timing_lock import host_lock_path
@@ -96,13 +98,18 @@ def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: 
         NetworkRefusedError: It cannot be read, compiled or run.
     """
     kept = out / f"{file_name(read_network_name(text))}.so"
-    with tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made,
+        tempfile.TemporaryDirectory(prefix="tensor-fleet-earlier-") as ours,
+    ):
         folder = Path(made)
         built = build_libraries(text, spec, traces, folder)
         libraries = {"tvm_untuned": folder / UNTUNED, "tvm_tuned": folder / TUNED}
         if kept.exists():
             # Loaded from the same place under which it will be replaced, it would be replaced while it runs.
-            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, folder / "earlier.so"))
+            # Not into the folder of a process that a file may have taken over: it may have left a link there,
+            # and we would write wherever that leads.
+            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, Path(ours) / "earlier.so"))
         timed = time_network(text, spec, libraries, folder)
         chosen = choose_library(timed, tolerance_of(timed))
         if chosen is not None and chosen != "tvm_earlier":
@@ -189,10 +196,32 @@ def is_right(side: str, timed: Mapping[str, Any], tolerance: float) -> bool:
 
 
 def _put(library: Path, kept: Path) -> None:
-    """Put a library in place, whole or not at all."""
+    """Put a library in place, whole or not at all.
+
+    Raises:
+        NetworkRefusedError: The process that made it left something else there.
+    """
     kept.parent.mkdir(parents=True, exist_ok=True)
     beside = kept.with_name(f".{kept.name}.tmp")
-    shutil.copyfile(library, beside)
+    with _opened(library) as source, beside.open("wb") as target:
+        shutil.copyfileobj(source, target)
     fsync(beside)
     beside.replace(kept)
     fsync(kept.parent)
+
+
+def _opened(library: Path) -> BinaryIO:
+    """Open a library that a confined process made: a link may lead to any file, or to one without an end.
+
+    Raises:
+        NetworkRefusedError: It is no file of its own.
+    """
+    try:
+        handle = os.open(library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise NetworkRefusedError(f"its process left no library {library.name}: {error.strerror}") from None
+    opened = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        opened.close()
+        raise NetworkRefusedError(f"its process left no library {library.name}: it is no regular file")
+    return opened
