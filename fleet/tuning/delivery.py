@@ -7,17 +7,19 @@ earlier one, or TVM's without any schedule.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agents.errors import first_line
 from agents.host.host_lock import make_lock
 from agents.host.timing_lock import host_lock_path
 from agents.networks.latency import SIDES
@@ -35,7 +37,8 @@ _TURN_SECS = 0.3
 #: Largest relative difference from torch's output, by the type of the network's numbers.
 _TOLERANCES = {"float32": 1e-4, "float64": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _LEAST_TOLERANCE = 1e-4
-#: Sides whose library may be kept.
+#: Sides whose library is made for the timing, and those whose library may be kept.
+_MADE = ("tvm_tuned", "tvm_untuned")
 _LIBRARIES = ("tvm_tuned", "tvm_earlier", "tvm_untuned")
 
 
@@ -142,7 +145,7 @@ def build_libraries(
         "traces": dict(traces),
         "folder": str(folder),
     }
-    return ask(question, folder=folder, timeout_secs=_BUILD_SECS)
+    return _told(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
 
 
 def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> dict[str, Any]:
@@ -164,7 +167,63 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "turn_secs": _TURN_SECS,
         "lock": str(lock),
     }
-    return ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+    found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+    return _told(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)
+
+
+def _told(
+    text: str, read: Callable[[Mapping[str, Any]], dict[str, Any]], answer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What an answer says of what was asked; a file may have taken its process over, so all else is left out.
+
+    Raises:
+        NetworkRefusedError: It is another answer than a sound process gives.
+    """
+    try:
+        return read(answer)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NetworkRefusedError(
+            f"network {text}: its process gave another answer than was asked for "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "workloads": int(answer["workloads"]),
+        "applied": int(answer["applied"]),
+        "refused": {str(name): str(why) for name, why in answer["refused"].items()},
+    }
+
+
+def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]:
+    # Those that were made just now are never absent.
+    timed = [side for side in sides if side in answer["secs"] or side in _MADE]
+    reference = answer["reference"]
+    if reference not in timed:
+        raise ValueError(f"its reference is {reference!r:.60}")
+    others = [side for side in timed if side != reference]
+    return {
+        "secs": {side: _secs(answer["secs"][side]) for side in timed},
+        "turns": {side: [_secs(one) for one in (answer["turns"][side] or [None])] for side in timed},
+        "absent": {side: str(why) for side, why in answer["absent"].items() if side in sides},
+        "reference": reference,
+        "differences": {side: _apart(answer["differences"][side]) for side in others},
+        "threads": int(answer["threads"]),
+        "inputs": [
+            [str(name), [int(one) for one in shape], str(dtype)] for name, shape, dtype in answer["inputs"]
+        ],
+    }
+
+
+def _apart(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(apart := float(value)) else abs(apart)
+
+
+def _secs(value: Any) -> float:
+    if not 0 < (secs := float(value)) < math.inf:
+        raise ValueError(f"{secs} is no number of seconds")
+    return secs
 
 
 def tolerance_of(timed: Mapping[str, Any]) -> float:
