@@ -7,15 +7,19 @@ earlier one, or TVM's without any schedule.
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from agents.errors import first_line
 from agents.host.host_lock import make_lock
 from agents.host.timing_lock import host_lock_path
 from agents.networks.latency import SIDES
@@ -33,7 +37,8 @@ _TURN_SECS = 0.3
 #: Largest relative difference from torch's output, by the type of the network's numbers.
 _TOLERANCES = {"float32": 1e-4, "float64": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _LEAST_TOLERANCE = 1e-4
-#: Sides whose library may be kept.
+#: Sides whose library is made for the timing, and those whose library may be kept.
+_MADE = ("tvm_tuned", "tvm_untuned")
 _LIBRARIES = ("tvm_tuned", "tvm_earlier", "tvm_untuned")
 
 
@@ -96,13 +101,18 @@ def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: 
         NetworkRefusedError: It cannot be read, compiled or run.
     """
     kept = out / f"{file_name(read_network_name(text))}.so"
-    with tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made,
+        tempfile.TemporaryDirectory(prefix="tensor-fleet-earlier-") as ours,
+    ):
         folder = Path(made)
         built = build_libraries(text, spec, traces, folder)
         libraries = {"tvm_untuned": folder / UNTUNED, "tvm_tuned": folder / TUNED}
         if kept.exists():
             # Loaded from the same place under which it will be replaced, it would be replaced while it runs.
-            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, folder / "earlier.so"))
+            # Not into the folder of a process that a file may have taken over: it may have left a link there,
+            # and we would write wherever that leads.
+            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, Path(ours) / "earlier.so"))
         timed = time_network(text, spec, libraries, folder)
         chosen = choose_library(timed, tolerance_of(timed))
         if chosen is not None and chosen != "tvm_earlier":
@@ -135,7 +145,7 @@ def build_libraries(
         "traces": dict(traces),
         "folder": str(folder),
     }
-    return ask(question, folder=folder, timeout_secs=_BUILD_SECS)
+    return _told(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
 
 
 def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> dict[str, Any]:
@@ -157,7 +167,63 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "turn_secs": _TURN_SECS,
         "lock": str(lock),
     }
-    return ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+    found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+    return _told(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)
+
+
+def _told(
+    text: str, read: Callable[[Mapping[str, Any]], dict[str, Any]], answer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What an answer says of what was asked; a file may have taken its process over, so all else is left out.
+
+    Raises:
+        NetworkRefusedError: It is another answer than a sound process gives.
+    """
+    try:
+        return read(answer)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NetworkRefusedError(
+            f"network {text}: its process gave another answer than was asked for "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "workloads": int(answer["workloads"]),
+        "applied": int(answer["applied"]),
+        "refused": {str(name): str(why) for name, why in answer["refused"].items()},
+    }
+
+
+def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]:
+    # Those that were made just now are never absent.
+    timed = [side for side in sides if side in answer["secs"] or side in _MADE]
+    reference = answer["reference"]
+    if reference not in timed:
+        raise ValueError(f"its reference is {reference!r:.60}")
+    others = [side for side in timed if side != reference]
+    return {
+        "secs": {side: _secs(answer["secs"][side]) for side in timed},
+        "turns": {side: [_secs(one) for one in (answer["turns"][side] or [None])] for side in timed},
+        "absent": {side: str(why) for side, why in answer["absent"].items() if side in sides},
+        "reference": reference,
+        "differences": {side: _apart(answer["differences"][side]) for side in others},
+        "threads": int(answer["threads"]),
+        "inputs": [
+            [str(name), [int(one) for one in shape], str(dtype)] for name, shape, dtype in answer["inputs"]
+        ],
+    }
+
+
+def _apart(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(apart := float(value)) else abs(apart)
+
+
+def _secs(value: Any) -> float:
+    if not 0 < (secs := float(value)) < math.inf:
+        raise ValueError(f"{secs} is no number of seconds")
+    return secs
 
 
 def tolerance_of(timed: Mapping[str, Any]) -> float:
@@ -189,10 +255,32 @@ def is_right(side: str, timed: Mapping[str, Any], tolerance: float) -> bool:
 
 
 def _put(library: Path, kept: Path) -> None:
-    """Put a library in place, whole or not at all."""
+    """Put a library in place, whole or not at all.
+
+    Raises:
+        NetworkRefusedError: The process that made it left something else there.
+    """
     kept.parent.mkdir(parents=True, exist_ok=True)
     beside = kept.with_name(f".{kept.name}.tmp")
-    shutil.copyfile(library, beside)
+    with _opened(library) as source, beside.open("wb") as target:
+        shutil.copyfileobj(source, target)
     fsync(beside)
     beside.replace(kept)
     fsync(kept.parent)
+
+
+def _opened(library: Path) -> BinaryIO:
+    """Open a library that a confined process made: a link may lead to any file, or to one without an end.
+
+    Raises:
+        NetworkRefusedError: It is no file of its own.
+    """
+    try:
+        handle = os.open(library, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise NetworkRefusedError(f"its process left no library {library.name}: {error.strerror}") from None
+    opened = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        opened.close()
+        raise NetworkRefusedError(f"its process left no library {library.name}: it is no regular file")
+    return opened

@@ -96,6 +96,8 @@ class _Blocks:
         axes_of = dict(zip(values, (data(axis) for axis in data(block["iter_vars"])), strict=True))
         axes = [axes_of[variable] for variable in nest]
         place = {axis["var"]: number for number, axis in enumerate(axes)}
+        if len(place) != len(axes):  # two axes of one variable: no block is so
+            return None
         extents = [self._graph.integer(data(axis["dom"])["extent"], 1) for axis in axes]
         regions = [
             (data(region), is_write)
@@ -110,6 +112,8 @@ class _Blocks:
             if buffer is None:
                 return None
             buffers.append(buffer)
+        if not any(buffer.is_write for buffer in buffers):  # a block is there for what it writes
+            return None
         return BlockAccess(
             extents=tuple(extents),
             spatial=tuple(axis["iter_type"] == _DATA_PARALLEL for axis in axes),
@@ -122,7 +126,7 @@ class _Blocks:
         dtype = data(kind["dtype"])["dtype"]
         shape = tuple(integer(extent, 1) for extent in data(kind["shape"]))
         ranges = [data(one) for one in data(region["region"])]
-        if max(len(shape), len(ranges)) > _MOST_DIMENSIONS:
+        if len(shape) != len(ranges) or len(shape) > _MOST_DIMENSIONS:
             return None
         self._graph.budget.spend(len(ranges) * len(place))
         coefficients = np.zeros((len(ranges), len(place)))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId
+from transfer.errors import TraceError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import Extractor
 from transfer.features.published_features import PublishedLayout, published_features
@@ -41,6 +42,8 @@ class BlockBuilder:
         self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
         self._pending_numbers = 0
         self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
+        #: Why candidates of a workload cannot be taken; empty where they can.
+        self._faults: dict[WorkloadId, str] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
         self._summary = _Rows(np.float32, len(spec.summary_names))
@@ -51,9 +54,11 @@ class BlockBuilder:
         """Take one more candidate.
 
         Raises:
-            TraceError: The trace is not a schedule of its dialect; the candidate is not taken then.
+            TraceError: The trace is not a schedule of its dialect, or the workload has numbers that nothing
+                can have; the candidate is not taken then.
             TransferError: The dialect has no reader.
         """
+        self._check(workload)
         sequence = self._extractor.read(candidate, workload)
         steps = self._extractor.crop(sequence)
         self._pending.append((workload, steps))
@@ -63,6 +68,25 @@ class BlockBuilder:
         self._pending_numbers += sum(len(step.numbers) for step in steps)
         if len(self._pending) >= _CHUNK or self._pending_numbers >= _CHUNK_NUMBERS:
             self._extract()
+
+    def _check(self, workload: Workload) -> None:
+        """Refuse a workload of a stranger that says of itself whatever its types allow.
+
+        Raises:
+            TraceError: It has no vector, or no weight.
+        """
+        fault = self._faults.get(workload.workload_id)
+        if fault is None:
+            fault = ""
+            try:
+                self._extractor.workload_vector(workload)
+                float(workload.weight)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                why = f"{type(error).__name__}: {str(error)[:200]}"
+                fault = f"workload {workload.workload_id} says of itself what cannot be ({why})"
+            self._faults[workload.workload_id] = fault
+        if fault:
+            raise TraceError(fault)
 
     def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
         """The block; the builder is used up.

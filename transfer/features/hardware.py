@@ -307,4 +307,7 @@ def _number(text: str) -> float:
 
 def _log(value: float) -> float:
     """log2(1 + value) of a size; 0 where it is unknown or not a number."""
-    return math.log2(1.0 + value) if value > 0 and math.isfinite(value) else 0.0
+    try:
+        return math.log2(1.0 + value) if value > 0 and math.isfinite(value) else 0.0
+    except OverflowError:  # a whole number of a stranger that no float holds
+        return 0.0

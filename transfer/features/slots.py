@@ -88,7 +88,8 @@ def _named_bucket(name: str) -> int:
 
 
 def _hashed_bucket(name: str) -> int:
-    return 2 + zlib.crc32(name.encode()) % _BLOCK_BUCKETS
+    # JSON may escape half of a pair of UTF-16, which no other encoding takes.
+    return 2 + zlib.crc32(name.encode(errors="surrogatepass")) % _BLOCK_BUCKETS
 
 
 def encode(step: Primitive) -> tuple[list[int], list[float]]:

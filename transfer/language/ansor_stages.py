@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transfer.language.primitives import CREATED, Kind, extent_product
+from transfer.language.primitives import CREATED, MAX_NUMBER, Kind, extent_product
 
 #: Loops of one stage that are followed; published schedules have some forty.
 MOST_LOOPS = 256
@@ -167,7 +167,8 @@ class StageLoops:
         around = self.upto(target, position + 1)
         needed: dict[int, int] = {loop.axis: 1 for loop in around}
         for loop in around[position + 1 :]:
-            needed[loop.axis] *= loop.extent
+            # Pieces of other programs may multiply to numbers that no float holds.
+            needed[loop.axis] = min(needed[loop.axis] * loop.extent, MAX_NUMBER)
         if followed and -1 not in needed and all(needed.values()):
             loops = self.upto(stage, 0)
             for place in range(len(loops) - 1, -1, -1):

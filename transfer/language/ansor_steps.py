@@ -87,8 +87,8 @@ _FIELDS = {
     "P": r"\d{1,3}+",
     "N": r"\d{1,18}+",
     "T": r'"[^"\\]{0,256}+"',
-    "L": r"\[(?:\d{1,3}+(?:,\d{1,3}+)*+)?\]",
-    "F": r"\[\d{1,18}+(?:,\d{1,18}+)*+\]",
+    "L": rf"\[(?:\d{{1,3}}+(?:,\d{{1,3}}+){{0,{MAX_ITEMS - 1}}}+)?\]",
+    "F": rf"\[\d{{1,18}}+(?:,\d{{1,18}}+){{0,{MAX_ITEMS - 1}}}+\]",
 }
 # One alternative for each form, the most frequent first.
 _CANONICAL_FORMS = (

@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.records import Workload
 from transfer.errors import BudgetError, TraceError
+from transfer.language.budget import MAX_TEXT
 from transfer.language.compile_trace import POSTPROCESSED_PATTERN, compile_plan
 from transfer.language.primitives import MAX_NUMBER, Primitive
 from transfer.language.program import ProgramStage, program_stages
@@ -71,15 +72,17 @@ class MetaScheduleReader:
             The steps before post-processing, sampled values put in.
 
         Raises:
-            TraceError: The text is not such a trace.
+            TraceError: The text is not such a trace, or is larger than any.
         """
         plan, decisions = self._plan(trace, workload)
         if plan.unknown:
             self.unknown.update(plan.unknown)
         before = plan.size
-        steps = plan.fill(decisions)
-        self._plan_chars += _STEP_CHARS * (plan.size - before)
-        return steps
+        try:
+            return plan.fill(decisions)
+        finally:
+            # A faulty candidate leaves as much behind as a sound one.
+            self._plan_chars += _STEP_CHARS * (plan.size - before)
 
     def check(self, trace: str, workload: Workload | None = None) -> None:
         """Raise what `read` would, in a third of the time where many traces of a design space are checked.
@@ -89,8 +92,10 @@ class MetaScheduleReader:
         """
         plan, decisions = self._plan(trace, workload)
         before = plan.size
-        plan.check(decisions)
-        self._plan_chars += _STEP_CHARS * (plan.size - before)
+        try:
+            plan.check(decisions)
+        finally:
+            self._plan_chars += _STEP_CHARS * (plan.size - before)
 
     def space(self, trace: str, workload: Workload) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions with tuples for lists.
@@ -105,6 +110,11 @@ class MetaScheduleReader:
 
     def _plan(self, trace: str, workload: Workload | None) -> tuple[CompiledSpace, dict[int, Any]]:
         """The compiled design space of a trace, and its decisions."""
+        if len(trace) > MAX_TEXT:
+            raise TraceError(f"MetaSchedule trace has {len(trace)} characters, at most {MAX_TEXT} are read")
+        if self._plan_chars > _PLAN_CHARS:
+            # Here and not where a space is new: the candidates of one space alone may take that much.
+            self._forget()
         split = _split_text(trace)
         program = self.program(workload) if workload is not None else ()
         owner = workload.workload_id if workload is not None and program else ""
@@ -113,14 +123,17 @@ class MetaScheduleReader:
             instructions, decisions = _parse(trace)
             plan = compile_plan(instructions, program, len(trace))
             if split is not None:
-                if len(self._plans) >= _PLAN_LIMIT or self._plan_chars > _PLAN_CHARS:
-                    self._plans.clear()
-                    self._plan_chars = 0
+                if len(self._plans) >= _PLAN_LIMIT:
+                    self._forget()
                 self._plans[owner, split[0]] = plan
                 self._plan_chars += len(split[0])
         else:
             decisions = split[1]
         return plan, _by_instruction(decisions)
+
+    def _forget(self) -> None:
+        self._plans.clear()
+        self._plan_chars = 0
 
     def program(self, workload: Workload) -> tuple[ProgramStage, ...]:
         """Stages of a workload's program, read once; `()` where its module cannot be read.
@@ -207,10 +220,10 @@ def _by_instruction(decisions: list[Any]) -> dict[int, Any]:
         try:
             index, value = decision
         except (TypeError, ValueError):
-            raise TraceError(f"MetaSchedule decision must be [index, value], got {decision!r}") from None
+            raise TraceError(f"MetaSchedule decision must be [index, value], got {decision!r:.80}") from None
         for number in (index, *value) if type(value) is list else (index, value):
             # Booleans are no numbers here, and what exceeds 64 bits is no extent.
             if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
-                raise TraceError(f"MetaSchedule decision {decision!r} must hold 64-bit integers only")
+                raise TraceError(f"MetaSchedule decision {decision!r:.80} must hold 64-bit integers only")
         found[index] = value
     return found

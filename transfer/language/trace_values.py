@@ -204,7 +204,9 @@ def resolve(amount: Amount, decisions: Decisions) -> int:
             return decision
         if 0 <= decision < len(amount.choices):
             return as_int(amount.choices[decision])
-    raise TraceError(f"MetaSchedule instruction {amount.instruction} has the unusable decision {decision!r}")
+    raise TraceError(
+        f"MetaSchedule instruction {amount.instruction} has the unusable decision {decision!r:.80}"
+    )
 
 
 def instructions_of(amounts: Iterable[Amount]) -> tuple[int, ...]:
@@ -233,9 +235,10 @@ def tile_maker(instruction: int, parts: int, axis: int, step: Step) -> Fill:
         factors = decisions.get(instruction)
         if not isinstance(factors, list | tuple) or len(factors) != parts:
             raise TraceError(
-                f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r}"
+                f"MetaSchedule instruction {instruction} needs {parts} tile factors, got {factors!r:.80}"
             )
         whole = math.prod(factors) if parts <= _DEEPEST_NEST else extent_product(factors)
+        whole = max(-MAX_NUMBER, min(whole, MAX_NUMBER))
         return Primitive(kind, (axis, whole, *factors), names, stage, loops)
 
     return make

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.networks.latency import difference
-from agents.networks.network_name import read_network_name
+from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import (
     REPEATS,
     CandidateId,
@@ -29,7 +29,15 @@ from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.tuning.database import read_database, update_database
-from fleet.tuning.delivery import choose_library, file_name, tolerance_of, why_not_here
+from fleet.tuning.delivery import (
+    build_libraries,
+    choose_library,
+    deliver,
+    file_name,
+    time_network,
+    tolerance_of,
+    why_not_here,
+)
 from fleet.tuning.report import headline, render
 from fleet.tuning.search import _MANY
 from fleet.tuning.tuning import conclude
@@ -206,6 +214,77 @@ def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pyte
     assert end()["whole_networks"][label]["kept"] == "tvm_earlier"
     assert (out / "small.so").read_text() == "tuned.so 1"
     assert set(asked[3]["libraries"]) == {"tvm_untuned", "tvm_tuned", "tvm_earlier"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"secs": {}},
+        {"secs": []},
+        {"secs": {"tvm_tuned": "soon", "tvm_untuned": 1.0}},
+        {"secs": {"tvm_tuned": 0.0, "tvm_untuned": 1.0}},
+        {"turns": {}},
+        {"turns": {"torch_eager": [], "tvm_untuned": [9.0], "tvm_tuned": [3.0]}},
+        {"differences": {}},
+        {"reference": "the file itself"},
+        {"inputs": [["x", [1]]]},
+        {"threads": None},
+    ],
+)
+def test_another_answer_than_was_asked_for_is_refused(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secs = {"torch_eager": 2.0, "tvm_untuned": 9.0, "tvm_tuned": 3.0}
+    sound = timed(secs, {"tvm_untuned": None, "tvm_tuned": 1e-7, "stranger": 1.0})
+    sound |= {
+        "turns": {side: [one] for side, one in secs.items()},
+        "absent": {},
+        "threads": 1,
+        "library": "x",
+    }
+    libraries = {"tvm_untuned": tmp_path / "a.so", "tvm_tuned": tmp_path / "b.so"}
+    answers = [sound, sound | changes, {"workloads": 5, "applied": 4, "refused": [], "why_not": "x"}]
+    monkeypatch.setattr("fleet.tuning.delivery.ask", lambda *_, **__: answers.pop(0))
+    found = time_network("small.pt2", make_spec("mine"), libraries, tmp_path)
+    assert (found["secs"], found["differences"]) == (secs, {"tvm_untuned": None, "tvm_tuned": 1e-7})
+    assert "library" not in found
+    with pytest.raises(NetworkRefusedError, match=r"small\.pt2: its process gave another answer"):
+        time_network("small.pt2", make_spec("mine"), libraries, tmp_path)
+    with pytest.raises(NetworkRefusedError, match=r"small\.pt2: its process gave another answer"):
+        build_libraries("small.pt2", make_spec("mine"), {}, tmp_path)
+
+
+@pytest.mark.parametrize("lead", ["secret", "nothing"])
+def test_links_of_a_process_that_a_network_took_over_lead_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lead: str
+) -> None:
+    secret, precious = tmp_path / "secret", tmp_path / "precious"
+    secret.write_text("secret")
+    precious.write_text("precious")
+
+    def ask(question: dict[str, Any], *, folder: Path, **_: Any) -> dict[str, Any]:
+        if question["op"] == "build":
+            (folder / "earlier.so").symlink_to(precious)
+            (folder / "untuned.so").write_text("untuned")
+            (folder / "tuned.so").symlink_to(tmp_path / lead)
+            return {"workloads": 1, "applied": 1, "refused": {}}
+        sides = ["torch_eager", *question["libraries"]]
+        assert Path(question["libraries"]["tvm_earlier"]).read_text() == "found earlier"
+        return {
+            **timed(dict.fromkeys(sides, 1e-3) | {"tvm_tuned": 1e-4}, dict.fromkeys(sides[1:], 1e-07)),
+            "turns": {side: [1e-3] for side in sides},
+            "absent": {},
+            "threads": 1,
+        }
+
+    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
+    out = tmp_path / "tuned"
+    out.mkdir()
+    (out / "small.so").write_text("found earlier")
+    with pytest.raises(NetworkRefusedError, match=r"left no library tuned\.so"):
+        deliver("/nets/small.pt2", make_spec("mine"), {}, out)
+    assert precious.read_text() == "precious", "nothing is written through a link"
+    assert (out / "small.so").read_text() == "found earlier"
 
 
 def result() -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,6 +278,27 @@ def test_what_cannot_be_read_is_left_out_and_counted_once(caplog: pytest.LogCapt
     )
     with pytest.raises(DatasetError, match="none of the 4 records is ok and can be read"):
         build(strangers)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"arg_shapes": ((-3, 2), (2,), (2,))},
+        {"arg_shapes": ((10**400,), (2,), (2,))},
+        {"operator": "\ud800"},
+        {"networks": (("bert", 10**400),)},
+    ],
+)
+def test_a_workload_that_says_what_cannot_be_is_left_out(
+    claims: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = replace(OTHER, **{"arg_dtypes": ("float32",) * 3, **claims})
+    records = [record_of(one, "old", 1e-3) for one in CANDIDATES]
+    dataset = build_dataset(records, {**WORKLOADS, OTHER.workload_id: odd}, DEVICES)
+    assert dataset.workload_ids == (ONE.workload_id,)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("2 candidates are left out")
+    assert f"workload {OTHER.workload_id} says of itself what cannot be" in line
 
 
 LATENCIES = st.lists(

@@ -342,6 +342,13 @@ def test_a_target_of_a_stranger_may_hold_anything(mattr: str) -> None:
     np.testing.assert_array_equal(hardware_vector(odd, descriptor), plain)
 
 
+def test_sizes_of_a_stranger_may_be_any_whole_numbers() -> None:
+    spec, descriptor = cpu_device("dev", "x86-64-v3")
+    unknown = hardware_vector(spec, replace(descriptor, memory_bytes=0, l2_bytes=0))
+    odd = hardware_vector(spec, replace(descriptor, memory_bytes=10**400, l2_bytes=-(10**400)))
+    np.testing.assert_array_equal(odd, unknown)
+
+
 def test_a_target_without_a_cpu_name_may_say_so() -> None:
     spec, descriptor = cpu_device("dev", "")
     odd = replace(spec, target_json='{"kind":"llvm","mattr":null,"mcpu":null}')

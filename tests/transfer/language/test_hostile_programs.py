@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agents.records import Candidate, Workload, canonical_json
@@ -13,9 +14,13 @@ from tests.program_fixtures import nrm_module, program_workload
 from transfer.errors import BudgetError, TraceError
 from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
-from transfer.features.slots import block_bucket
+from transfer.features.published_features import LAYOUTS, published_features
+from transfer.features.slots import block_bucket, encode
+from transfer.features.summary import SUMMARY_NAMES
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
+from transfer.language.ansor_steps import MAX_ITEMS
+from transfer.language.budget import MAX_TEXT
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind
 from transfer.language.program import program_stages
@@ -81,7 +86,7 @@ def deep_index(graph: Graph, variable: int, kind: str, levels: int) -> int:
 
 
 def accessed(index_of: Callable[[Graph, int], int]) -> str:
-    """A module of one block, C, that reads one buffer at an index."""
+    """A module of one block, C, that reads and writes one buffer at an index."""
     graph = Graph()
     graph.nodes[:] = [{"type": "None"}]
     add = graph.add
@@ -103,7 +108,7 @@ def accessed(index_of: Callable[[Graph, int], int]) -> str:
         {
             "iter_vars": add("ffi.Array", [axis]),
             "reads": add("ffi.Array", [region]),
-            "writes": add("ffi.Array", []),
+            "writes": add("ffi.Array", [region]),
             "name_hint": add("ffi.String", "C"),
             "body": 0,
         },
@@ -128,6 +133,61 @@ def loop_around_itself() -> str:
 def test_a_loop_around_itself_is_over_budget() -> None:
     with pytest.raises(BudgetError, match="takes more work"):
         block_accesses(loop_around_itself())
+
+
+def no_write(graph: Graph) -> None:
+    node_of(graph, "s_tir.SBlock")["writes"] = graph.add("ffi.Array", [])
+
+
+def more_dimensions_than_the_region(graph: Graph) -> None:
+    shape = graph.nodes[node_of(graph, "Type")["shape"]]
+    shape["data"] = shape["data"] * 2
+
+
+def one_variable_for_two_axes(graph: Graph) -> None:
+    block, realize = (node_of(graph, kind) for kind in ("s_tir.SBlock", "s_tir.SBlockRealize"))
+    axes = graph.nodes[block["iter_vars"]]
+    axes["data"] = axes["data"] * 2
+    other = graph.add("ir.Var", {})
+    graph.nodes[realize["iter_values"]]["data"].append(other)
+    loop = node_of(graph, "tirx.For")
+    loop["body"] = graph.add("tirx.For", {**loop, "loop_var": other})
+    region = graph.nodes[node_of(graph, "tirx.BufferRegion")["region"]]["data"]
+    graph.nodes[region[0]]["data"]["min"] = other
+
+
+def node_of(graph: Graph, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(node["data"] for node in graph.nodes if node["type"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("change", [no_write, more_dimensions_than_the_region, one_variable_for_two_axes])
+def test_a_block_whose_parts_do_not_fit_together_tells_nothing(change: Callable[[Graph], None]) -> None:
+    graph = Graph()
+    graph.value = json.loads(accessed(lambda graph, variable: variable))
+    graph.nodes = graph.value["nodes"]
+    assert list(block_accesses(graph.text)) == ["C"]
+    change(graph)
+    assert block_accesses(graph.text) == {}
+
+
+def test_a_module_that_writes_nothing_gives_features() -> None:
+    graph = Graph()
+    graph.value = json.loads(accessed(lambda graph, variable: variable))
+    graph.nodes = graph.value["nodes"]
+    no_write(graph)
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["Annotate", ["b0", '"SSRSRS"'], ["meta_schedule.tiling_structure"], []],
+        ["GetLoops", ["b0"], [], ["l1"]],
+        ["SamplePerfectTile", ["l1"], [4, 64], ["v1", "v2", "v3", "v4"]],
+        ["Split", ["l1", "v1", "v2", "v3", "v4"], [1], ["l2", "l3", "l4", "l5"]],
+    ]
+    workload = program_workload(graph.text)
+    trace = canonical_json([instructions, [[3, [1, 2, 2, 2]]]])
+    block = Extractor().extract([workload], [Candidate(workload_id=workload.workload_id, trace=trace)])
+    assert block.summary[0, SUMMARY_NAMES.index("tiled")] == 1
+    assert np.isfinite(block.summary).all()
 
 
 def test_a_long_list_that_many_blocks_share_is_over_budget() -> None:
@@ -223,17 +283,19 @@ def test_sampled_choices_are_kept_once_for_all_outputs() -> None:
     assert [step.numbers for step in steps] == [(-1, 7)] * 5
 
 
-def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits() -> None:
-    factors = [f"v{number}" for number in range(3000)]
+@pytest.mark.parametrize(("count", "factor"), [(3000, 2**62), (16, 2**30), (40, 2**62)])
+def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, factor: int) -> None:
+    factors = [f"v{number}" for number in range(count)]
     instructions = [
-        ["SamplePerfectTile", [], [3000, 64], factors],
+        ["SamplePerfectTile", [], [count, 64], factors],
         ["GetSBlock", [], ["C", "main"], ["b0"]],
         ["GetLoops", ["b0"], [], ["l1"]],
-        ["Split", ["l1", *factors], [1], [f"l{number}" for number in range(2, 3002)]],
+        ["Split", ["l1", *factors], [1], [f"l{number}" for number in range(2, count + 2)]],
     ]
-    trace = canonical_json([instructions, [[0, [2**62] * 3000]]])
+    trace = canonical_json([instructions, [[0, [factor] * count]]])
     [step] = MetaScheduleReader().read(trace)
     assert step.numbers[1] == 2**63 - 1
+    assert np.isfinite(published_features([[step]], LAYOUTS["cpu"])).all()
 
 
 def test_plans_of_long_texts_are_not_all_kept() -> None:
@@ -244,12 +306,94 @@ def test_plans_of_long_texts_are_not_all_kept() -> None:
     assert sum(len(text) for _, text in reader._plans) < 13_000_000
 
 
+def test_what_is_kept_of_faulty_candidates_counts() -> None:
+    reader = MetaScheduleReader()
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["SampleComputeLocation", ["b0"], [], ["l1"]],
+        ["SamplePerfectTile", ["l2"], [2, 64], ["v1", "v2"]],
+        ["Split", ["l2", "v1", "v2"], [1], ["l3", "l4"]],
+        *(["ComputeInline", ["b0"], [], []] for _ in range(300)),
+    ]
+    for read, first in ((reader.read, 0), (reader.check, 10)):
+        before = reader._plan_chars
+        for location in range(first, first + 10):
+            with pytest.raises(TraceError, match="needs 2 tile factors, got None"):
+                read(canonical_json([instructions, [[1, location]]]))
+        assert reader._plan_chars - before > 10 * 300 * 16
+
+
+def test_candidates_of_one_space_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer.language.meta_schedule._PLAN_CHARS", 50_000)
+    reader = MetaScheduleReader()
+    instructions = [
+        ["GetSBlock", [], ["C", "main"], ["b0"]],
+        ["SampleComputeLocation", ["b0"], [], ["l1"]],
+        *(["ComputeInline", ["b0"], [], []] for _ in range(300)),
+    ]
+    for location in range(50):
+        reader.read(canonical_json([instructions, [[1, location]]]))
+    [plan] = reader._plans.values()
+    assert len(plan._tails) < 8
+
+
+def test_a_trace_longer_than_any_is_refused_before_it_is_parsed() -> None:
+    long = ["Annotate", ["b0", "x" * MAX_TEXT], ["note"], []]
+    with pytest.raises(TraceError, match=f"characters, at most {MAX_TEXT} are read"):
+        MetaScheduleReader().read(meta_schedule([long]))
+
+
+@pytest.mark.parametrize(
+    "decisions", [[[0, [1] * 9999]], [[0, 1, *range(9999)]], [[0, [*range(9999), True]]], [[2, [1] * 9999]]]
+)
+def test_a_message_does_not_repeat_a_whole_log(decisions: list[Any]) -> None:
+    instructions = [
+        ["SamplePerfectTile", [], [2, 64], ["v1", "v2"]],
+        ["Split", ["l0", "v1", "v2"], [1], ["l1", "l2"]],
+        ["SampleCategorical", [], [[1, 2], [0.5, 0.5]], ["v3"]],
+        ["Annotate", ["b0", "v3"], ["note"], []],
+    ]
+    with pytest.raises(TraceError) as caught:
+        MetaScheduleReader().read(canonical_json([instructions, [[0, [1, 1]], *decisions]]))
+    assert len(str(caught.value)) < 200
+
+
 def test_an_ansor_stage_of_endless_loops_stops_growing() -> None:
     steps = [["SP", 0, 0, 0, [2] * 200, 1], ["SP", 0, 0, 0, [2] * 200, 1], ["CA", 1, 0, 999], ["CA", 1, 0, 9]]
     reader = AnsorReader()
     kinds = [step.kind for step in reader.read(canonical_json(steps))]
     assert kinds == [Kind.SP, Kind.UNK, Kind.UNK, Kind.CA]
     assert reader.unknown == {"SP: too many loops": 1, "CA: too many loops": 1}
+
+
+def test_a_list_longer_than_any_is_unknown_however_it_is_written() -> None:
+    # Every step that follows such a split would multiply all of its factors again: a minute a megabyte.
+    steps = [
+        ["SP", 0, 0, 1, [1] * (MAX_ITEMS + 1), 1],
+        ["FSP", 1, 0, 0, 1],
+        ["RE", 2, [*range(MAX_ITEMS + 1)]],
+    ]
+    for text in (canonical_json(steps), json.dumps(steps)):
+        reader = AnsorReader()
+        assert [step.kind for step in reader.read(text)] == [Kind.UNK] * 3
+        assert reader.unknown == {
+            "SP: malformed": 1,
+            "FSP: no split at the step it follows": 1,
+            "RE: malformed": 1,
+        }
+
+
+def test_extents_that_a_follower_needs_are_cut_to_64_bits() -> None:
+    steps = [
+        ["SP", 0, 0, 8, [2, 2, 2], 1],
+        ["FSP", 1, 0, 0, 4],
+        ["SP", 1, 3, 0, [2**60] * 60, 1],
+        ["CA", 0, 1, 0],
+        ["RF", 0, 0, 1],
+    ]
+    *_, factored = AnsorReader().read(canonical_json(steps))
+    assert factored.numbers == (0, 1, 2**60)
+    assert np.isfinite(encode(factored)[1]).all()
 
 
 def test_an_alignment_of_a_stage_that_no_program_has_is_unknown() -> None:
@@ -263,6 +407,13 @@ def test_the_number_in_an_endless_block_name_is_not_looked_for() -> None:
     # Looking for it would take the square of the length: hours.
     assert 2 <= block_bucket("_1" * 1_000_000 + "x") < 32
     assert block_bucket("T_add_1") == block_bucket("T_add")
+
+
+def test_half_a_pair_of_utf_16_in_a_name_is_a_name() -> None:
+    trace = '[[["GetSBlock",[],["\\ud800_1","main"],["b0"]],["ComputeInline",["b0"],[],[]]],[]]'
+    [step] = MetaScheduleReader().read(trace)
+    assert encode(step)[0][3] == block_bucket("\ud800")
+    assert 2 <= block_bucket("\ud800") < 32
 
 
 def test_strides_that_no_operator_has_tell_nothing() -> None:
