@@ -114,10 +114,8 @@ def onboard_device(
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
-    cache = models.parent / DEVICE_SCORES
-    strategy = strategy_for(
-        settings.onboarding.strategy, Regime.DEVICE_NEW, cache, samples.distance, waits=waits
-    )
+    cache, asked = models.parent / DEVICE_SCORES, settings.onboarding.strategy
+    strategy = strategy_for(asked, Regime.DEVICE_NEW, cache, samples.distance, waits=waits)
     one = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,

@@ -76,13 +76,12 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     devices = _devices(reader, request)
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
-    until = manifest_of_base.get("data_until", {})
     kinds = KINDS[request.model]
     data = read_refresh_data(
         reader,
         devices,
         version=plan.table_version,
-        new_since=min(until.values(), default=0.0),
+        new_since=min(manifest_of_base.get("data_until", {}).values(), default=0.0),
         published=MTL_TLP in kinds or registry.asks_published(devices),
     )
     dataset = data.snapshot.dataset
