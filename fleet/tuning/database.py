@@ -87,10 +87,7 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
     if source.spec is None:
         raise FleetError(f"device {device_id}: the store does not say what its target is; tune it once more")
     target = canonical_json(source.spec.target)
-    found = TunedDatabase()
-    for place in (folder, folder / device_id):
-        if (place / RECORDS).exists():
-            found.add(read_database(place, target))
+    found = present_database(folder, device_id, target)
     with tempfile.TemporaryDirectory() as made:
         fresh = Path(made) / "database"
         if write_database(fresh, source):
@@ -98,6 +95,19 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
     if not found.best_traces():
         raise FleetError(f"device {device_id}: no candidate of it ran, so there is no schedule to keep")
     found.write(folder)
+    return found
+
+
+def present_database(folder: Path, device_id: DeviceId, target: str) -> TunedDatabase:
+    """What the folder of a search holds already; a search looks before it measures for hours.
+
+    Raises:
+        FleetError: As of `read_database`.
+    """
+    found = TunedDatabase()
+    for place in (folder, folder / device_id):
+        if (place / RECORDS).exists():
+            found.add(read_database(place, target))
     return found
 
 

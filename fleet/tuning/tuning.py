@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.networks.network_name import read_network_name
-from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload
+from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
@@ -27,7 +27,7 @@ from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
-from fleet.tuning.database import update_database
+from fleet.tuning.database import present_database, update_database
 from fleet.tuning.delivery import deliver_all, labels_of
 from fleet.tuning.report import report_search
 from fleet.tuning.rounds import Rounds
@@ -96,9 +96,10 @@ def tune_device(
         those that are graphs, see `fleet.tuning.delivery`), `seconds` by part, `database`, `report`.
 
     Raises:
-        FleetError: An unknown workload, or nothing ran.
+        FleetError: An unknown workload, nothing ran, or the folder holds the database of another target.
     """
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
+    present_database(options.out, target, canonical_json(spec.target))
     watcher, clock = _Round(display), Clock()
     ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
     with display.live():

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +25,7 @@ from agents.records import (
 )
 from fleet.cli.app import run
 from fleet.collection.clock import Clock
+from fleet.config.sections import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
@@ -40,7 +42,7 @@ from fleet.tuning.delivery import (
 )
 from fleet.tuning.report import headline, render
 from fleet.tuning.search import _MANY
-from fleet.tuning.tuning import conclude
+from fleet.tuning.tuning import TuneOptions, conclude, tune_device
 from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -148,6 +150,10 @@ def test_a_second_search_keeps_what_was_better(tmp_path: Path, monkeypatch: pyte
     (out / "database_tuning_record.json").write_text('[0,[[[],[]],[1.0],{"kind":"llvm"},[]]]\n')
     with pytest.raises(FleetError, match="holds the database of another target"):
         update_database(other, DeviceId("mine"), out)
+    # A search says so before it asks its engine for anything.
+    options = TuneOptions(trials=8, models=tmp_path, out=out)
+    with pytest.raises(FleetError, match="holds the database of another target"):
+        tune_device(Mock(spec=[]), FleetConfig(), other.devices()[DeviceId("mine")].spec, options, Mock())
     (out / "database_tuning_record.json").write_text("[7,[[[],[]],[1.0]")
     with pytest.raises(FleetError, match="cannot be read"):
         update_database(other, DeviceId("mine"), out)
