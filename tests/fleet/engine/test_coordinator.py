@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.device.messages import Message, Results
+from agents.device.messages import Message, Results, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from agents.row_file import read_rows
@@ -71,6 +71,20 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
     assert origins >= {"random", "paired"}
     assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
+
+
+def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fleet) -> None:
+    one = DeviceId("one")
+    with fleet.coordinator() as (coordinator, _):
+        # The driver that asked is gone, and what the fleet itself measures is not listed yet.
+        theirs = WorkloadsListed(
+            device_id=one, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1])
+        )
+        coordinator._ingest.hear([theirs])
+        planner = coordinator._parts.planner
+        assert planner.workloads_of(one) == {}
+        Fleet.turn_until(coordinator, lambda _: bool(planner.workloads_of(one)))
+        assert len(planner.workloads_of(one)) == len(WORKLOADS)
 
 
 def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
