@@ -50,7 +50,12 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
             f"device {spec.device_id}: its records are known, but it cannot be asked for new ones"
         )
     source = Path(replay.records)
-    if not source.exists():
+    try:
+        is_there = source.exists()
+    except OSError as error:
+        # Where nobody may look, or a name that no disk has: one device must not end the others.
+        raise FleetError(f"device {spec.device_id}: records: {error.strerror}: {source}") from error
+    if not is_there:
         raise FleetError(
             f"device {spec.device_id}: records: {source} does not exist; name a store, or a Parquet file "
             "that `fleet export` wrote"
@@ -59,7 +64,7 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
         path = _exported(replay.device, source, folder) if source.is_dir() else source
         with open_file(path) as file:
             devices = read_head(file, path).devices
-    except (FleetError, AgentError) as error:
+    except (FleetError, AgentError, OSError) as error:
         raise FleetError(f"device {spec.device_id}: records: {error}") from error
     if replay.device not in devices:
         raise FleetError(

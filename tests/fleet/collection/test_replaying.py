@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,19 @@ def test_a_folder_that_is_no_store_and_a_file_that_is_no_export_are_told(tmp_pat
     (tmp_path / "x.parquet").write_text("x")
     with pytest.raises(FleetError, match=r"device again: records: .*is no Parquet file"):
         ready(replaying(tmp_path / "x.parquet"), tmp_path / "r")
+
+
+def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FleetError, match=r"^device again: records: File name too long"):
+        ready(replaying(tmp_path / ("x" * 300)), tmp_path / "r")
+    (tmp_path / "shut").mkdir()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Store, "read", refuse)
+    with pytest.raises(FleetError, match=r"^device again: records: .*Permission denied"):
+        ready(replaying(tmp_path / "shut"), tmp_path / "r")
 
 
 def test_a_device_known_from_logs_only_cannot_be_asked() -> None:
