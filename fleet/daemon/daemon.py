@@ -30,7 +30,7 @@ from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
 from fleet.drivers.launch import launcher
-from fleet.durable import disk_errors
+from fleet.durable import disk_errors, write_durably
 from fleet.engine.context import EngineContext, Launch
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
@@ -369,7 +369,8 @@ def _claim(root: Path, store: Path) -> None:
                 f"{root} belongs to the store {os.path.normpath(root / theirs)}, not to {store}: give this "
                 "store a folder of its own (daemon.root)"
             )
-        path.write_text(f"{mine}\n")
+        if not theirs:  # once: a disk without room must not take away what it says
+            write_durably(path, f"{mine}\n".encode())
 
 
 @contextmanager
