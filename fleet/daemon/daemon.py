@@ -22,6 +22,7 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
+from fleet.collection.replay_files import REPLAY, delete_older
 from fleet.config.device_files import unknown_device
 from fleet.config.device_folder import DeviceFolder, retired_devices
 from fleet.config.sections import window_secs
@@ -137,6 +138,7 @@ def engine(
     devices = _devices(settings, options, follows=not is_embedded)  # before any folder is made
     with _held(root, Path(settings.store.path)), seldom_collected():
         specs = devices.files.specs
+        delete_older(specs.values(), Path(settings.store.path).parent / REPLAY)
         told = _told(settings, options, is_embedded=is_embedded)
         clock = FleetClock()
         notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)

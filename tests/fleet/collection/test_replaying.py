@@ -14,7 +14,7 @@ from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
 from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.replay_files import ready
+from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
 from fleet.config.settings import ConfigError, load_fleet
 from fleet.errors import FleetError
@@ -105,10 +105,16 @@ def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, 
     with Store.open(store) as more:
         more.append([make_record(100, workload=WORKLOAD.workload_id)])
     [newer] = ready(replaying(store), folder).values()
-    [file] = folder.iterdir()
     assert newer.replay
-    assert newer.replay.records == str(file)
     assert newer.replay != spec.replay
+    # The device of before may still answer from its file, and its agent may be started again.
+    assert {str(path) for path in folder.iterdir()} == {newer.replay.records, spec.replay.records}
+    delete_older([newer, spec], folder)
+    assert len(list(folder.iterdir())) == 2
+    (folder / "mine-1.parquet").touch()
+    delete_older([newer], folder)
+    assert {path.name for path in folder.iterdir()} == {Path(newer.replay.records).name, "mine-1.parquet"}
+    delete_older([make_spec()], tmp_path / "nowhere")
 
 
 def test_an_exported_file_will_do_without_a_store(store: Path, tmp_path: Path) -> None:
