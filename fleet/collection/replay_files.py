@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from fleet.store.store import Store
 
 #: Folder of the files made here, beside the store that is written to.
 REPLAY = "replay"
+#: Name of an export: device and store, then the version.
+_EXPORT = re.compile(r"(.+-[0-9a-f]{8})-[0-9]+\.parquet")
 
 
 def ready(specs: Mapping[DeviceId, DeviceSpec], folder: Path) -> dict[DeviceId, DeviceSpec]:
@@ -50,7 +52,12 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
             f"device {spec.device_id}: its records are known, but it cannot be asked for new ones"
         )
     source = Path(replay.records)
-    if not source.exists():
+    try:
+        is_there = source.exists()
+    except OSError as error:
+        # Where nobody may look, or a name that no disk has: one device must not end the others.
+        raise FleetError(f"device {spec.device_id}: records: {error.strerror}: {source}") from error
+    if not is_there:
         raise FleetError(
             f"device {spec.device_id}: records: {source} does not exist; name a store, or a Parquet file "
             "that `fleet export` wrote"
@@ -59,7 +66,7 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
         path = _exported(replay.device, source, folder) if source.is_dir() else source
         with open_file(path) as file:
             devices = read_head(file, path).devices
-    except (FleetError, AgentError) as error:
+    except (FleetError, AgentError, OSError) as error:
         raise FleetError(f"device {spec.device_id}: records: {error}") from error
     if replay.device not in devices:
         raise FleetError(
@@ -86,17 +93,34 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
     )
 
 
+def delete_older(specs: Iterable[DeviceSpec], folder: Path) -> None:
+    """Delete exports in whose place others have come, of the records that some devices answer from now.
+
+    For the one engine that writes beside the folder, as it starts. While it runs none may go: another device
+    of the same records answers from an older one, and its agent may have to open it again.
+
+    Args:
+        specs: Devices as `ready` gave them.
+        folder: As it was given to `ready`.
+
+    Raises:
+        StoreError: The disk failed.
+    """
+    used = {Path(one.replay.records) for one in specs if one.replay is not None}
+    found = {path: _EXPORT.fullmatch(path.name) for path in used if path.parent == folder.absolute()}
+    sources = {name[1] for name in found.values() if name is not None}
+    with disk_errors("deleting old exports", folder):
+        for path in folder.absolute().iterdir() if sources else ():
+            name = _EXPORT.fullmatch(path.name)
+            if name is not None and name[1] in sources and path not in used:
+                path.unlink()
+
+
 def _exported(device_id: DeviceId, source: Path, folder: Path) -> Path:
-    """The file of a store's version and device; made where it is not there yet, older ones deleted."""
+    """The file of a store's version and device; made where it is not there yet."""
     reader = Store.read(source)
     place = hashlib.sha256(str(source.absolute()).encode()).hexdigest()[:8]
     path = folder / f"{device_id}-{place}-{reader.version}.parquet"
-    if path.exists():
-        return path
-    export(reader, path, "parquet", [device_id])
-    older = re.compile(re.escape(f"{device_id}-{place}-") + r"[0-9]+\.parquet")
-    with disk_errors("deleting old exports", folder):
-        for other in folder.iterdir():
-            if other != path and older.fullmatch(other.name):
-                other.unlink()
+    if not path.exists():
+        export(reader, path, "parquet", [device_id])
     return path

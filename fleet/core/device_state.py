@@ -76,7 +76,8 @@ class Device:
     utc_offset_secs: float = 0.0
     is_host_idle: bool | None = None
     budget: Budget = field(default_factory=Budget)
-    #: Fencing tokens of the last leases that were counted, or whose jobs ended with the device's retirement.
+    #: Fencing tokens of the last leases that were counted, or whose jobs ended with their request or with the
+    #: device's retirement.
     counted_tokens: list[int] = field(default_factory=list)
     #: Records of the device in the store.
     records: int = 0

@@ -253,7 +253,7 @@ class JobCrashed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCancelled:
-    """A queued or leased job is not wanted any more; what its lease still delivers is late."""
+    """A queued or leased job is not wanted any more; what a lease that runs still delivers is late."""
 
     at_secs: float
     device_id: DeviceId

@@ -22,6 +22,7 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
+from fleet.collection.replay_files import REPLAY, delete_older
 from fleet.config.device_files import unknown_device
 from fleet.config.device_folder import DeviceFolder, retired_devices
 from fleet.config.sections import window_secs
@@ -30,7 +31,7 @@ from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
 from fleet.drivers.launch import launcher
-from fleet.durable import disk_errors
+from fleet.durable import disk_errors, write_durably
 from fleet.engine.context import EngineContext, Launch
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
@@ -137,6 +138,7 @@ def engine(
     devices = _devices(settings, options, follows=not is_embedded)  # before any folder is made
     with _held(root, Path(settings.store.path)), seldom_collected():
         specs = devices.files.specs
+        delete_older(specs.values(), Path(settings.store.path).parent / REPLAY)
         told = _told(settings, options, is_embedded=is_embedded)
         clock = FleetClock()
         notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)
@@ -369,7 +371,8 @@ def _claim(root: Path, store: Path) -> None:
                 f"{root} belongs to the store {os.path.normpath(root / theirs)}, not to {store}: give this "
                 "store a folder of its own (daemon.root)"
             )
-        path.write_text(f"{mine}\n")
+        if not theirs:  # once: a disk without room must not take away what it says
+            write_durably(path, f"{mine}\n".encode())
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from fleet.core.events import RequestProgressed, RequestSubmitted
+from agents.records import NOISE, DeviceId
+from fleet.core.events import JobState, RequestProgressed, RequestSubmitted
 from fleet.core.request_words import RequestKind, RequestState
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
@@ -27,6 +28,8 @@ _LOOK_SECS = 1.5
 _DEVICES_SECS = 0.01
 #: Pause after a step of the store's upkeep, and the same over the time that the step took.
 _STEP_SECS, _STEP_LEAST_WAIT = 0.5, 10.0
+#: States of jobs that are still to be measured; one under quarantine may never be.
+_OPEN = frozenset({JobState.QUEUED, JobState.LEASED})
 
 
 class Chores:
@@ -86,9 +89,21 @@ class Chores:
             if device_id not in parts.roster.specs:
                 continue  # it left, and its agent is told to end
             parts.discovery.agent_up(parts.roster.specs[device_id], incarnation)
-            if not is_over and parts.noise.is_due(device_id, now, wall):
+            if is_over or not parts.noise.is_due(device_id, now, wall):
+                continue
+            if self._has_noise_jobs(device_id):
+                parts.noise.postpone(device_id, now)
+            else:
                 environment_id = parts.state.describe(device_id)["environment_id"]
                 parts.noise.begin(device_id, environment_id, now, wall)
+
+    def _has_noise_jobs(self, device_id: DeviceId) -> bool:
+        """Whether an A/A run of a device waits, for its policy or a request: another would be the same."""
+        state = self._parts.state
+        return any(
+            job.device_id == device_id and job.origin == NOISE and state.job_state(job.job_id) in _OPEN
+            for job in self._parts.planner.queues.jobs()
+        )
 
     def _tell_epochs(self, trainer: Mapping[str, Any], now: float) -> None:
         """Tell the requests of the running training which epoch it is in, if that is another than before."""

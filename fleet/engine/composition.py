@@ -189,11 +189,11 @@ def assemble(context: EngineContext) -> Composition:
     """Put a coordinator together."""
     root, store, settings = context.root, context.store, context.settings
     event_log = EventLog(root / "journal", settings.limits)
-    pools = CandidatePools(root / "pools")
-    for note in (*store.repairs, *event_log.notes, *pools.notes):
-        context.notices.alarm("", note, "storage")
     stored = {one: entry.spec for one, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
+    pools = CandidatePools(root / "pools", live=roster.live_names)
+    for note in (*store.repairs, *event_log.notes, *pools.notes):
+        context.notices.alarm("", note, "storage")
     agents, tallies = Agents(), Tallies()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(roster.sharing, ()), TableSummary.open(store)

@@ -220,8 +220,13 @@ class DriverQuestions:
         ]
         if not keys:
             return False
-        parts.intake.flush()
-        parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
+        try:
+            parts.intake.flush()
+            parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
+        except StoreFull:
+            # The driver waits for it: the agent is asked again, until there is room.
+            self._questions[keys[0]].incarnation = None
+            raise
         parts.modules.put(device_id, message.workloads)
         # One list answers one question; the fleet's own discovery may have asked for the same list.
         self._answer(keys[0], value=[as_json_dict(one) for one in message.workloads])

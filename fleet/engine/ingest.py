@@ -207,7 +207,8 @@ class Ingest:
                 parts.discovery.agent_gone(device_id)
             case Proposed():
                 parts.planner.proposed(message)
-            case WorkloadsListed():
+            # A list that a driver asked for, who is gone, is of other networks.
+            case WorkloadsListed(networks=networks) if networks == tuple(parts.settings.choice.networks):
                 parts.intake.flush()
                 ready = parts.discovery.listed(parts.roster.known[device_id], message.workloads)
                 measured = len(parts.planner.workloads_of(device_id))

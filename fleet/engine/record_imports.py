@@ -52,9 +52,8 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            devices = parts.summary.imported_devices
-            wanted = frozenset(parts.coverage.wanted)  # for another thread
-            parts.thread.ask(ClaimsAsked(), lambda reader: parts.imports.claims(reader, wanted, devices))
+            search = parts.imports.search(parts.coverage.wanted, parts.summary.imported_devices)
+            parts.thread.ask(ClaimsAsked(), search)
             return True
 
 

@@ -30,6 +30,8 @@ POOL_SCHEMA = 1
 CACHE_BYTES = 96 << 20
 #: Rows of measured candidates that wait to be deleted with the next new ones, at most.
 _GONE_ROWS = 1000
+#: Ends the name under which replay devices share candidates where others of their family are live.
+REPLAY_SUFFIX = "-replay"
 
 _Key = tuple[str, WorkloadId]
 _Cached = tuple[str, CandidateId]
@@ -41,14 +43,18 @@ class CandidatePools:
     Args:
         folder: Where the file is; made if missing.
         cache_bytes: Most bytes of traces in memory.
+        live: Families with live devices; more may come. What was drawn where a family had none is of its
+            replay devices, also in a later life: live ones must not measure it. None: all are.
 
     Attributes:
         notes: Damage that was found, one line each.
         is_behind: Whether the last `flush` found no room: no job may be journalled until one does.
     """
 
-    def __init__(self, folder: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, *, cache_bytes: int = CACHE_BYTES, live: Collection[str] | None = None
+    ) -> None:
+        self._folder, self._live = folder, live
         self._cache_bytes = cache_bytes
         #: With the number of the row, or None of one that is not on the disk yet.
         self._waiting: dict[_Key, dict[CandidateId, int | None]] = {}
@@ -150,6 +156,14 @@ class CandidatePools:
             del self._waiting[family, workload_id]
             self._new.pop((family, workload_id), None)
 
+    def part(self, family: str) -> None:
+        """Let its replay devices keep what waits for a family: its first live device comes."""
+        for key in [one for one in self._waiting if one[0] == family]:
+            replayed = f"{family}{REPLAY_SUFFIX}", key[1]
+            self._waiting[replayed] = self._waiting.pop(key)
+            if key in self._new:
+                self._new[replayed] = self._new.pop(key)
+
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id
         known = self._cache.get(key)
@@ -164,7 +178,7 @@ class CandidatePools:
     def _write(self) -> None:
         new = [(key, one) for key, candidates in self._new.items() for one in candidates.values()]
         with disk_errors("keeping candidates", self._folder):
-            numbers = self._rows.change([(_name(key), _packed(one)) for key, one in new], self._gone)
+            numbers = self._rows.change([(self._name(key), _packed(one)) for key, one in new], self._gone)
         for number, (key, one) in zip(numbers, new, strict=True):
             self._waiting[key][one.candidate_id] = number
         self._new.clear()
@@ -174,8 +188,8 @@ class CandidatePools:
         if self._rows.layout != POOL_SCHEMA:
             raise _newer(self._rows.path, self._rows.layout)
         for row in self._rows.rows():
-            family, _, workload = row.key.partition("/")
-            key = family, WorkloadId(workload)
+            name, _, workload = row.key.partition("/")
+            key = self._waits_for(name), WorkloadId(workload)
             self._waiting.setdefault(key, {})[_unpacked(key[1], row.body).candidate_id] = row.number
         earlier = sorted(self._folder.glob("*/*.json"))
         for path in earlier:
@@ -186,6 +200,17 @@ class CandidatePools:
             path.unlink(missing_ok=True)
             with suppress(OSError):
                 path.parent.rmdir()
+
+    def _name(self, key: _Key) -> str:
+        """Key of a row: it tells whose the candidates are, whatever devices the next start has."""
+        family, workload_id = key
+        is_told = self._live is None or family in self._live or family.endswith(REPLAY_SUFFIX)
+        return f"{family}{'' if is_told else REPLAY_SUFFIX}/{workload_id}"
+
+    def _waits_for(self, name: str) -> str:
+        """Under which name candidates wait: without live devices the family's own is that of the others."""
+        family = name.removesuffix(REPLAY_SUFFIX)
+        return name if self._live is None or family in self._live else family
 
     def _earlier(self, path: Path) -> list[Candidate]:
         """Candidates of an earlier version's file of one workload; a damaged one is set aside."""
@@ -200,10 +225,6 @@ class CandidatePools:
             path.replace(aside)
             self.notes.append(f"{path} cannot be read ({error}): kept as {aside.name}, proposed again")
             return []
-
-
-def _name(key: _Key) -> str:
-    return f"{key[0]}/{key[1]}"
 
 
 def _packed(one: Candidate) -> bytes:

@@ -8,7 +8,7 @@ candidate of our own like any other. Made from the store at the start, and again
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from agents.records import CandidateId, DeviceId, Family, WorkloadId
 from fleet.collection.trust import claims, imported_candidates
@@ -54,16 +54,20 @@ class ImportedCandidates:
         for name in self._families:
             for workload_id in barred:
                 coverage.bar(name, workload_id, barred[workload_id])
-        self.add(self.claims(reader, wanted, device_ids))
+        self.add(self.search(wanted, device_ids)(reader))
 
-    def claims(
-        self, reader: StoreReader, wanted: Collection[WorkloadId], device_ids: Collection[DeviceId]
-    ) -> dict[tuple[str, WorkloadId], list[CandidateId]]:
-        """Find the candidates in a store; any thread may ask. Arguments as of `load`."""
-        return {
+    def search(
+        self, wanted: Collection[WorkloadId], device_ids: Collection[DeviceId]
+    ) -> Callable[[StoreReader], dict[tuple[str, WorkloadId], list[CandidateId]]]:
+        """Make the question for the candidates in a store, for any thread to ask. Arguments as of `load`.
+
+        It holds copies: devices come, and more workloads are wanted, while it is asked.
+        """
+        families, workload_ids, chosen = dict(self._families), frozenset(wanted), tuple(device_ids)
+        return lambda reader: {
             (name, workload_id): list(candidate_ids)
-            for name, family in self._families.items()
-            for workload_id, candidate_ids in claims(reader, family, wanted, device_ids).items()
+            for name, family in families.items()
+            for workload_id, candidate_ids in claims(reader, family, workload_ids, chosen).items()
         }
 
     def add(self, found: Mapping[tuple[str, WorkloadId], Iterable[CandidateId]]) -> None:

@@ -118,6 +118,10 @@ class NoiseRuns:
         self._open.add(device_id)
         self._thread.ask(NoisePlan(device_id=device_id), question)
 
+    def postpone(self, device_id: DeviceId, now: float) -> None:
+        """Look at a device again later: the jobs of its last run still wait."""
+        self._next_at[device_id] = now + _RETRY_SECS
+
     def planned(self, plan: NoisePlan, family: str, jobs: list[DeviceBatch]) -> list[Job]:
         """Turn what the thread has planned into jobs, in the order in which they must be measured."""
         self._open.discard(plan.device_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agents.device.messages import ProposeRequest
 from agents.records import DeviceId, DeviceSpec, Family, Workload, WorkloadId, canonical_json
 from agents.trust import is_live
+from fleet.planner.candidate_pools import REPLAY_SUFFIX
 from fleet.planner.dedup_filter import Excluded
 
 _Key = tuple[str, WorkloadId, int, tuple[str, ...], str]
@@ -127,7 +128,7 @@ def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]
         live: Families of which the fleet has live devices.
     """
     return {
-        one: str(spec.family) if is_live(spec) or spec.family not in live else f"{spec.family}-replay"
+        one: str(spec.family) if is_live(spec) or spec.family not in live else f"{spec.family}{REPLAY_SUFFIX}"
         for one, spec in specs.items()
     }
 

@@ -40,7 +40,7 @@ class Uncertainty:
         """
         try:
             champion = self._registry.state().champions.get(device_id)
-        except FleetError:
+        except (FleetError, OSError):
             # Readers of models report the damage; the plan does without the scores.
             return {}
         if champion is None or not champion.judged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
 from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.replay_files import ready
+from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
 from fleet.config.settings import ConfigError, load_fleet
 from fleet.errors import FleetError
@@ -104,10 +105,16 @@ def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, 
     with Store.open(store) as more:
         more.append([make_record(100, workload=WORKLOAD.workload_id)])
     [newer] = ready(replaying(store), folder).values()
-    [file] = folder.iterdir()
     assert newer.replay
-    assert newer.replay.records == str(file)
     assert newer.replay != spec.replay
+    # The device of before may still answer from its file, and its agent may be started again.
+    assert {str(path) for path in folder.iterdir()} == {newer.replay.records, spec.replay.records}
+    delete_older([newer, spec], folder)
+    assert len(list(folder.iterdir())) == 2
+    (folder / "mine-1.parquet").touch()
+    delete_older([newer], folder)
+    assert {path.name for path in folder.iterdir()} == {Path(newer.replay.records).name, "mine-1.parquet"}
+    delete_older([make_spec()], tmp_path / "nowhere")
 
 
 def test_an_exported_file_will_do_without_a_store(store: Path, tmp_path: Path) -> None:
@@ -151,6 +158,19 @@ def test_a_folder_that_is_no_store_and_a_file_that_is_no_export_are_told(tmp_pat
     (tmp_path / "x.parquet").write_text("x")
     with pytest.raises(FleetError, match=r"device again: records: .*is no Parquet file"):
         ready(replaying(tmp_path / "x.parquet"), tmp_path / "r")
+
+
+def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FleetError, match=r"^device again: records: File name too long"):
+        ready(replaying(tmp_path / ("x" * 300)), tmp_path / "r")
+    (tmp_path / "shut").mkdir()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Store, "read", refuse)
+    with pytest.raises(FleetError, match=r"^device again: records: .*Permission denied"):
+        ready(replaying(tmp_path / "shut"), tmp_path / "r")
 
 
 def test_a_device_known_from_logs_only_cannot_be_asked() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json
-from fleet.core.events import ReasonKind, ShowRequest, StartTraining, StopTraining
+from fleet.core.events import JobId, ReasonKind, ShowRequest, StartTraining, StopTraining, Verdict
 from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
@@ -371,6 +371,24 @@ def test_killed_after_any_event_it_comes_to_the_same_end(
             if event is not None:
                 state.apply(event)
     assert state.open_requests() == []
+
+
+def test_what_the_spool_holds_of_a_command_that_was_killed_is_not_late() -> None:
+    state, device = begun(), DeviceId("a")
+    arguments = {"devices": [device], "embedded": True}
+    request = Request(request_id=R1, kind=RequestKind.COLLECTION, arguments=arguments)
+    submit(state, request)
+    state.apply(ev.ProbePassed(at_secs=101.0, device_id=device, incarnation=1, environment_id="e"))
+    made = [replace(job(name, device), request_id=R1, priority=1) for name in ("j1", "j2", "j3")]
+    for one in made:
+        state.apply(ev.JobSubmitted(at_secs=102.0, job=one))
+    assert state.at_work(device) == ("j1", 1)
+    # The next command: leases are released, none expired, and their request is over.
+    state.apply(ev.CoordinatorStarted(at_secs=110.0))
+    assert shown(state)["state"] == "cancelled"
+    assert {one: state.job(one.job_id) for one in made} == dict.fromkeys(made)
+    for number, name in ((1, "j1"), (2, "j2")):
+        assert state.verdict(device, JobId(name), number) is Verdict.REPEATED, "stored, for no job"
 
 
 def test_fingerprints_that_a_command_measures_inside_of_itself_are_no_background() -> None:

@@ -480,6 +480,17 @@ def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> No
     assert fleet.verdict("j2", 3) is Verdict.COUNTS
 
 
+def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:
+    fleet = Fleet().up()
+    fleet.submit("j1", "j2")
+    fleet.dies()
+    fleet.of_a(ev.JobCancelled, job_id=JobId("j1"))  # its request has ended meanwhile
+    assert fleet.verdict("j1", 1) is Verdict.REPEATED, "stored, for no job"
+    fleet.passes()
+    fleet.of_a(ev.JobCancelled, job_id=JobId("j2"))
+    assert fleet.verdict("j2", 3) is Verdict.LATE, "its agent may measure on"
+
+
 def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
     fleet = Fleet().up()
     fleet.submit("j1", "j2", "j3")

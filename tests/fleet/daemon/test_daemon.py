@@ -26,7 +26,7 @@ from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.settings import CoordinatorSettings
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
@@ -269,6 +269,23 @@ def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(
         fail()
     monkeypatch.undo()
     with _held(tmp_path, tmp_path / "store"):  # the lock was let go of
+        pass
+
+
+def test_a_start_on_a_full_disk_takes_no_folder_from_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: str) -> None:
+        path.open("w").close()  # what is left of a file that was to be written again
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with _held(tmp_path, tmp_path / "store"):
+        pass
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StoreFull), _held(tmp_path, tmp_path / "store"):
+        pass
+    monkeypatch.undo()
+    with pytest.raises(FleetError, match="belongs to the store"), _held(tmp_path, tmp_path / "another"):
         pass
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from fleet.coverage.table_summary import TableSummary
 from fleet.drivers.driver_display import DriverDisplay
 from fleet.drivers.work import Work, perform
 from fleet.engine.coordinator import Coordinator
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreFull
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
 from fleet.requests.session import DeviceUnusableError, EngineSession
@@ -118,6 +119,21 @@ def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
     assert ended["state"] == "succeeded"
     assert ended["result"] == {"measured": SOME}
     assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
+
+
+def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> None:
+    fleet.launch = Drivers(fleet, measure_some)
+    put, fails = Store.put_workloads, [StoreFull("no room")] * 2
+
+    def put_workloads(store: Store, workloads: Any, **how: Any) -> int:
+        if fails:
+            raise fails.pop()
+        return put(store, workloads, **how)
+
+    with fleet.coordinator() as (coordinator, _), mock.patch.object(Store, "put_workloads", put_workloads):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert (ended["state"], fails) == ("succeeded", [])
 
 
 def test_the_background_measures_nothing_on_a_device_that_a_driver_uses(tmp_path: Path) -> None:

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.device.messages import Message, Results
+from agents.device.messages import Message, Results, WorkloadsListed
 from agents.device.replay import ReplayWorker
-from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
+from agents.records import NOISE, Candidate, Descriptor, DeviceId, ModelRef, Workload
 from agents.row_file import read_rows
-from fleet.core.events import ModelPublished
+from fleet.core.events import DevicePolicy, ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.ingest import Ingest
+from fleet.engine.liveness import LivenessMonitor
 from fleet.errors import FleetError, StoreFull
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking
@@ -71,6 +72,20 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
     assert origins >= {"random", "paired"}
     assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
+
+
+def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fleet) -> None:
+    one = DeviceId("one")
+    with fleet.coordinator() as (coordinator, _):
+        # The driver that asked is gone, and what the fleet itself measures is not listed yet.
+        theirs = WorkloadsListed(
+            device_id=one, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1])
+        )
+        coordinator._ingest.hear([theirs])
+        planner = coordinator._parts.planner
+        assert planner.workloads_of(one) == {}
+        Fleet.turn_until(coordinator, lambda _: bool(planner.workloads_of(one)))
+        assert len(planner.workloads_of(one)) == len(WORKLOADS)
 
 
 def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
@@ -399,6 +414,24 @@ def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
     for device in ("one", "two"):
         chosen = [one for one in records if one.device_id == device]
         assert len({one.candidate_id for one in chosen}) == 4
+
+
+def test_an_aa_run_that_waits_is_not_planned_again(fleet: Fleet) -> None:
+    fleet.run(everything_measured(fleet))
+    # Its host is in use for hours, as a board's is by day.
+    fleet.settings |= {"noise": 4, "policy": DevicePolicy(idle_only=True)}
+    awake = mock.patch.object(LivenessMonitor, "silent", return_value=[])
+    with awake, fleet.coordinator() as (coordinator, _):
+        queues = coordinator._parts.planner.queues
+
+        def planned() -> list[str]:
+            return sorted(job.device_id for job in queues.jobs() if job.origin == NOISE)
+
+        Fleet.turn_until(coordinator, lambda _: fleet.clock.skip(6.0) > 0 and len(planned()) == 4)
+        for _ in range(12):
+            fleet.clock.skip(600.0)
+            coordinator.turn(0.0)
+        assert planned() == ["one", "one", "two", "two"]
 
 
 def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:

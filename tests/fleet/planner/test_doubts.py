@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.registry_file import CHAMPIONS
+from fleet.models.registry_reader import RegistryReader
 from fleet.planner.uncertainty import Uncertainty, spread
 from tests.record_fixtures import make_workload
 from tests.refresh_fixtures import small_model
@@ -58,3 +60,6 @@ def test_a_damaged_registry_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
     )
     (tmp_path / CHAMPIONS).write_text("{")
     assert Uncertainty(Registry(tmp_path)).of(BOX, WORKLOADS) == {}
+    # Nor does one that cannot be read: whoever looks after the models tells of it.
+    with mock.patch.object(RegistryReader, "state", side_effect=PermissionError("Permission denied")):
+        assert Uncertainty(Registry(tmp_path)).of(BOX, WORKLOADS) == {}

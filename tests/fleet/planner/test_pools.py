@@ -74,6 +74,28 @@ def test_what_the_store_has_leaves_the_file_and_stays_at_hand(tmp_path: Path) ->
     assert waiting(tmp_path) == {}
 
 
+def test_what_replay_devices_drew_waits_for_no_live_device(tmp_path: Path) -> None:
+    # The candidates may be of anybody: a trusted one was drawn by an agent of a live device.
+    live: set[str] = set()
+    with opened(tmp_path, live=live) as pools:
+        pools.add("cpu", W1, made(W1, "a"))
+        pools.flush()
+    with opened(tmp_path, live=live) as pools:
+        assert pools.waiting() == {("cpu", W1): ids(made(W1, "a"))}
+        pools.add("cpu", W2, made(W2, "b"))
+        live.add("cpu")  # the replay devices left, and a live one comes
+        pools.part("cpu")
+        replayed = {("cpu-replay", W1): ids(made(W1, "a")), ("cpu-replay", W2): ids(made(W2, "b"))}
+        assert pools.waiting() == replayed
+        pools.add("cpu", W1, made(W1, "c"))
+        pools.flush()
+    with opened(tmp_path, live={"cpu"}) as pools:
+        assert pools.waiting() == {**replayed, ("cpu", W1): ids(made(W1, "c"))}
+        assert pools.get("cpu-replay", W2, ids(made(W2, "b"))).keys() == set(ids(made(W2, "b")))
+    with opened(tmp_path, live=set()) as pools:
+        assert pools.waiting()["cpu", W1] == ids(made(W1, "a", "c"))
+
+
 def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
     with opened(tmp_path, cache_bytes=2000) as pools:
         candidates = made(W1, *("x" * 300 + str(number) for number in range(20)))

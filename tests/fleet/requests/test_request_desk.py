@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from fleet.requests.checks import (
     RequestConflict,
     RequestRefused,
     RequestUnknown,
+    check_request,
     parse_request,
 )
 from fleet.requests.desk import DeskFull, RequestDesk
@@ -293,6 +295,17 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
     assert kinds(answers) == ["running", RequestConflict, "running", "queued", RequestConflict, "running"]
     assert str(answers[1]).startswith("tuning: request t1 works on one already; follow it")
     assert state.request_ids() == ["t1", "t3", "c1", "o1"]
+
+
+def test_an_open_request_of_an_earlier_version_stands_in_the_way_and_ends_nothing() -> None:
+    old = [
+        replace(driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}),
+        replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),
+    ]
+    for kind, arguments in (("tuning", {"device": "one", "trials": 8}), ("collection", {})):
+        with pytest.raises(RequestConflict, match="follow it"):
+            check_request(driven("new", kind, **arguments), FLEET, old)
+    assert check_request(driven("new", "collection", devices=["one"]), FLEET, old)
 
 
 @pytest.mark.parametrize(
