@@ -219,7 +219,7 @@ def without_jobs(core: Core, request_id: str) -> list[Instruction]:
     made: list[Instruction] = []
     for entry in core.leasing.jobs.of_request(request_id):
         device = core.leasing.devices[entry.job.device_id]
-        if entry.fencing_token is not None:
+        if core.leasing.rules >= 6 and entry.fencing_token is not None:
             # Released with its agent or coordinator, and not expired: what the spool holds is to be stored.
             device.remember(entry.fencing_token)
         core.leasing.jobs.end(entry, JobState.CANCELLED)
