@@ -67,7 +67,7 @@ class CoordinatorStarted:
     #: an agent for a crash of its job; in version 2 silence counts against nobody. In version 3 requests take
     #: turns. In version 4 a device that drifted gets a new head. In version 5 a training gives heads to those
     #: that have measured enough for it, and none of them is onboarded; and a device that drifts gets its new
-    #: head when it is steady again. In version 6 what a released lease has measured is stored, whatever became
+    #: head when it is steady again. In version 6 what a released lease has measured is stored, whatever comes
     #: of its job.
     rules: int = RULES
 
