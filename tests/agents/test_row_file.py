@@ -115,6 +115,18 @@ def test_damage_costs_only_its_rows_and_the_file_is_kept(tmp_path: Path, page: i
     assert (tmp_path / "f.1.corrupt").exists(), "the one before is never overwritten"
 
 
+@pytest.mark.parametrize("bit", [0x80, 0x40, 1])
+def test_a_flipped_bit_in_a_key_costs_its_row_only(tmp_path: Path, bit: int) -> None:
+    path = made(tmp_path / "f")
+    data = path.read_bytes()
+    at = data.index(b"k3030" + BODY[:8])
+    path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+    found, [note] = keys(path)
+    assert found == [f"k{number}" for number in range(60) if number != 30]
+    assert "f is damaged: kept as f.corrupt" in note
+    assert [row.key for row in read_rows(tmp_path / "f.corrupt")] == found
+
+
 @pytest.mark.parametrize("page", [0, 1])
 def test_a_file_of_which_nothing_can_be_read_is_kept_and_begun_anew(tmp_path: Path, page: int) -> None:
     path = made(tmp_path / "f")
