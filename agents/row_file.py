@@ -230,7 +230,8 @@ class RowFile:
 
     def _copy_aside(self, where: str, files: Sequence[Path]) -> None:
         """Copy damaged files for people, and note it."""
-        aside = free_name(self.path, ".corrupt")
+        # A log may have been kept alone before.
+        aside = free_name(self.path, ".corrupt", "-wal")
         for path in filter(Path.exists, files):
             copy = aside.with_name(aside.name + path.name.removeprefix(self.path.name))
             shutil.copyfile(path, copy)

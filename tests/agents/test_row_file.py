@@ -91,6 +91,11 @@ def test_damage_in_the_log_is_named_and_the_log_kept(tmp_path: Path) -> None:
     assert 5 < len(found) < 15
     assert "damaged in its log: kept as f.corrupt" in note
     assert (tmp_path / "f.corrupt-wal").read_bytes() == data
+    killed(tmp_path / "f", 20)
+    again = flip(log, log.stat().st_size // 2)
+    keys(tmp_path / "f")
+    assert (tmp_path / "f.corrupt-wal").read_bytes() == data, "the one before is never overwritten"
+    assert (tmp_path / "f.1.corrupt-wal").read_bytes() == again
 
 
 @pytest.mark.parametrize("is_page", [False, True], ids=["byte", "page"])
