@@ -70,10 +70,13 @@ def write_all_durably(files: Mapping[Path, bytes], *, mode: int = 0o666) -> None
         fsync(folder)
 
 
-def free_name(path: Path, suffix: str) -> Path:
-    """A name beside a file that nothing has: `NAME.suffix`, else `NAME.1.suffix` and so on."""
+def free_name(path: Path, suffix: str, with_end: str = "") -> Path:
+    """A name beside a file that nothing has: `NAME.suffix`, else `NAME.1.suffix` and so on.
+
+    Nothing has it with the other end behind it either.
+    """
     found, number = path.with_name(path.name + suffix), 0
-    while found.exists():
+    while found.exists() or found.with_name(found.name + with_end).exists():
         number += 1
         found = path.with_name(f"{path.name}.{number}{suffix}")
     return found

@@ -48,7 +48,7 @@ class Protocol:
     #: Pause before the repeats, for devices that heat up.
     cooldown_ms: float = _bounded(0.0, 0, 600_000)
     #: Moments at which a program on a CPU of this host is timed at most, seconds apart
-    #: (`agents.sandbox.retimed_programs`); twice as many where it is among the fastest of its workload.
+    #: (`agents.sandbox.retimed_programs`); three times as many where it is among the fastest of its workload.
     visits: int = _bounded(8, 1, 1000)
     #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
     cache_flush: bool = False

@@ -18,7 +18,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,8 +128,9 @@ class RowFile:
             if any(ends[max(used, 0) : -1]):
                 self._copy_aside(" in its log", [self._log])
             [self.layout] = connection.execute("PRAGMA user_version").fetchone()
-            rows = connection.execute(_SELECT, (0,))
-            bad = [number for number, key, body, total in rows if not _is_whole(key, body, total)]
+            # A reading that broke off holds the file, also of a closed connection, until it is closed itself.
+            with closing(connection.execute(_SELECT, (0,))) as rows:
+                bad = [number for number, key, body, total in rows if not _is_whole(key, body, total)]
             if bad:
                 raise _damage(f"rows {', '.join(map(str, bad))}")
         except BaseException:
@@ -229,7 +230,8 @@ class RowFile:
 
     def _copy_aside(self, where: str, files: Sequence[Path]) -> None:
         """Copy damaged files for people, and note it."""
-        aside = free_name(self.path, ".corrupt")
+        # A log may have been kept alone before.
+        aside = free_name(self.path, ".corrupt", "-wal")
         for path in filter(Path.exists, files):
             copy = aside.with_name(aside.name + path.name.removeprefix(self.path.name))
             shutil.copyfile(path, copy)
@@ -377,6 +379,9 @@ def _damage(what: str) -> sqlite3.DatabaseError:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
+    # A key with a flipped bit is mostly no text any more: Python's own error, which has no code of SQLite.
+    if isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error):
+        return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 

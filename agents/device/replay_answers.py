@@ -150,6 +150,7 @@ def _object(text: str) -> dict[str, Any]:
     """The JSON object that a column holds; imported records may hold anything."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        canonical_json(value)  # refuses numbers that are none: the answer's own JSON can hold none
+    except (TypeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,10 +6,12 @@ file when candidates are proposed. It decides nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.codec import protocol_from_json
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
 from agents.records import (
@@ -49,6 +51,9 @@ _COLUMNS = (
 )
 #: Columns of seconds; a file that did not come from `fleet export` may hold anything.
 _SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
+#: Columns of texts and of whole numbers that every record has.
+_TEXTS = ("environment_id", "candidate_id", "workload_id", "dialect", "error", "environment", "protocol")
+_WHOLE = ("number", "attempt", "schema")
 #: Row groups whose traces are kept decoded, some 30 MB each.
 _GROUPS_KEPT = 4
 #: Candidates whose measurements are kept decoded, some kilobytes each.
@@ -189,6 +194,7 @@ class ReplayRecords:
             order = [("count_all", "descending"), ("measured_at_max", "descending")]
             chosen = seen.sort_by(order).column("environment_id")[0].as_py()
             kept = table.filter(pc.equal(table.column("environment_id"), chosen))
+            self._check_values(kept)
             self._check_seconds(kept)
             unknown = set(pc.unique(kept.column("outcome")).to_pylist()) - set(Outcome)
         except (OSError, pa.ArrowException) as error:
@@ -197,6 +203,27 @@ class ReplayRecords:
             raise AgentError(f"{self._path}: outcome {unknown.pop()!r} is not known; upgrade tensor-fleet")
         whole = kept.drop_columns(["device_id"]).combine_chunks()
         return whole, chosen, table.num_rows - kept.num_rows
+
+    def _check_values(self, table: pa.Table) -> None:
+        """Refuse what no record is made of: one such row would end every batch that asks for it.
+
+        Raises:
+            AgentError: A text or a whole number is missing or of another type, or a protocol is none.
+        """
+        import pyarrow as pa
+
+        columns = {name: table.column(name) for name in (*_TEXTS, *_WHOLE)}
+        for name, column in columns.items():
+            is_fine = _is_text(column.type) if name in _TEXTS else pa.types.is_integer(column.type)
+            # Without any environment there are no rows left here.
+            if column.null_count or not is_fine or not len(column):
+                what = "a text" if name in _TEXTS else "a whole number"
+                raise AgentError(f"{self._path}: {name}: expected {what} in every row; export it again")
+        for row in table.group_by(["protocol", "schema"]).aggregate([]).to_pylist():
+            try:
+                protocol_from_json(json.loads(row["protocol"]), row["schema"])
+            except (AgentError, ValueError, RecursionError) as error:
+                raise AgentError(f"{self._path}: a protocol cannot be read: {error}") from error
 
     def _check_seconds(self, table: pa.Table) -> None:
         """Refuse what no clock gives.
@@ -210,6 +237,9 @@ class ReplayRecords:
         run_secs = table.column("run_secs").filter(is_ok)
         flat = pc.list_flatten(run_secs)
         wrong = [name for name in _SECONDS if not _all(pc.is_finite(table.column(name)))]
+        warmup = table.column("warmup_secs")
+        if warmup.null_count or not _all(pc.is_finite(pc.list_flatten(warmup))):
+            wrong.append("warmup_secs")
         is_there = pc.greater(pc.list_value_length(run_secs), 0)
         if not all(map(_all, (is_there, pc.is_finite(flat), pc.greater(flat, 0.0)))):
             wrong.append("run_secs")
@@ -239,8 +269,18 @@ class ReplayRecords:
                 table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
-            self._traces[group] = table.column("trace").combine_chunks()
+            column = table.column("trace").combine_chunks()
+            if column.null_count or not _is_text(column.type):
+                raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
+            self._traces[group] = column
         return self._traces[group]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _all(mask: pa.ChunkedArray) -> bool:

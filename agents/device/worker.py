@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,16 +100,20 @@ class DeviceWorker:
             )
         self.descriptor: Descriptor = remote_descriptor(spec) if spec.kind is DeviceKind.RPC else here
         self._spool_folder = spool_folder
-        self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
         # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
         timing = () if spec.kind is DeviceKind.RPC else spec.cores
         quiet = quiet_cores(timing, here.usable_cores, core_groups())
-        #: The worker processes.
-        self.pool = WorkerPool(worker_settings(spec, self.descriptor, quiet))
-        pin_process(quiet)
-        self.pool.start()
-        if spec.kind is DeviceKind.RPC:
-            self._ask_board()
+        with ExitStack() as opened:  # else the next worker of the device would find its spool taken
+            self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
+            opened.callback(self._spool.close)
+            #: The worker processes.
+            self.pool = WorkerPool(worker_settings(spec, self.descriptor, quiet))
+            opened.callback(self.pool.close)
+            pin_process(quiet)
+            self.pool.start()
+            if spec.kind is DeviceKind.RPC:
+                self._ask_board()
+            opened.pop_all()
         self._canaries: tuple[Canary, ...] = ()
         self._watches: dict[str, CanaryWatch] = {}
         #: Best latency of each (environment, workload), for early stop.
@@ -135,7 +139,6 @@ class DeviceWorker:
         assert seen is not None
         self.descriptor = remote_descriptor(self.spec, seen)
         if faults := board_differences(self.spec, self.descriptor):
-            self.close()
             raise DeviceRefusedError(
                 f"device {self.spec.device_id} is refused by its board: {'; '.join(faults)}"
             )

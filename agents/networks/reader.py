@@ -34,6 +34,8 @@ _READ_TOGETHER = 6
 _READ_SECS = 900.0
 _MOST_ANSWER_BYTES = 256 << 20
 _LAST_WORDS = 400
+#: Of what it printed, the end in which these are looked for: a process may print without end.
+_LAST_BYTES = 1 << 16
 
 
 def workloads_of_networks(networks: Sequence[str], family: Family) -> list[Workload]:
@@ -180,7 +182,7 @@ def ask(
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             answers.seek(0)
-            errors.seek(0)
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
             return _answer_of(question, answers.read(_MOST_ANSWER_BYTES), errors.read(), process.returncode)
 
 

@@ -80,7 +80,7 @@ class _Graph:
             self._fields(one, "ir.Var")
         self._depths.clear()
         for one in self._list(found["final_indices"]):
-            self._expression(one, own, as_divisor=False)
+            self._expression(one, own, as_divisor=False, level=1)
         inverse = found["inverse_index_map"]
         if self._kind(inverse) != "None":
             if not may_invert:
@@ -130,8 +130,11 @@ class _Graph:
         found: list[int] = self._nodes[index]["data"]
         return found
 
-    def _expression(self, index: Any, own: frozenset[int], *, as_divisor: bool) -> int:
-        """Check an expression; returns its depth. Shared parts are looked at once."""
+    def _expression(self, index: Any, own: frozenset[int], *, as_divisor: bool, level: int) -> int:
+        """Check an expression that stands at a level; returns its depth. Shared parts are looked at once."""
+        # On the way down as well: a graph may be deeper than the interpreter counts.
+        if level > _MOST_DEPTH:
+            raise _too_deep()
         kind = self._kind(index)
         known = self._depths.get((index, as_divisor))
         if known is not None:
@@ -156,12 +159,17 @@ class _Graph:
                 )
         elif kind in _ARITHMETIC and (kind == "prim.Mul" or not as_divisor):
             both = self._fields(index, kind)
-            left = self._expression(both["a"], own, as_divisor=as_divisor)
-            right = self._expression(both["b"], own, as_divisor=as_divisor or kind in _DIVISIONS)
+            below, divides = level + 1, as_divisor or kind in _DIVISIONS
+            left = self._expression(both["a"], own, as_divisor=as_divisor, level=below)
+            right = self._expression(both["b"], own, as_divisor=divides, level=below)
             depth = 1 + max(left, right)
         else:
             raise IndexMapRefusedError(f"it computes with a {kind}")
         if depth > _MOST_DEPTH:
-            raise IndexMapRefusedError(f"it is deeper than {_MOST_DEPTH} levels")
+            raise _too_deep()
         self._depths[index, as_divisor] = depth
         return depth
+
+
+def _too_deep() -> IndexMapRefusedError:
+    return IndexMapRefusedError(f"it is deeper than {_MOST_DEPTH} levels")

@@ -103,13 +103,20 @@ class WorkerPool:
                 process.channel.send(message)
                 answer = receive(process, _PREPARE_TIMEOUT_SECS)
                 if answer is not None:
-                    process.rest()
-                    return parse_answer(answer)
+                    return self._answer(process, answer)
             fate, tail = self._processes.discard(process)
             # A process that was killed while idle never saw the question: a fresh process gets it.
             if is_last:
                 break
         raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
+
+    def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any]:
+        process.rest()
+        try:
+            return parse_answer(message)
+        except MessageError:
+            self._processes.discard(process)  # it would be asked again, and measure
+            raise
 
     def run(
         self, jobs: Iterable[CandidateJob], best_secs: Mapping[str, float] | None = None
@@ -218,6 +225,10 @@ class WorkerPool:
     def _advance(self, process: WorkerProcess, event: WorkerEvent, batch: PoolRun) -> JobResult | None:
         """Take in one message; gives the result of a job that ends with it."""
         match event:
+            case Ready() if process.stage is not WorkerStage.STARTING:
+                raise MessageError(f"a worker process said that it has started while {process.stage}")
+            case Rested() | RetimingBegan() | Retimed() if process.stage is not WorkerStage.RETIMING:
+                raise MessageError(f"a worker process timed programs again while {process.stage}")
             case Ready():
                 process.pid = event.pid
                 process.rest()

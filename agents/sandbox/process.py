@@ -46,7 +46,12 @@ _ENVIRONMENT = {
 
 def end_of(code: int) -> str:
     """Say how a process ended, from its exit code (negative: a signal)."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"killed by signal {-code}"
 
 
 class Zygote:

@@ -6,7 +6,6 @@ A candidate runs in that process and may have written over its memory, so every 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,8 +13,10 @@ from typing import Any
 
 from agents.errors import AgentError, MessageError
 from agents.records import Outcome, canonical_json
-from agents.sandbox.stages import WorkerStage
+from agents.sandbox.stages import AT_WORK, WorkerStage
 
+#: No clock of a job gives more seconds: sums of such numbers stay finite, and fit into the files of records.
+_MOST_SECS = 1e12
 #: Repeats, or warm-up runs, of one program at most.
 _MOST_RUNS = 100_000
 #: Characters of one text, and of the environment or the quality as JSON, at most: real ones take some 2,000.
@@ -90,7 +91,7 @@ _Reader = Callable[[Any], Any]
 
 
 def _secs(value: Any) -> float:
-    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value <= _MOST_SECS:
         raise ValueError
     return value
 
@@ -99,6 +100,13 @@ def _many_secs(value: Any) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) > _MOST_RUNS:
         raise ValueError
     return tuple(map(_secs, value))
+
+
+def _repeats(value: Any) -> tuple[float, ...]:
+    found = _many_secs(value)
+    if not all(found):  # no program takes no time
+        raise ValueError
+    return found
 
 
 def _count(value: Any) -> int:
@@ -124,6 +132,11 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or len(canonical_json(value)) > _MOST_CHARS:
         raise ValueError
     return value
+
+
+def _quality(value: Any) -> dict[str, Any]:
+    """What a process may say of its number; all else is said of it by who does not run the candidate."""
+    return {key: _QUALITY[key](one) for key, one in _object(value).items()}
 
 
 def _texts(value: Any) -> list[str]:
@@ -154,29 +167,39 @@ def _one_of(words: type[StrEnum]) -> _Reader:
     return lambda value: words(_text(value))
 
 
+def _job_stage(value: Any) -> WorkerStage:
+    found = WorkerStage(_text(value))
+    if found not in _JOB_STAGES:
+        raise ValueError
+    return found
+
+
+_QUALITY: dict[str, _Reader] = {"interval": _secs, "stopped_early": _flag, "checked": _flag}
+#: Stages that a job is in, by the word of its process.
+_JOB_STAGES = AT_WORK | {WorkerStage.REFERENCE, WorkerStage.WAITING}
 _TIMES: dict[str, _Reader] = {"build_secs": _secs, "wait_secs": _secs}
 _NO_FIELDS: dict[str, _Reader] = {}
 #: Each event: its value, the fields that it must have, and those that it may have.
 _EVENTS: dict[str, tuple[type[WorkerEvent], dict[str, _Reader], dict[str, _Reader]]] = {
     "ready": (Ready, {"pid": _count}, _NO_FIELDS),
-    "stage": (StageBegan, {"job": _count, "stage": _one_of(WorkerStage), **_TIMES}, _NO_FIELDS),
+    "stage": (StageBegan, {"job": _count, "stage": _job_stage, **_TIMES}, _NO_FIELDS),
     "done": (
         JobDone,
         {"job": _count, "outcome": _one_of(Outcome), "error": _text, **_TIMES},
         {
-            "run_secs": _many_secs,
+            "run_secs": _repeats,
             "warmup_secs": _many_secs,
             "timing_secs": _secs,
             "number": _count,
             "environment": _object,
-            "quality": _object,
+            "quality": _quality,
             **dict.fromkeys(("is_retiming", "is_kept", "is_broken", "is_device_lost"), _flag),
         },
     ),
     "retiming": (RetimingBegan, _NO_FIELDS, _NO_FIELDS),
     "retimed": (
         Retimed,
-        {"job": _count, "run_secs": _many_secs, "timing_secs": _secs, "left": _count},
+        {"job": _count, "run_secs": _repeats, "timing_secs": _secs, "left": _count},
         _NO_FIELDS,
     ),
     "rested": (Rested, _NO_FIELDS, _NO_FIELDS),
@@ -201,7 +224,21 @@ def parse_event(message: dict[str, Any]) -> WorkerEvent:
     event = _event_of(message, _EVENTS.keys())
     kind, must, may = _EVENTS[event]
     present = {name: read for name, read in may.items() if name in message}
-    return kind(**_fields(event, message, must | present))
+    found = kind(**_fields(event, message, must | present))
+    if isinstance(found, JobDone):
+        _check_done(found)
+    return found
+
+
+def _check_done(done: JobDone) -> None:
+    """Refuse an end that contradicts itself: a job would have no latency, or no end at all."""
+    is_ok = done.outcome is Outcome.OK
+    is_sound = (bool(done.run_secs) or not is_ok) and (is_ok or not done.is_kept)
+    if not is_sound or (done.is_device_lost and done.outcome is not Outcome.LOST):
+        raise MessageError(
+            f"a worker process sent 'done' with outcome {done.outcome}, {len(done.run_secs)} 'run_secs', "
+            f"'is_kept' {done.is_kept} and 'is_device_lost' {done.is_device_lost}"
+        )
 
 
 def parse_answer(message: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +269,7 @@ def _fields(event: str, message: dict[str, Any], readers: dict[str, _Reader]) ->
             raise MessageError(f"a worker process sent {event!r} without {name!r}")
         try:
             found[name] = read(message[name])
-        except (ValueError, RecursionError):
+        except (LookupError, ValueError, RecursionError):
             raise MessageError(
                 f"a worker process sent {event!r} with {name!r} = {str(message[name])[:60]}"
             ) from None

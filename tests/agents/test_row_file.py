@@ -91,6 +91,11 @@ def test_damage_in_the_log_is_named_and_the_log_kept(tmp_path: Path) -> None:
     assert 5 < len(found) < 15
     assert "damaged in its log: kept as f.corrupt" in note
     assert (tmp_path / "f.corrupt-wal").read_bytes() == data
+    killed(tmp_path / "f", 20)
+    again = flip(log, log.stat().st_size // 2)
+    keys(tmp_path / "f")
+    assert (tmp_path / "f.corrupt-wal").read_bytes() == data, "the one before is never overwritten"
+    assert (tmp_path / "f.1.corrupt-wal").read_bytes() == again
 
 
 @pytest.mark.parametrize("is_page", [False, True], ids=["byte", "page"])
@@ -113,6 +118,18 @@ def test_damage_costs_only_its_rows_and_the_file_is_kept(tmp_path: Path, page: i
     flip(path, 2 * 4096 + 2000)
     keys(path)
     assert (tmp_path / "f.1.corrupt").exists(), "the one before is never overwritten"
+
+
+@pytest.mark.parametrize("bit", [0x80, 0x40, 1])
+def test_a_flipped_bit_in_a_key_costs_its_row_only(tmp_path: Path, bit: int) -> None:
+    path = made(tmp_path / "f")
+    data = path.read_bytes()
+    at = data.index(b"k3030" + BODY[:8])
+    path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+    found, [note] = keys(path)
+    assert found == [f"k{number}" for number in range(60) if number != 30]
+    assert "f is damaged: kept as f.corrupt" in note
+    assert [row.key for row in read_rows(tmp_path / "f.corrupt")] == found
 
 
 @pytest.mark.parametrize("page", [0, 1])

@@ -43,6 +43,8 @@ WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))
 OTHER = make_workload(2, (("a-network-of-others", 1),))
 DESCRIPTOR_SEEN = make_descriptor()
 Maker = Callable[..., ReplayWorker]
+#: What Python reads as JSON, and JSON does not have.
+NO_NUMBERS = ('{"x":NaN}', '{"x":1e999}')
 
 
 def recorded(number: int, **changes: Any) -> Record:
@@ -319,6 +321,12 @@ def put(table: pa.Table, name: str, value: Any) -> pa.Table:
     return table.set_column(place, name, pa.array([value] * table.num_rows))
 
 
+def without(table: pa.Table, name: str) -> pa.Table:
+    """The table with a column of nulls."""
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, name, pa.nulls(table.num_rows, table.schema.field(name).type))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -353,6 +361,23 @@ def put(table: pa.Table, name: str, value: Any) -> pa.Table:
             for secs in ([], [1.0, 0.0], [float("inf")], [-1.0])
         ),
         (lambda table, _: put(table, "run_secs", "none"), "is damaged"),
+        (lambda table, _: put(table, "warmup_secs", [float("nan")]), "warmup_secs: expected finite seconds"),
+        *(
+            (lambda table, _, name=name: without(table, name), f"{name}: expected a ")
+            for name in (
+                "environment_id",
+                "candidate_id",
+                "dialect",
+                "environment",
+                "protocol",
+                "attempt",
+                "schema",
+            )
+        ),
+        (lambda table, _: put(table, "number", "many"), "number: expected a whole number in every row"),
+        (lambda table, _: put(table, "protocol", "{}"), "a protocol cannot be read: record: protocol: keys"),
+        (lambda table, _: put(table, "protocol", "{"), "a protocol cannot be read"),
+        (lambda table, _: put(table, "schema", 99), "a protocol cannot be read: .*upgrade tensor-fleet"),
         (lambda table, _: put(table, "device_id", "dev-b"), "holds no record of device 'dev-a'"),
         (lambda table, _: table.slice(0, 0), "holds no record of device 'dev-a'"),
     ],
@@ -365,6 +390,28 @@ def test_a_foreign_or_damaged_file_is_refused(
     with pytest.raises(DeviceRefusedError, match=words) as refusal:
         maker([])
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [None, 7])
+def test_a_trace_that_is_no_text_is_refused(maker: Maker, tmp_path: Path, value: int | None) -> None:
+    maker([recorded(1)]).close()
+    rewritten(tmp_path / "records.parquet", lambda table, _: put(table, "trace", value))
+    with pytest.raises(AgentError, match="trace: expected a text in every row"):
+        maker([]).propose(WORKLOAD, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("quality", None), *((name, text) for name in ("quality", "environment") for text in NO_NUMBERS)],
+)
+def test_a_text_that_is_no_json_ends_no_batch(
+    maker: Maker, tmp_path: Path, name: str, text: str | None
+) -> None:
+    maker([recorded(1)]).close()
+    rewritten(tmp_path / "records.parquet", lambda table, _: put(table, name, text))
+    [answer] = ask(maker([]), [recorded(1)])
+    assert (answer.outcome, answer.run_secs) == (Outcome.OK, recorded(1).run_secs)
+    assert "x" not in json.loads(getattr(answer, name))
 
 
 def test_workloads_that_unpack_without_end_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
@@ -20,7 +21,9 @@ from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.sandbox.canary_watch import CanaryWatch
 from agents.sandbox.job import JobResult
+from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Window, in_windows
+from agents.spool.disk_spool import Spool
 from benchmarks.bad_programs import calling
 
 pytestmark = pytest.mark.tvm
@@ -198,6 +201,20 @@ def test_a_spool_that_takes_no_more_ends_what_is_at_work(
     with pytest.raises(SpoolError):
         measure(worker, matmul, matmul_candidates[:1])
     assert [inspect.getgeneratorstate(one) for one in made] == [inspect.GEN_CLOSED]
+
+
+def test_a_worker_that_gets_no_processes_lets_go_of_its_spool(
+    generic_spec: DeviceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(_: WorkerPool) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(WorkerPool, "start", no_more)
+    affinity = psutil.Process().cpu_affinity()
+    with pytest.raises(BlockingIOError):
+        DeviceWorker(generic_spec, tmp_path / "spool")
+    psutil.Process().cpu_affinity(affinity)
+    Spool(tmp_path / "spool").close()
 
 
 @pytest.mark.parametrize(

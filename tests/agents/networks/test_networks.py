@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -265,3 +266,11 @@ def test_a_process_that_dies_is_one_line() -> None:
     with pytest.raises(NetworkRefusedError, match="bert-tiny: the process that does 'nothing'") as refused:
         ask({"op": "nothing", "network": "bert-tiny"}, timeout_secs=60)
     assert "\n" not in str(refused.value)
+
+
+def test_a_process_that_prints_without_end_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than any host has; a file with a hole takes no room on the disk.
+    prints = "import os, sys; os.ftruncate(2, 1 << 42); os.lseek(2, 0, 2); sys.exit('\\nit broke')"
+    monkeypatch.setattr("agents.networks.reader.command", lambda *_: [sys.executable, "-c", prints])
+    with pytest.raises(NetworkRefusedError, match="exited with status 1: it broke"):
+        ask({"op": "workloads", "network": "mine.onnx"}, timeout_secs=60)

@@ -230,6 +230,12 @@ def test_index_maps_with_shared_deep_or_circular_parts_end_at_once() -> None:
     assert free_names(a_map(shared, 5 + 28)) == frozenset()
     with pytest.raises(IndexMapRefusedError, match="deeper"):
         free_names(a_map([add(3, 3), *(add(5 + n, 3) for n in range(40))], 45))
+    # Deeper than the interpreter counts, and written by hand into few characters.
+    chain = [*(add(6 + n, 3) for n in range(1000)), add(3, 3)]
+    deep = json.dumps(json.loads(a_map(chain, 5)), separators=(",", ":"))
+    with pytest.raises(IndexMapRefusedError, match="deeper"):
+        free_names(deep)
+    assert refused(["TransformBlockLayout", ["b0"], [deep], []]).startswith("an index map is no integer")
     with pytest.raises(IndexMapRefusedError, match="contains itself"):
         free_names(a_map([add(5, 3)], 5))
     with pytest.raises(IndexMapRefusedError, match="divides by an index"):

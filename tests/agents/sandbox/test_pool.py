@@ -411,8 +411,13 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
 
 @pytest.mark.parametrize(
     "garbage",
-    [{"event": "done", "job": 5, "outcome": "ok", "error": ""}, b"{]"],
-    ids=["another job", "no JSON"],
+    [
+        {"event": "done", "job": 5, "outcome": "ok", "error": ""},
+        b"{]",
+        *({"event": "ready", "pid": 1}, {"event": "retiming"}, {"event": "rested"}),
+        {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.1, "left": 0},
+    ],
+    ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     matmul: Workload,
@@ -440,3 +445,23 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
         assert pool.started == 2
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
     assert sorted(result.quality.get("strikes", 0) for result in results) == [0, 1]
+
+
+def test_a_process_that_gives_a_damaged_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged: list[Channel] = []
+    receive_ready = Channel.receive_ready
+
+    def receive(channel: Channel) -> tuple[list[dict[str, Any]], bool]:
+        messages, alive = receive_ready(channel)
+        if not damaged and any(message.get("event") == "canaries" for message in messages):
+            damaged.append(channel)
+            return [{"event": "canaries", "canaries": 7}], alive
+        return messages, alive
+
+    monkeypatch.setattr(Channel, "receive_ready", receive)
+    question = {"op": "canaries", "family": "cpu"}
+    with WorkerPool([child_settings()]) as pool:
+        with pytest.raises(MessageError, match="'canaries' = 7"):
+            pool.ask(question)
+        assert len(pool.ask(question)["canaries"]) == 3
+        assert pool.started == 2

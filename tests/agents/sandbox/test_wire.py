@@ -70,7 +70,8 @@ ANSWER = {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
 STAGE = {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
 DONE = {
     **{"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4},
-    **{"environment": {"threads": 1}, "quality": {}, "is_kept": True, "build_secs": 0.1, "wait_secs": 0},
+    **{"environment": {"threads": 1}, "quality": {"interval": 0.1, "checked": True}},
+    **{"is_kept": True, "build_secs": 0.1, "wait_secs": 0},
 }
 
 
@@ -97,11 +98,19 @@ def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
         ({"event": "stage", "job": 3}, "stage"),
         ({**STAGE, "stage": "dreaming"}, "dreaming"),
         ({**STAGE, "stage": []}, "stage"),
+        *(({**STAGE, "stage": stage}, stage) for stage in ("idle", "starting", "retiming")),
+        *(({**STAGE, "build_secs": secs}, "build_secs") for secs in (1e300, 10**400)),
         ({**STAGE, "wait_secs": -1.0}, "wait_secs"),
         ({**DONE, "outcome": "fine"}, "fine"),
         ({**DONE, "job": True}, "job"),
         ({**DONE, "run_secs": [1e-3, float("nan")]}, "run_secs"),
         ({**DONE, "run_secs": "1"}, "run_secs"),
+        ({**DONE, "run_secs": []}, "run_secs"),
+        ({**DONE, "run_secs": [1e-3, 0.0]}, "run_secs"),
+        ({name: one for name, one in DONE.items() if name != "run_secs"}, "run_secs"),
+        ({**DONE, "outcome": "wrong_output"}, "is_kept"),
+        ({**DONE, "is_device_lost": True}, "is_device_lost"),
+        *(({**DONE, "quality": {key: one}}, "quality") for key, one in (("visits", "x"), ("suspect", True))),
         ({**DONE, "error": None}, "error"),
         ({**DONE, "error": "x" * (2 << 20)}, "error"),
         ({**DONE, "environment": []}, "environment"),
