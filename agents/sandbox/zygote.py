@@ -131,7 +131,16 @@ class _Zygote:
             make_device_files()
         scratch = self._scratch.make(token)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # The host has no process left to give. The others go on: their jobs must not be blamed for it.
+            os.write(files[-1], f"no process could be started: {error}\n".encode())
+            for file in (*files, ours.detach(), theirs.detach()):
+                os.close(file)
+            self._scratch.remove(token)
+            self._tell({"event": "exited", "token": token, "code": 1})
+            return
         if pid == 0:
             self._become_worker(zygote, files, theirs.detach(), settings, scratch)
         for file in (*files, theirs.detach()):
