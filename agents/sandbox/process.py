@@ -16,6 +16,7 @@ from typing import IO
 
 import psutil
 
+from agents.errors import MessageError
 from agents.host.cuda import worker_environment
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
@@ -29,6 +30,8 @@ from agents.sandbox.worker_messages import StageBegan
 START_TIMEOUT_SECS = 120.0
 _STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
+#: Stages of one job at most: it waits, builds and times in a few.
+_MOST_STAGES = 32
 #: Time for a killed process to be gone, on a host without a free core.
 _DEATH_TIMEOUT_SECS = 10.0
 #: A build may take this many times its time-out where other builds share its core; then it hangs.
@@ -182,11 +185,13 @@ class WorkerProcess:
         #: Time that such a timing may take.
         self.retime_limit_secs = 0.0
         self.build_secs = self.wait_secs = 0.0
+        #: Stages of its job so far.
+        self._stages = 0
         self._stage_began = self._cpu_secs_before = 0.0
 
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
-        self.job, self.build_secs, self.wait_secs = job, 0.0, 0.0
+        self.job, self.build_secs, self.wait_secs, self._stages = job, 0.0, 0.0, 0
         self.stage, self.deadline = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SECS
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
@@ -196,7 +201,14 @@ class WorkerProcess:
         self._stderr_start = size
 
     def enter(self, began: StageBegan, protocol: Protocol) -> None:
-        """Begin a stage of a job, with the time it may take."""
+        """Begin a stage of a job, with the time it may take.
+
+        Raises:
+            MessageError: The job has had more stages than any: each would give it more time.
+        """
+        self._stages += 1
+        if self._stages > _MOST_STAGES:
+            raise MessageError(f"a worker process began more than {_MOST_STAGES} stages of one job")
         stage = self.stage = began.stage
         self.build_secs, self.wait_secs = began.build_secs, began.wait_secs
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()

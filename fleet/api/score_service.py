@@ -7,6 +7,7 @@ its models ready, and is ended by force when a request takes too long; the next 
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 from collections import Counter
@@ -112,7 +113,11 @@ class ScoreService:
     def _ask(self, body: bytes) -> tuple[int, int, bytes]:
         """Let the process answer; it is ended where it takes too long."""
         secs = self.settings.score_secs
-        process = self._started()
+        try:
+            process = self._started()
+        except OSError as error:
+            told = {"detail": f"the process that scores cannot be started ({error}); try again later"}
+            return 503, 0, json.dumps(told).encode()
         assert process.stdin is not None
         assert process.stdout is not None
         is_late = threading.Event()

@@ -416,14 +416,15 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
         b"{]",
         *({"event": "ready", "pid": 1}, {"event": "retiming"}, {"event": "rested"}),
         {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.1, "left": 0},
+        [{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}] * 99,
     ],
-    ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed"],
+    ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed", "stages without end"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     matmul: Workload,
     matmul_candidates: list[Candidate],
     monkeypatch: pytest.MonkeyPatch,
-    garbage: dict[str, Any] | bytes,
+    garbage: dict[str, Any] | list[dict[str, Any]] | bytes,
 ) -> None:
     damaged: list[Channel] = []
     receive_ready = Channel.receive_ready
@@ -435,7 +436,8 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
         messages, alive = receive_ready(channel)
         if not damaged and any(message.get("stage") == "timing" for message in messages):
             damaged.append(channel)
-            return [*messages, *([] if isinstance(garbage, bytes) else [garbage])], alive
+            more = garbage if isinstance(garbage, list) else [] if isinstance(garbage, bytes) else [garbage]
+            return [*messages, *more], alive
         return messages, alive
 
     monkeypatch.setattr(Channel, "receive_ready", receive)
