@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
@@ -54,6 +55,9 @@ _MOST_UNPACKED: Final = 256 << 30
 _MOST_ROWS: Final = 50_000_000
 #: Rows that are decoded and checked at once.
 _BATCH_ROWS: Final = 4096
+#: Bytes of their texts; real ones have some 40 MiB.
+_MOST_BATCH_BYTES: Final = 1 << 30
+_TEXTS: Final = ["device_id", *(one.name for one in FILE_SCHEMA if one.type == pa.string())]
 
 
 class DatasetRefusedError(FleetError):
@@ -139,11 +143,12 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
     path, seen = dataset.folder / RECORDS, Seen()
     known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
     try:
-        with pq.ParquetFile(path) as file:
+        # Each text once, however often it stands in the file: a long one may be there a million times.
+        with pq.ParquetFile(path, read_dictionary=_TEXTS) as file:
             _check_columns_of(file)
             columns = ["device_id", *FILE_SCHEMA.names]
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
-                yield from _by_device(dataset, pa.Table.from_batches([batch]), known, seen)
+                yield from _by_device(dataset, _plain(path, batch), known, seen)
     except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
         if isinstance(error, DatasetRefusedError):
             raise
@@ -188,8 +193,30 @@ def _check_columns_of(file: pq.ParquetFile) -> None:
     schema = file.schema_arrow
     for field in (pa.field("device_id", pa.string()), *FILE_SCHEMA):
         place = schema.get_field_index(field.name)
-        if place < 0 or not schema.field(place).type.equals(field.type):
+        kind = schema.field(place).type if place >= 0 else None
+        if isinstance(kind, pa.DictionaryType):
+            kind = kind.value_type
+        if kind != field.type:
             raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
+
+
+def _plain(path: Path, batch: pa.RecordBatch) -> pa.Table:
+    """Rows with plain texts.
+
+    Raises:
+        DatasetRefusedError: Written out they would take more memory than such rows ever do.
+    """
+    size = 0
+    for name in _TEXTS:
+        column = batch.column(name)
+        lengths = pc.binary_length(column.dictionary).take(column.indices)
+        size += pc.sum(lengths).as_py() or 0
+    if size > _MOST_BATCH_BYTES:
+        raise DatasetRefusedError(f"{path}: {batch.num_rows} rows hold {size:,} bytes of text")
+    columns = [
+        one.dictionary_decode() if isinstance(one, pa.DictionaryArray) else one for one in batch.columns
+    ]
+    return pa.table(columns, names=batch.schema.names)
 
 
 def _check_size(path: Path, file: pq.ParquetFile) -> None:

@@ -390,6 +390,14 @@ def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
     assert not path.exists()
 
 
+def test_texts_that_would_fill_the_memory_are_counted_before_they_are_written_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.datasets.dataset_files._MOST_BATCH_BYTES", 1000)
+    with pytest.raises(DatasetRefusedError, match=r"23 rows hold [\d,]+ bytes of text"):
+        verify(read_published(folder))
+
+
 def test_a_dataset_is_known_by_one_sum(folder: Path) -> None:
     digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
     assert read_published(folder, digest.upper()).sha256 == digest
