@@ -116,8 +116,8 @@ class ScoreService:
         try:
             process = self._started()
         except OSError as error:
-            told = {"detail": f"the process that scores cannot be started ({error}); try again later"}
-            return 503, 0, json.dumps(told).encode()
+            refused = {"detail": f"the process that scores cannot be started ({error}); try again later"}
+            return 503, 0, json.dumps(refused).encode()
         assert process.stdin is not None
         assert process.stdout is not None
         is_late = threading.Event()

@@ -85,10 +85,10 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
     files, copied, waiting = _copy_intake(store, folder)
     # Likewise: a log that is noted as read to its end has all of its rows in the table by then.
-    for path in sorted((store / IMPORTS).glob("[!.]*")):
+    for noted in sorted((store / IMPORTS).glob("[!.]*")):
         with suppress(FileNotFoundError):  # anybody may delete it
-            kept, new = keep_file(folder, path, None)
-            files[f"{IMPORTS}/{path.name}"] = kept
+            kept, new = keep_file(folder, noted, None)
+            files[f"{IMPORTS}/{noted.name}"] = kept
             copied += new
     snapshot = load_snapshot(store / RECORDS)
     table_id = _table_id(store / RECORDS, snapshot.version)

@@ -96,7 +96,7 @@ def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
     names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
     sources = [_PublishedSource(reader, entries[one], names) for one in chosen]
     # Logs may have been imported under a device that could measure and never did.
-    measured = [one for one in sources if next(one.batches(("origin",)), None) is not None]
+    measured: list[Source] = [one for one in sources if next(one.batches(("origin",)), None) is not None]
     for name in sorted(set(devices) - {one.device_id for one in measured}):
         raise _not_measured(name)
     return measured

@@ -195,7 +195,8 @@ class StoreReader:
                     by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            failed = {one: by_outcome[one] for one in Outcome if one in by_outcome and one is not Outcome.OK}
+            failed: dict[Outcome, int] = {one: by_outcome[one] for one in Outcome if one in by_outcome}
+            failed.pop(Outcome.OK, None)
             found[DeviceId(device)] = DeviceCounts(
                 records=by_outcome.total(),
                 ok=by_outcome[Outcome.OK],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,28 +150,32 @@ class Evolution:
             one.may_gain = 0.0
             return []
         bold = round(count * _BOLD) if one.tried >= _BOLD_FROM else 0
-        wanted, batch = self._batch(state, drafted, count - bold, _BOLDNESS)
+        wanted, features, scores = self._batch(state, drafted, count - bold, _BOLDNESS)
         if bold:
             settings, known = EvolutionSettings(**_BOLD_POPULATION), state.known.union(wanted)
             apart = evolve(state.table, [], self._bold_draft, known, settings, f"bold/{place}")
-            others, far = self._batch(state, apart.individuals[:_BOLD_FINAL], bold, _BOLDER)
+            others, far, their = self._batch(state, apart.individuals[:_BOLD_FINAL], bold, _BOLDER)
             wanted = [*others[:bold], *wanted]
-            batch = [np.concatenate(parts) for parts in zip(batch, far, strict=True)]
-        one.may_gain = state.learner.gain(*batch, seed=one.tried)
+            features, scores = np.concatenate([features, far]), np.concatenate([scores, their])
+        one.may_gain = state.learner.gain(features, scores, one.tried)
         return wanted
 
     def _batch(
         self, state: _State, drafted: list[Individual], count: int, boldness: float
-    ) -> tuple[list[Individual], list[NDArray[Any]]]:
-        """Choose of drafted candidates; also features and scores of the first ones, the batch itself."""
+    ) -> tuple[list[Individual], NDArray[np.float32], NDArray[np.float64]]:
+        """Choose of drafted candidates; also features and scores of the first ones, the batch itself.
+
+        Those near the best measured ones are cut down by what is expected of them alone.
+        """
         whole = self.judge.of_genes(self.workload, drafted)
-        speeds = state.learner.log_speeds(whole.features, whole.log_scores, boldness - _BOLDNESS)
+        credit = boldness if boldness > _BOLDNESS else 0.0
+        speeds = state.learner.log_speeds(whole.features, whole.log_scores, credit)
         best = np.argsort(-speeds, kind="stable")[:_FINAL]
         judged = whole.take(best)
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
         order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), boldness)
         first = order[:count]
-        return [drafted[best[at]] for at in order], [judged.features[first], judged.log_scores[first]]
+        return [drafted[best[at]] for at in order], judged.features[first], judged.log_scores[first]
 
     def _draft(self, individuals: Sequence[Individual], boldness: float = 0.0) -> NDArray[np.float64]:
         judged = self.judge.of_genes(self.workload, individuals, draft=True)
