@@ -6,11 +6,13 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from transfer.errors import TraceError
@@ -18,7 +20,7 @@ from transfer.features.extractor import Extractor
 from transfer.search.decisions import DesignTable, Genes
 from transfer.search.learner import Learner
 from transfer.search.population import EvolutionSettings, Individual, evolve
-from transfer.search.process import fit_process
+from transfer.search.process import Process, fit_process
 
 SMALL = EvolutionSettings(drawn=40, mutants=20, generations=4, children=40, parents=16)
 
@@ -156,8 +158,38 @@ def test_a_process_learns_what_the_prior_misses() -> None:
     error = np.abs(mean - y[100:] - 5)
     assert error.mean() < 0.5 * np.abs(prior[100:] - prior.mean() - y[100:] + y.mean()).mean()
     assert (error < 3 * np.sqrt(spread**2 + process.noise**2)).mean() > 0.9
+    assert np.allclose(process.deviation(x[100:], prior[100:]), spread)
     learnt = np.diag(process.covariance(x[:100], prior[:100]))
     assert np.sqrt(np.maximum(learnt, 0)).mean() < spread.mean()
+
+
+def test_an_uncertain_candidate_gets_credit_where_it_is_asked_for() -> None:
+    x, y = sample(80, 8)
+    learner, head = Learner(), np.zeros(80)
+    learner.learn(x[:40], head[:40], np.exp(-y[:40]))
+    far = np.concatenate([x[:39], 3 * x[79:]])
+    expected, bold = learner.log_speeds(far, head[:40]), learner.log_speeds(far, head[:40], 2.0)
+    credit = bold - expected
+    assert credit.min() > 0
+    assert int(np.argmax(credit)) == 39, "what lies far from all measured ones is least certain"
+
+
+def test_linear_algebra_of_a_search_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def spy(*arguments: Any) -> Process:
+        threads.extend(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        return fit_process(*arguments)
+
+    monkeypatch.setattr("transfer.search.learner.fit_process", spy)
+    x, y = sample(40, 9)
+    with threadpool_limits(limits=2, user_api="blas"):
+        learner = Learner()
+        learner.learn(x, np.zeros(40), np.exp(-y))
+        learner.choose(x, np.zeros(40), 4, boldness=1.0)
+        assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} == {2}
+    assert threads
+    assert set(threads) == {1}
 
 
 def test_before_a_measurement_the_head_decides() -> None:

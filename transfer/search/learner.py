@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from transfer.data.ranking import rank_agreement
 from transfer.search.process import Floats, Process, fit_process
@@ -30,9 +31,17 @@ _SLOWEST = 2.0
 _QUANTILE, _DRAWS = 0.9, 512
 
 
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
 @dataclass(slots=True, eq=False)
 class Learner:
-    """Learns one workload; not safe between threads."""
+    """Learns one workload; not safe between threads.
+
+    Linear algebra has one thread here. A search runs beside the cores that time: threads that wait for each
+    other on one core took forty times as long.
+    """
 
     #: Whether the process orders what was measured as well as the head alone, as of the last question.
     is_trusted: bool = True
@@ -40,6 +49,7 @@ class Learner:
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
     _process: Process | None = None
+    _blas: ThreadpoolController = field(default_factory=_blas)
 
     @property
     def count(self) -> int:
@@ -76,9 +86,10 @@ class Learner:
         """
         if not self.count:
             return head
-        process = self._fitted(features)
-        mean = process.mean(features, head) if self.is_trusted else head
-        return mean + boldness * process.deviation(features, head) if boldness else mean
+        with self._blas.limit(limits=1):
+            process = self._fitted(features)
+            mean = process.mean(features, head) if self.is_trusted else head
+            return mean + boldness * process.deviation(features, head) if boldness else mean
 
     def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.
@@ -95,8 +106,10 @@ class Learner:
         Returns:
             Places in the order chosen, fewer where there are fewer candidates.
         """
-        process = self._fitted(features)
-        mean, covariance = self.log_speeds(features, head), process.covariance(features, head)
+        mean = self.log_speeds(features, head)
+        with self._blas.limit(limits=1):
+            process = self._fitted(features)
+            covariance = process.covariance(features, head)
         chosen: list[int] = []
         open_ = np.ones(len(mean), dtype=np.bool_)
         for _ in range(min(count, len(mean))):
@@ -118,11 +131,12 @@ class Learner:
         """
         if not self.count or not len(head):
             return 1.0
-        process = self._fitted(features)
-        mean, covariance = process.mean(features, head), process.covariance(features, head)
-        values, vectors = np.linalg.eigh(covariance)
-        noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(mean)))
-        drawn = mean + (noise * np.sqrt(np.maximum(values, 0))) @ vectors.T
+        noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(head)))
+        with self._blas.limit(limits=1):
+            process = self._fitted(features)
+            mean, covariance = process.mean(features, head), process.covariance(features, head)
+            values, vectors = np.linalg.eigh(covariance)
+            drawn = mean + (noise * np.sqrt(np.maximum(values, 0))) @ vectors.T
         highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
         return float(-np.expm1(min(0.0, self.best - highest)))
 
