@@ -84,8 +84,8 @@ def network_workloads(
         refused |= missing
         if fatal := [text for text in missing if text not in optional]:
             raise NetworkRefusedError(missing[fatal[0]])
-    for text, why in refused.items():
-        _LOG.warning("network %s is left out: %s", text, why)
+    for text in filter(refused.__contains__, texts):
+        _LOG.warning("network %s is left out: %s", text, refused[text])
     if refused and not found:
         raise NetworkRefusedError(next(iter(refused.values())))
     return merged(one for text in texts for one in found.get(text, ()))

@@ -143,9 +143,10 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
     path, seen = dataset.folder / RECORDS, Seen()
     known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
     try:
+        with pq.ParquetFile(path) as file:
+            _check_columns_of(file)
         # Each text once, however often it stands in the file: a long one may be there a million times.
         with pq.ParquetFile(path, read_dictionary=_TEXTS) as file:
-            _check_columns_of(file)
             columns = ["device_id", *FILE_SCHEMA.names]
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
                 yield from _by_device(dataset, _plain(path, batch), known, seen)
@@ -193,10 +194,7 @@ def _check_columns_of(file: pq.ParquetFile) -> None:
     schema = file.schema_arrow
     for field in (pa.field("device_id", pa.string()), *FILE_SCHEMA):
         place = schema.get_field_index(field.name)
-        kind = schema.field(place).type if place >= 0 else None
-        if isinstance(kind, pa.DictionaryType):
-            kind = kind.value_type
-        if kind != field.type:
+        if place < 0 or not schema.field(place).type.equals(field.type):
             raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
 
 

@@ -360,7 +360,8 @@ def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.floa
     from transfer.features.extractor import Extractor
 
     dataset = snapshot.dataset
-    layout = published_layout(snapshot.devices[one][0] for one in dataset.device_ids)
+    # A baseline reads logs of CPUs and GPUs alike, in the layout of the first.
+    layout = published_layout([snapshot.devices[dataset.device_ids[0]][0]])
     read = Extractor().read
     candidates = _candidates(reader, snapshot)
     return published_rows(

@@ -33,6 +33,8 @@ def history(folder: Path, device: str) -> list[dict[str, Any]]:
 def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
     """Add a point to the curve so far."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{device}.jsonl"
     # A line that a kill cut short ends here, so that it does not take this one along.
-    with (folder / f"{device}.jsonl").open("a") as file:
-        file.write("\n" * (file.tell() > 0) + json.dumps(point))
+    is_cut = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as file:
+        file.write("\n" * is_cut + json.dumps(point) + "\n")

@@ -210,10 +210,14 @@ def test_a_worker_that_gets_no_processes_lets_go_of_its_spool(
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
     monkeypatch.setattr(WorkerPool, "start", no_more)
-    affinity = psutil.Process().cpu_affinity()
-    with pytest.raises(BlockingIOError):
-        DeviceWorker(generic_spec, tmp_path / "spool")
-    psutil.Process().cpu_affinity(affinity)
+    process = psutil.Process()
+    affinity = process.cpu_affinity()
+    process.cpu_affinity(list(range(psutil.cpu_count())))  # an earlier test may have left one core
+    try:
+        with pytest.raises(BlockingIOError):
+            DeviceWorker(generic_spec, tmp_path / "spool")
+    finally:
+        process.cpu_affinity(affinity)
     Spool(tmp_path / "spool").close()
 
 

@@ -394,7 +394,7 @@ def test_texts_that_would_fill_the_memory_are_counted_before_they_are_written_ou
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.datasets.dataset_files._MOST_BATCH_BYTES", 1000)
-    with pytest.raises(DatasetRefusedError, match=r"23 rows hold [\d,]+ bytes of text"):
+    with pytest.raises(DatasetRefusedError, match=r"\d+ rows hold [\d,]+ bytes of text"):
         verify(read_published(folder))
 
 

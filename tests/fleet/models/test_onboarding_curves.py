@@ -10,7 +10,7 @@ from fleet.models.onboarding_curves import history, remember
 def test_a_line_that_a_kill_cut_short_takes_no_other_along(tmp_path: Path) -> None:
     remember(tmp_path, "board", {"samples": 64, "top1": 0.8})
     with (tmp_path / "board.jsonl").open("a") as file:
-        file.write('\n{"samples": 12')
+        file.write('{"samples": 12')
     remember(tmp_path, "board", {"samples": 32, "top1": 0.7})
     remember(tmp_path, "board", {"samples": 64, "top1": 0.9})
     assert [(one["samples"], one["top1"]) for one in history(tmp_path, "board")] == [(32, 0.7), (64, 0.9)]
