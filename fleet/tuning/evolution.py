@@ -38,12 +38,6 @@ _PLAIN = 0.375
 #: Share of a batch that is drawn at random, so that blind spots of the model are seen as well; and without a
 #: head, until so many candidates are tried: what few measurements say of all others is little.
 _EXPLORATION, _HEADLESS, _HEADLESS_UNTIL = 0.125, 0.5, 32
-#: Share of a batch that evolves apart from the best measured candidates, with more credit for uncertainty,
-#: once so many are tried: what evolves from the best ones stays near them.
-_BOLD, _BOLD_FROM, _BOLDER = 0.25, 48, 2.0
-_BOLD_POPULATION = {"drawn": 256, "mutants": 0, "generations": 1, "children": 192, "parents": 48}
-#: Of that population, those that the whole head judges.
-_BOLD_FINAL = 96
 
 Draw = Callable[[int, Iterable[CandidateId]], list[Candidate]]
 Derive = Callable[[Sequence[str]], list[Candidate]]
@@ -149,40 +143,20 @@ class Evolution:
         if not drafted:
             one.may_gain = 0.0
             return []
-        bold = round(count * _BOLD) if one.tried >= _BOLD_FROM else 0
-        wanted, features, scores = self._batch(state, drafted, count - bold, _BOLDNESS)
-        if bold:
-            settings, known = EvolutionSettings(**_BOLD_POPULATION), state.known.union(wanted)
-            apart = evolve(state.table, [], self._bold_draft, known, settings, f"bold/{place}")
-            others, far, their = self._batch(state, apart.individuals[:_BOLD_FINAL], bold, _BOLDER)
-            wanted = [*others[:bold], *wanted]
-            features, scores = np.concatenate([features, far]), np.concatenate([scores, their])
-        one.may_gain = state.learner.gain(features, scores, one.tried)
-        return wanted
-
-    def _batch(
-        self, state: _State, drafted: list[Individual], count: int, boldness: float
-    ) -> tuple[list[Individual], NDArray[np.float32], NDArray[np.float64]]:
-        """Choose of drafted candidates; also features and scores of the first ones, the batch itself.
-
-        Those near the best measured ones are cut down by what is expected of them alone.
-        """
         whole = self.judge.of_genes(self.workload, drafted)
-        credit = boldness if boldness > _BOLDNESS else 0.0
-        speeds = state.learner.log_speeds(whole.features, whole.log_scores, credit)
+        speeds = state.learner.log_speeds(whole.features, whole.log_scores)
         best = np.argsort(-speeds, kind="stable")[:_FINAL]
+        final = [drafted[at] for at in best.tolist()]
         judged = whole.take(best)
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
-        order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), boldness)
-        first = order[:count]
-        return [drafted[best[at]] for at in order], judged.features[first], judged.log_scores[first]
+        order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
+        batch = order[:count]
+        one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
+        return [final[at] for at in order]
 
-    def _draft(self, individuals: Sequence[Individual], boldness: float = 0.0) -> NDArray[np.float64]:
+    def _draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
         judged = self.judge.of_genes(self.workload, individuals, draft=True)
-        return self._ready().learner.log_speeds(judged.features, judged.log_scores, boldness)
-
-    def _bold_draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
-        return self._draft(individuals, _BOLDER)
+        return self._ready().learner.log_speeds(judged.features, judged.log_scores)
 
     def _draw(self, one: Search, state: _State) -> None:
         known = one.known | {each.candidate_id for each in self._drawn}

@@ -76,20 +76,13 @@ class Learner:
             self._speed.append(speed)
             self._process = None
 
-    def log_speeds(self, features: NDArray[np.float32], head: Floats, boldness: float = 0.0) -> Floats:
-        """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so.
-
-        Args:
-            features: (N, P) flat features.
-            head: (N,) logarithms of the head's scores.
-            boldness: Standard deviations that a candidate gets as credit for being uncertain.
-        """
+    def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
+        """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
         if not self.count:
             return head
         with self._blas.limit(limits=1):
             process = self._fitted(features)
-            mean = process.mean(features, head) if self.is_trusted else head
-            return mean + boldness * process.deviation(features, head) if boldness else mean
+            return process.mean(features, head) if self.is_trusted else head
 
     def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.

@@ -70,21 +70,9 @@ class Process:
     def covariance(self, features: NDArray[np.floating], prior: Floats) -> Floats:
         """(N, N) of y without noise, given what was measured."""
         x = self._scaled(features)
-        half = self._half(x, prior)
+        half = solve_triangular(self.lower, self._cross(x, prior).T, lower=True, check_finite=False)
         covariance: Floats = _kernel(x, x, prior, prior, self.scale, self.spread) - half.T @ half
         return covariance
-
-    def deviation(self, features: NDArray[np.floating], prior: Floats) -> Floats:
-        """(N,) standard deviations of y without noise, given what was measured."""
-        half = self._half(self._scaled(features), prior)
-        variance = _LEVEL**2 + np.square(_SLOPE * prior) + self.spread**2 - np.square(half).sum(axis=0)
-        deviation: Floats = np.sqrt(np.maximum(variance, 0.0))
-        return deviation
-
-    def _half(self, x: Floats, prior: Floats) -> Floats:
-        cross = self._cross(x, prior)
-        half: Floats = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
-        return half
 
     def _cross(self, x: Floats, prior: Floats) -> Floats:
         return _kernel(x, self.x, prior, self.prior, self.scale, self.spread)
