@@ -71,7 +71,7 @@ def open_file(path: Path) -> pq.ParquetFile:
     """Open an exported file; the caller closes it.
 
     Raises:
-        AgentError: It is not there, or no Parquet file.
+        AgentError: It is not there, no Parquet file, or lacks a column of texts.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -81,6 +81,9 @@ def open_file(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, read_dictionary=SHARED_TEXTS)
     except FileNotFoundError as error:
         raise AgentError(f"{path}: no such file; write it with `fleet export`") from error
+    except KeyError as error:
+        name = error.args[0].decode()
+        raise AgentError(f"{path} is no file of exported records: column {name} is not there") from None
     except (OSError, pa.ArrowException) as error:
         raise AgentError(f"{path} is no Parquet file that can be read: {error}") from error
 

@@ -484,3 +484,10 @@ def test_a_descriptor_with_a_foreign_value_is_refused_or_of_the_right_types(name
 def test_a_workload_that_is_none_is_refused(value: Any, words: str) -> None:
     with pytest.raises(AgentError, match=words):
         workload_from_json(value)
+
+
+def test_a_file_without_a_column_of_texts_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "strange.parquet"
+    pq.write_table(pa.table({"dialect": ["ansor"]}), path)
+    with pytest.raises(AgentError, match=r"no file of exported records: column \w+ is not there"):
+        replay_file.open_file(path)
