@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,16 +82,21 @@ def write_report(report: Mapping[str, Any], html: str, folder: Path) -> tuple[Pa
     return json_path, html_path
 
 
-def page_environment() -> Environment:
-    """The template engine with the templates of pages and their filters."""
-    environment = Environment(
+def template_engine(*, is_html: bool, finalize: Callable[[Any], Any] | None = None) -> Environment:
+    """The engine of all templates; `finalize` sees every value before it is written."""
+    return Environment(
         loader=PackageLoader("fleet", "templates"),
-        autoescape=True,
+        autoescape=is_html,
         undefined=StrictUndefined,
-        finalize=printable,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def page_environment() -> Environment:
+    """The template engine with the templates of pages and their filters."""
+    environment = template_engine(is_html=True, finalize=printable)
     environment.filters |= {"code": _with_code, "tail": _tail, "moment": _moment}
     return environment
 

@@ -32,6 +32,11 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def in_utf8(text: str) -> str:
+    r"""Write out what no file or message can carry, such as `\udcff` of a file name that is no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def say(line: str, *, error: bool = False) -> None:
     """Print one line on standard output, or on standard error."""
     typer.echo(visible(line), err=error)

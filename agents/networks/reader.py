@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError, first_line
@@ -27,6 +27,7 @@ from agents.records import Family, Workload
 from agents.sandbox.process import end_of
 
 _LOG = logging.getLogger(__name__)
+_Told = TypeVar("_Told")
 
 #: Networks that one process reads: its start takes some ten seconds, and what it read is kept when it ends.
 _READ_TOGETHER = 6
@@ -107,7 +108,8 @@ def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload
     """
     question = {"op": "workloads", "networks": list(texts), "family": family}
     try:
-        return _told(ask(question, timeout_secs=_READ_SECS), texts)
+        answer = ask(question, timeout_secs=_READ_SECS)
+        return checked_answer(", ".join(texts), lambda told: _workloads_in(told, texts), answer)
     except NetworkRefusedError as error:
         if len(texts) == 1:
             return {}, {texts[0]: str(error)}
@@ -120,19 +122,30 @@ def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload
         return found, refused
 
 
-def _told(answer: dict[str, Any], texts: Sequence[str]) -> tuple[dict[str, list[Workload]], dict[str, str]]:
-    """What a process says of the networks that it was asked about; all else that it says is left out.
+def _workloads_in(
+    answer: Mapping[str, Any], texts: Sequence[str]
+) -> tuple[dict[str, list[Workload]], dict[str, str]]:
+    made, why = answer["workloads"], answer["refused"]
+    read = {text: list(map(workload_from_json, made[text])) for text in texts if text in made}
+    return read, {text: str(why[text]) for text in texts if text not in read}
+
+
+def checked_answer(text: str, read: Callable[[Mapping[str, Any]], _Told], answer: Mapping[str, Any]) -> _Told:
+    """What an answer says of what was asked; a file may have taken its process over, so all else is left out.
+
+    Args:
+        text: The network, for messages.
+        read: Takes what was asked out of an answer, and fails where that is not there or of another form.
+        answer: As `ask` gave it.
 
     Raises:
-        NetworkRefusedError: It says nothing of one, or no workload.
+        NetworkRefusedError: It is another answer than a sound process gives.
     """
     try:
-        made, why = answer["workloads"], answer["refused"]
-        read = {text: list(map(workload_from_json, made[text])) for text in texts if text in made}
-        return read, {text: str(why[text]) for text in texts if text not in read}
-    except (AgentError, LookupError, TypeError, ValueError) as error:
+        return read(answer)
+    except (AgentError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NetworkRefusedError(
-            f"network {', '.join(texts)}: its process gave another answer than workloads "
+            f"network {text}: its process gave another answer than was asked for "
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 
-from fleet.dashboard.alerts import in_utf8
+from fleet.terminal_text import in_utf8
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agents.records import content_hash
 from fleet.dashboard.pages import Key
+from fleet.terminal_text import in_utf8
 
 #: A fault of the device so long before an alert about its model explains that one.
 BEFORE_SECS = 6 * 3600.0
@@ -77,11 +78,6 @@ def alert_list(
         found[alert["id"]] = alert
     ordered = sorted(found.values(), key=lambda one: (-float(one["at"]), str(one["id"])))
     return [one | _blame(one, ordered) for one in ordered[:MOST_ALERTS]]
-
-
-def in_utf8(text: str) -> str:
-    r"""The text, in which what no message can carry is written out: `\udcff` of a name that is no UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from fleet.durable import write_durably
 from fleet.errors import FleetError
+from fleet.page_template import template_engine
 from fleet.report.words import scored
 
 #: Endings of a card's file, and the template of each.
@@ -44,13 +45,7 @@ def render_card(shown: Mapping[str, Any], template: str) -> str:
 
 def card_environment(*, is_html: bool = False) -> Environment:
     """The template engine of cards, those of datasets too; `cell` writes any text, and `day` a moment."""
-    environment = Environment(
-        loader=PackageLoader("fleet", "templates"),
-        autoescape=is_html,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_engine(is_html=is_html)
     environment.filters |= {"day": _day, "cell": str if is_html else _cell}
     return environment
 

@@ -14,18 +14,17 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents.errors import first_line
 from agents.host.host_lock import make_lock
 from agents.host.timing_lock import host_lock_path
 from agents.networks.latency import SIDES
 from agents.networks.library import TUNED, UNTUNED
 from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name
-from agents.networks.reader import ask
+from agents.networks.reader import ask, checked_answer
 from agents.records import DeviceKind, DeviceSpec, WorkloadId
 from fleet.durable import fsync
 from fleet.store.catalog import DeviceEntry
@@ -145,7 +144,7 @@ def build_libraries(
         "traces": dict(traces),
         "folder": str(folder),
     }
-    return _told(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
+    return checked_answer(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
 
 
 def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> dict[str, Any]:
@@ -168,24 +167,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "lock": str(lock),
     }
     found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
-    return _told(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)
-
-
-def _told(
-    text: str, read: Callable[[Mapping[str, Any]], dict[str, Any]], answer: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What an answer says of what was asked; a file may have taken its process over, so all else is left out.
-
-    Raises:
-        NetworkRefusedError: It is another answer than a sound process gives.
-    """
-    try:
-        return read(answer)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise NetworkRefusedError(
-            f"network {text}: its process gave another answer than was asked for "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
+    return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)
 
 
 def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
