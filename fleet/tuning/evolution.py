@@ -59,18 +59,19 @@ class Evolution:
     foreign: Sequence[str] = ()
     _drawn: list[Candidate] = field(default_factory=list)
     _state: _State | None = None
-    #: Measured candidates that were learnt.
-    _learnt: set[CandidateId] = field(default_factory=set)
+    #: Measured candidates that were taken in, and those of them that can evolve, in the learner's order.
+    _met: set[CandidateId] = field(default_factory=set)
+    _learnt: list[CandidateId] = field(default_factory=list)
 
     def learn(self, records: Iterable[Record]) -> None:
-        """Take in what was measured; of a candidate its first trusted latency."""
+        """Take in what was measured; of a candidate its first latency until the next proposal."""
         fresh: dict[CandidateId, Record] = {}
         for record in records:
-            if record.outcome is Outcome.OK and record.candidate_id not in self._learnt:
+            if record.outcome is Outcome.OK and record.candidate_id not in self._met:
                 fresh.setdefault(record.candidate_id, record)
         if not fresh:
             return
-        self._learnt |= fresh.keys()
+        self._met |= fresh.keys()
         state, kept = self._ready(), []
         for record in fresh.values():
             if state.meet(record.trace):
@@ -78,6 +79,7 @@ class Evolution:
         judged = self.judge.of_traces(self.workload, [record.trace for record in kept])
         latency = np.array([record.latency_secs for record in kept])
         state.learner.learn(judged.features, judged.log_scores, latency)
+        self._learnt += [record.candidate_id for record in kept]
 
     def propose(self, one: Search, count: int, seed: int) -> list[Candidate]:
         """Candidates to measure, at most `count`; none where the space gives no more."""
@@ -103,6 +105,8 @@ class Evolution:
     ) -> None:
         """Evolve a population, choose a batch of it, and make that into candidates."""
         with self.clock.part("rank"):
+            # Leaders are timed again: one that was fast by chance would hide what is left to gain.
+            state.learner.retime(np.array([one.latency(each) for each in self._learnt]))
             wanted = self._ranked(one, state, count, place)
         if not one.tried and self.judge.version:
             self._plain(one, count, found)

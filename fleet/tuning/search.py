@@ -69,7 +69,7 @@ class Search:
 
         Measurements of them during the search count too: a leader that proves slower was slower before.
         """
-        return min(map(self._latency, self._earlier), default=math.inf)
+        return min(map(self.latency, self._earlier), default=math.inf)
 
     @property
     def round_size(self) -> int:
@@ -114,12 +114,13 @@ class Search:
             return
         # The index of a store may give a record again that the round has brought.
         self._latencies.setdefault(record.candidate_id, {})[record.attempt] = record.latency_secs
-        self._best[record.candidate_id] = self._latency(record.candidate_id), record.trace
+        self._best[record.candidate_id] = self.latency(record.candidate_id), record.trace
         if len(self._best) > PARENTS:
             del self._best[max(self._best, key=self._best.__getitem__)]
         self.best_secs = min(secs for secs, _ in self._best.values())
 
-    def _latency(self, candidate_id: CandidateId) -> float:
+    def latency(self, candidate_id: CandidateId) -> float:
+        """Seconds that a candidate which ran takes, of all its measurements."""
         told = self._latencies[candidate_id].values()
         return statistics.median(told) if len(told) >= _MANY else min(told)
 

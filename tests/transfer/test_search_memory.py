@@ -212,6 +212,23 @@ def test_rounds_move_the_order_and_the_gain_shrinks() -> None:
     assert learner.gain(best, np.zeros(4), 0) < 0.1 < gains[1] <= gains[0]
 
 
+def test_a_leader_that_was_fast_by_chance_is_learnt_anew() -> None:
+    features, speed = sample(120, seed=4)
+    secs, measured = np.exp(-speed), np.arange(60)
+    lucky = np.where(measured == 7, secs[:60].min() / 3, secs[:60])
+    learner, fair = Learner(), Learner()
+    for part in np.split(measured, 3):
+        learner.learn(features[part], np.zeros(len(part)), lucky[part])
+    fair.learn(features[:60], np.zeros(60), secs[:60])
+    rest, head = features[60:], np.zeros(60)
+    hidden = learner.gain(rest, head, seed=0)
+    learner.retime(secs[:60])
+    assert learner.best == fair.best
+    np.testing.assert_allclose(learner.log_speeds(rest, head), fair.log_speeds(rest, head))
+    assert learner.gain(rest, head, seed=0) == pytest.approx(fair.gain(rest, head, seed=0)) != hidden
+    Learner().retime(np.zeros(0))
+
+
 def test_the_guard_keeps_the_heads_order_where_learning_harms() -> None:
     learner = Learner()
     # The head is right, and features say nothing.
