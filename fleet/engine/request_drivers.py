@@ -126,7 +126,7 @@ class RequestDrivers:
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
                 if driver is not None:
-                    driver.channel.close()
+                    driver.close()
             case _:
                 self.questions.ask(request_id, message)
 

@@ -55,6 +55,9 @@ class Driver:
 
     def stop(self) -> None:
         self.is_stopped = True
+        self.close()
+
+    def close(self) -> None:
         self.channel.close()
 
     def failure(self) -> str:
