@@ -31,7 +31,7 @@ DIES = "import sys; sys.exit('it had enough')"
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DriverProcess]:
     def started(program: str) -> DriverProcess:
         monkeypatch.setattr(launch, "command", lambda _, *rest: [sys.executable, "-c", program, *rest])
-        return launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", tuple)(REQUEST)
+        return launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
 
     return started
 
