@@ -153,12 +153,16 @@ class AgentHost:
         self.close_workers()
 
     def close(self) -> None:
-        """Let `serve` end after the request that it is doing, and do of the others only acknowledgements."""
+        """Let `serve` end after the request that it is doing, and do of the others only what must be."""
         with self._changed:
             self._is_closed = True
-            # What the store has must not come out of the spool again.
-            acknowledged = [one for one in self._requests if isinstance(one[1], Acknowledge)]
-            self._requests = deque(acknowledged)
+            # What the store has must not come out of the spool again. An agent that was told to stop at once
+            # is known no more, but its worker still has the spool.
+            self._requests = deque(
+                (agent, request)
+                for agent, request in self._requests
+                if isinstance(request, Acknowledge) or (isinstance(request, Stop) and request.kill)
+            )
             self._changed.notify_all()
 
     def close_workers(self) -> None:

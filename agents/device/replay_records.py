@@ -51,6 +51,7 @@ _COLUMNS = (
 )
 #: Columns of seconds; a file that did not come from `fleet export` may hold anything.
 _SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
+_SECONDS_LISTS = ("run_secs", "warmup_secs")
 #: Columns of texts and of whole numbers that every record has.
 _TEXTS = ("environment_id", "candidate_id", "workload_id", "dialect", "error", "environment", "protocol")
 _WHOLE = ("number", "attempt", "schema")
@@ -233,20 +234,20 @@ class ReplayRecords:
         """
         import pyarrow.compute as pc
 
-        is_ok = pc.equal(table.column("outcome").cast("string"), Outcome.OK)
-        run_secs = table.column("run_secs").filter(is_ok)
-        flat = pc.list_flatten(run_secs)
         wrong = [name for name in _SECONDS if not _all(pc.is_finite(table.column(name)))]
-        warmup = table.column("warmup_secs")
-        if warmup.null_count or not _all(pc.is_finite(pc.list_flatten(warmup))):
-            wrong.append("warmup_secs")
-        is_there = pc.greater(pc.list_value_length(run_secs), 0)
-        if not all(map(_all, (is_there, pc.is_finite(flat), pc.greater(flat, 0.0)))):
+        for name in _SECONDS_LISTS:
+            column = table.column(name)
+            if column.null_count or not _all(pc.is_finite(pc.list_flatten(column))):
+                wrong.append(name)
+        is_ok = pc.equal(table.column("outcome").cast("string"), Outcome.OK)
+        timed = table.column("run_secs").filter(is_ok)
+        is_there = pc.greater(pc.list_value_length(timed), 0)
+        if not all(map(_all, (is_there, pc.greater(pc.list_flatten(timed), 0.0)))):
             wrong.append("run_secs")
         if wrong:
+            names = ", ".join(dict.fromkeys(wrong))
             raise AgentError(
-                f"{self._path}: {', '.join(wrong)}: expected finite seconds, above 0 where a run was ok; "
-                "export it again"
+                f"{self._path}: {names}: expected finite seconds, above 0 where a run was ok; export it again"
             )
 
     def _index(self) -> None:

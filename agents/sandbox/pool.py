@@ -232,10 +232,12 @@ class WorkerPool:
             case Ready():
                 process.pid = event.pid
                 process.rest()
+            case Rested() if process.is_last_timing and process.held:
+                raise MessageError(f"a worker process did not time job {min(process.held)} a last time")
             case Rested():
                 process.rest()
             case RetimingBegan():
-                process.retime(process.retime_limit_secs)
+                process.retiming_began()
             case Retimed():
                 process.retime(process.retime_limit_secs)
                 if event.job not in process.held:

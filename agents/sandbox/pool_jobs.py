@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agents.errors import MessageError
 from agents.records import Outcome
 from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.retimed_programs import FRONT_RUNNER_FACTOR, LAST_FRONT_RUNNER_TIMINGS
 from agents.sandbox.stages import AT_WORK, WorkerStage, limit_of
 from agents.sandbox.worker_messages import JobDone, Retimed
 
@@ -109,8 +111,17 @@ class PoolRun:
         return self._first(result)
 
     def retime(self, result: JobResult, event: Retimed) -> JobResult:
-        """Add one more timing to the result of a program that its process keeps."""
+        """Add one more timing to the result of a program that its process keeps.
+
+        Raises:
+            MessageError: It goes on after it failed, or beyond all its timings: each gives its process more
+                time.
+        """
         more = result.retimed(event.run_secs, event.timing_secs)
+        visits = self.jobs[event.job].protocol.visits
+        most = FRONT_RUNNER_FACTOR * visits + LAST_FRONT_RUNNER_TIMINGS
+        if event.left and (not event.run_secs or more.quality["visits"] > most):
+            raise MessageError(f"a worker process goes on to time job {event.job}, which has had its timings")
         self._note_best(more)
         return more
 

@@ -184,6 +184,8 @@ class WorkerProcess:
         self.held: dict[int, JobResult] = {}
         #: Time that such a timing may take.
         self.retime_limit_secs = 0.0
+        #: Whether it was told to time all of them a last time.
+        self.is_last_timing = False
         self.build_secs = self.wait_secs = 0.0
         #: Stages of its job so far.
         self._stages = 0
@@ -229,6 +231,15 @@ class WorkerProcess:
         self.job, self.stage = None, WorkerStage.RETIMING
         self.deadline = time.monotonic() + limit_secs
 
+    def retime_all(self) -> None:
+        """It was told to time all that it keeps a last time, once the device is free."""
+        self.retime(LOCK_TIMEOUT_SECS + self.retime_limit_secs)
+        self.is_last_timing = True
+
+    def retiming_began(self) -> None:
+        """It has the device. It may say so again: that gives it no more time."""
+        self.deadline = min(self.deadline, time.monotonic() + self.retime_limit_secs)
+
     @property
     def progress(self) -> Progress | None:
         """Where its job stands; None while it has none."""
@@ -239,6 +250,7 @@ class WorkerProcess:
     def rest(self) -> None:
         """Nothing to do."""
         self.job, self.stage, self.deadline = None, WorkerStage.IDLE, float("inf")
+        self.is_last_timing = False
 
     def tell_workload(self, workload: Workload) -> None:
         """Send a workload's module once.

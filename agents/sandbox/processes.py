@@ -14,7 +14,7 @@ from typing import Any
 from agents.errors import MessageError, WorkerStartError
 from agents.sandbox.job import JobResult
 from agents.sandbox.process import START_TIMEOUT_SECS, WorkerProcess, Zygote
-from agents.sandbox.stages import AT_WORK, LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage
+from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import Ready, parse_event
 
 #: Time for a process whose socket closed to print its last words and be gone.
@@ -158,7 +158,7 @@ class WorkerProcesses:
     def retime(self) -> None:
         """Have every program that is kept timed a last time."""
         for process in [process for process in self._all if process.held]:
-            process.retime(LOCK_TIMEOUT_SECS)
+            process.retime_all()
             self._send(process, "retime")
 
     def abandon(self) -> None:

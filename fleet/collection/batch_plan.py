@@ -246,8 +246,9 @@ def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str
         (
             record.measured_at
             for record in records
-            # The second of a pair has the even attempt.
+            # The second of a pair has the even attempt. A lost one has compared nothing.
             if record.origin == NOISE and record.environment_id == environment_id and record.attempt % 2 == 0
+            if record.outcome is not Outcome.LOST
         ),
         default=-math.inf,
     )

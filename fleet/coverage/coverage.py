@@ -120,12 +120,12 @@ class Coverage:
         for record in records:
             if record.is_quarantined:
                 space.quarantine([record.candidate_id])
-            if record.origin == NOISE and record.attempt % 2 == 0:
-                row.noise_at = max(row.noise_at, record.measured_at)
             if record.outcome is Outcome.LOST:
                 row.lose(workload_id, space, record.candidate_id, record.attempt)
-            else:
-                done.append(record)
+                continue
+            done.append(record)
+            if record.origin == NOISE and record.attempt % 2 == 0:
+                row.noise_at = max(row.noise_at, record.measured_at)
         if not done:
             return
         ids = [one.candidate_id for one in done]

@@ -41,6 +41,10 @@ class _Thread(Generic[_Result]):
 
     def stop(self) -> None:
         """It sees that the coordinator is gone."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
         self.channel.close()
 
     def failure(self) -> str:

@@ -44,13 +44,14 @@ class DriverProcess:
         models: Path,
         cores: Sequence[int],
     ) -> None:
-        self._folder = folder
+        self._folder, self._failure = folder, ""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 self._process = self._started(request, settings, models, cores, theirs)
         except BaseException:
             ours.close()
+            self._remove_folder()
             raise
         self.channel = DriverChannel(ours)
 
@@ -64,7 +65,7 @@ class DriverProcess:
     ) -> subprocess.Popen[bytes]:
         folder = self._folder
         with disk_errors("starting the driver of a request", folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            self._remove_folder()
             folder.mkdir(parents=True)
             value = {
                 "kind": request.kind.value,
@@ -94,10 +95,19 @@ class DriverProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECS)
+        self._failure = self._how_it_ended()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it, and of its folder: it has said its end, and does nothing more."""
         self.channel.close()
+        self._remove_folder()
 
     def failure(self) -> str:
-        """How it ended, with the end of its standard error."""
+        """How it ended, with the end of its standard error; after `stop`."""
+        return self._failure
+
+    def _how_it_ended(self) -> str:
         code = self._process.poll()
         how = f"signal {-code} ended its process" if code is not None and code < 0 else f"exit code {code}"
         with suppress(OSError):
@@ -105,16 +115,20 @@ class DriverProcess:
             how += f": {tail}" if tail else ""
         return how
 
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
 
 def launcher(
     root: Path, settings: Callable[[], FleetConfig], models: Path, cores: Callable[[], Sequence[int]]
 ) -> Callable[[Request], DriverProcess]:
-    """Make what starts the drivers of a coordinator.
+    """Make what starts the drivers of a coordinator; those of an earlier one have ended.
 
     Args:
-        root: Folder for the requests' folders.
+        root: Folder for the requests' folders; what a killed coordinator has left in it is deleted.
         settings: Gives those of the coordinator.
         models: Folder of the model versions.
         cores: Gives the logical CPUs on which work disturbs no timing.
     """
+    shutil.rmtree(root, ignore_errors=True)
     return lambda one: DriverProcess(one, root / one.request_id, settings(), models, cores())

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         result = perform(work, session, DriverDisplay(session))
     except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
-        traceback.print_exc()
         session.end({}, str(error) or type(error).__name__)
     else:
         session.end(result)

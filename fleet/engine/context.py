@@ -53,10 +53,13 @@ class Driver(Protocol):
         """To it."""
 
     def stop(self) -> None:
-        """End it soon; returns at once."""
+        """End it, and let go of it."""
+
+    def close(self) -> None:
+        """Let go of one that has said its end."""
 
     def failure(self) -> str:
-        """How it ended, where it did so without a word."""
+        """How it ended, where it did so without a word; after `stop`."""
 
 
 #: Starts the driver of a request; None for a request that is none of this coordinator's business.

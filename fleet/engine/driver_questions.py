@@ -94,13 +94,7 @@ class DriverQuestions:
         if unknown := [one for one in device_ids if one not in parts.roster.specs]:
             self._answer(key, unusable=f"{unknown[0]} is no device of the fleet just now")
         elif op == "flush":
-            try:
-                parts.intake.flush()
-            except StoreFull as error:
-                parts.disk.full(error)
-                self._answer(key, error=str(error))
-            else:
-                self._answer(key, value=True)
+            self._flush(key)
         elif op in OPS:
             try:
                 self._answer(key, value=take_import(parts, message))
@@ -114,12 +108,18 @@ class DriverQuestions:
             self._pursue(key, question)
 
     def pursue_all(self) -> None:
-        """Ask agents that have come up, and answer where a device cannot be waited for."""
+        """Ask agents that have come up, and answer where a device cannot be waited for, or there is room."""
         for key, question in list(self._questions.items()):
-            if question.op != "measure":
-                self._pursue(key, question)
-            elif reason := self._out_of_order(question):
-                self._answer(key, unusable=reason)
+            match question.op:
+                case "flush" if self._parts.disk.may_try:
+                    self._flush(key)
+                case "flush":
+                    pass
+                case "measure":
+                    if reason := self._out_of_order(question):
+                        self._answer(key, unusable=reason)
+                case _:
+                    self._pursue(key, question)
 
     def forget(self, request_id: RequestId) -> None:
         """Let go of what a driver asked that is gone."""
@@ -165,6 +165,15 @@ class DriverQuestions:
                 question.jobs.discard(job_id)
                 if not question.jobs:
                     self._answer(key, value=[record_to_json(one) for one in question.records])
+
+    def _flush(self, key: str) -> None:
+        """Bring what was measured into the table, for whoever reads it; on a full disk that waits."""
+        try:
+            self._parts.intake.flush()
+        except StoreFull as error:
+            self._parts.disk.full(error)
+        else:
+            self._answer(key, value=True)
 
     def _pursue(self, key: str, question: _Question) -> None:
         """Go on with what needs agents, as far as these are up."""

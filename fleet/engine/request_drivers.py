@@ -17,7 +17,7 @@ from fleet.core.request_words import RequestId
 from fleet.engine.composition import Composition
 from fleet.engine.context import Driver
 from fleet.engine.driver_questions import DriverQuestions
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreFull
 from fleet.requests.channel import ChannelClosedError
 
 #: Times that the driver of a request is started again after it ended without a word.
@@ -40,6 +40,8 @@ class RequestDrivers:
         self._parts, self._launch = parts, parts.context.launch
         self._drivers: dict[RequestId, Driver] = {}
         self._starts: dict[RequestId, int] = {}
+        #: Requests whose drivers found no room to start.
+        self._held: list[RequestId] = []
         self.questions = DriverQuestions(parts, self._send)
 
     @property
@@ -48,17 +50,24 @@ class RequestDrivers:
         return bool(self._drivers)
 
     def start(self, request_id: RequestId) -> None:
-        """Start the driver of a request, if it is still open; one that cannot be started ends it."""
+        """Start the driver of a request, if it is still open; one that cannot be started ends it.
+
+        On a full disk it is started once there is room.
+        """
         found = [one for one in self._parts.state.open_requests() if one.request_id == request_id]
         if not found:
             return  # it was cancelled in the turn in which it came
-        self._starts[request_id] = self._starts.get(request_id, 0) + 1
         try:
             driver = self._launch(found[0])
-            if driver is not None:
-                self._drivers[request_id] = driver
+        except StoreFull as error:
+            self._parts.disk.full(error)
+            self._held.append(request_id)
         except (FleetError, OSError) as error:
             self._end(request_id, {}, f"its driver cannot be started: {error}")
+        else:
+            self._starts[request_id] = self._starts.get(request_id, 0) + 1
+            if driver is not None:
+                self._drivers[request_id] = driver
 
     def stop(self, request_id: RequestId) -> None:
         """End the driver of a request that is not wanted any more."""
@@ -73,6 +82,10 @@ class RequestDrivers:
     def serve(self) -> None:
         """Take up what drivers ask for, and ask agents that have come up."""
         self._cancel_orphans()
+        if self._parts.disk.may_try:
+            held, self._held = self._held, []
+            for request_id in held:
+                self.start(request_id)
         for request_id in list(self._drivers):
             self._hear(request_id)
         self.questions.pursue_all()
@@ -126,7 +139,7 @@ class RequestDrivers:
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
                 if driver is not None:
-                    driver.channel.close()
+                    driver.close()
             case _:
                 self.questions.ask(request_id, message)
 

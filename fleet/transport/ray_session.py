@@ -68,7 +68,6 @@ def start_ray(cores: int) -> RayFolder:
     give_own_token()
     folder = RayFolder()
     for attempt in range(1, _MOST_STARTS + 1):
-        before = set(psutil.Process().children())
         try:
             _connect(
                 address="local",
@@ -81,11 +80,7 @@ def start_ray(cores: int) -> RayFolder:
         except FleetError:
             raise
         except Exception as error:
-            # Processes that Ray had started would go on without us.
-            for child in set(psutil.Process().children()) - before:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-                    child.wait(_END_SECS)
+            _end_servers(folder)
             if attempt == _MOST_STARTS or "timed out during startup" not in str(error):
                 raise FleetError(
                     f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "
@@ -128,6 +123,18 @@ def join_ray(address: str) -> None:
             f"the Ray cluster at {address} cannot be joined: {words:.400}; its head must run, this host must "
             "have joined it with `ray start`, and both need the same token"
         ) from error
+
+
+def _end_servers(folder: RayFolder) -> None:
+    """End what a failed start has begun: it would go on without us.
+
+    Other threads of a daemon start processes as well. Those of Ray all name its folder.
+    """
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(folder.path.name in argument for argument in child.cmdline()):
+                child.kill()
+                child.wait(_END_SECS)
 
 
 def _connect(**options: Any) -> None:

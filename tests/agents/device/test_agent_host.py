@@ -265,6 +265,18 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
     timer.join()
 
 
+def test_an_agent_that_was_told_to_stop_at_once_lets_go_of_its_spool_when_its_host_is_closed(
+    recorded: Path, tmp_path: Path
+) -> None:
+    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
+    host.ask([start_of(recorded, tmp_path)])
+    assert host.work()
+    host.ask([Stop(device_id=AGAIN, incarnation=1, kill=True)])
+    host.close()
+    host.close_workers()
+    Spool(tmp_path).close()
+
+
 def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")

@@ -392,6 +392,22 @@ def test_a_foreign_or_damaged_file_is_refused(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("secs", [None, [None], [float("nan")]])
+def test_seconds_of_a_failed_run_that_no_record_has_are_refused(
+    maker: Maker, tmp_path: Path, secs: list[float | None] | None
+) -> None:
+    """One such row would end every batch that asks for it."""
+
+    def change(table: pa.Table, _: dict[bytes, bytes]) -> pa.Table:
+        place = table.schema.get_field_index("run_secs")
+        return table.set_column(place, "run_secs", pa.array([secs], pa.list_(pa.float64())))
+
+    maker([recorded(1, outcome=Outcome.RUN_FAILED, run_secs=())]).close()
+    rewritten(tmp_path / "records.parquet", change)
+    with pytest.raises(DeviceRefusedError, match="run_secs: expected finite seconds"):
+        maker([], failures=True)
+
+
 @pytest.mark.parametrize("value", [None, 7])
 def test_a_trace_that_is_no_text_is_refused(maker: Maker, tmp_path: Path, value: int | None) -> None:
     maker([recorded(1)]).close()

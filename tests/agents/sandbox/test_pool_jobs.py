@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agents.errors import MessageError
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES, PoolRun, Progress
@@ -131,6 +132,17 @@ def test_canaries_count_as_no_candidates_and_every_time_as_the_best_known() -> N
     assert (again.run_secs, run.best(ID)) == ((2.0, 2.5, 1.5), 1.5)
     run.finish(done(1, run_secs=(1.0,)))
     assert run.timed == 1
+
+
+@pytest.mark.parametrize("event", [{"run_secs": (1.5,), "left": 1}, {"run_secs": (), "left": 1}])
+def test_a_program_has_no_more_timings_than_there_are(event: dict[str, Any]) -> None:
+    run = begun(job(0, protocol=Protocol(visits=2)))
+    result = run.finish(done(run_secs=(2.0,)))
+    assert result is not None
+    for _ in range(8):  # as many as a front-runner may have
+        result = run.retime(result, Retimed(job=0, run_secs=(2.0,), timing_secs=0.1, left=1))
+    with pytest.raises(MessageError, match="goes on to time job 0, which has had its timings"):
+        run.retime(result, Retimed(job=0, timing_secs=0.1, **event))
 
 
 @pytest.mark.parametrize(

@@ -263,3 +263,5 @@ def test_an_aa_run_is_due_after_a_day_in_this_environment() -> None:
     assert noise_is_due([plain, half, whole], NOW + 24 * 3600, "e")
     assert noise_is_due([plain, half, whole], NOW, "another")
     assert noise_is_due([whole], NOW - 24 * 3600, "e"), "made by a clock that was ahead"
+    lost = record(one, origin="noise", attempt=2, measured_at=NOW, outcome=Outcome.LOST)
+    assert noise_is_due([plain, half, lost], NOW, "e"), "a lost record compares nothing"

@@ -136,6 +136,14 @@ def test_a_whole_aa_run_is_known(make) -> None:  # type: ignore[no-untyped-def]
     assert make([first]).noise_at(A) == 0.0
 
 
+def test_an_aa_run_whose_records_were_lost_is_not_done(make) -> None:  # type: ignore[no-untyped-def]
+    measured = make_record(1, origin="noise", attempt=2, measured_at=50.0)
+    lost = make_record(
+        2, origin="noise", attempt=4, measured_at=90.0, outcome=Outcome.LOST, run_secs=(), quality="{}"
+    )
+    assert make([measured, lost]).noise_at(A) == 50.0
+
+
 def test_a_sample_is_of_what_was_measured(make) -> None:  # type: ignore[no-untyped-def]
     records = [make_record(number) for number in range(1, 30)]
     coverage = make(records)

@@ -48,6 +48,9 @@ class OnboardingDriver:
     def stop(self) -> None:
         self.ours.close()
 
+    def close(self) -> None:
+        self.channel.close()
+
     def failure(self) -> str:
         return "it was stopped"
 

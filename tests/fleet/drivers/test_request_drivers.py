@@ -24,6 +24,7 @@ from fleet.errors import FleetError, StoreFull
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
 from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.store.intake import Intake
 from fleet.store.store import Store
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet
 from tests.log_fixtures import autotvm, write_log
@@ -55,6 +56,9 @@ class Driver:
 
     def stop(self) -> None:
         self.is_stopped = True
+        self.close()
+
+    def close(self) -> None:
         self.channel.close()
 
     def failure(self) -> str:
@@ -131,6 +135,56 @@ def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> 
         return put(store, workloads, **how)
 
     with fleet.coordinator() as (coordinator, _), mock.patch.object(Store, "put_workloads", put_workloads):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert (ended["state"], fails) == ("succeeded", [])
+
+
+def test_a_driver_that_found_no_room_is_started_once_there_is_some(fleet: Fleet) -> None:
+    drivers, fails = Drivers(fleet, measure_some), [StoreFull("no room")] * 4
+
+    def launch(request: Request) -> Driver:
+        if fails:
+            raise fails.pop()
+        return drivers(request)
+
+    fleet.launch = launch
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        ended = run_to_end(fleet, coordinator)
+    assert (ended["state"], fails, len(drivers.started)) == ("succeeded", [], 1)
+
+
+def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(fleet: Fleet) -> None:
+    drivers, fails = Drivers(fleet, measure_some), [StoreFull("no room")]
+
+    def launch(request: Request) -> Driver:
+        if fails:
+            raise fails.pop()
+        return drivers(request)
+
+    fleet.launch = launch
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        Fleet.turn_until(coordinator, lambda _: not fails)
+        coordinator.desk.cancel(R1)
+        assert run_to_end(fleet, coordinator)["state"] == "cancelled"
+        for _ in range(5):
+            fleet.clock.now += 2.0
+            coordinator.turn(0.0)
+    assert drivers.started == []
+
+
+def test_a_driver_reads_the_store_once_there_is_room_for_what_waits_for_the_table(fleet: Fleet) -> None:
+    flush, fails = Intake.flush, [StoreFull("no room")] * 3
+
+    def flush_then(intake: Intake, **how: Any) -> None:
+        if fails:
+            raise fails.pop()
+        flush(intake, **how)
+
+    fleet.launch = Drivers(fleet, lambda session: {"version": session.store().version})
+    with fleet.coordinator() as (coordinator, _), mock.patch.object(Intake, "flush", flush_then):
         coordinator.desk.submit(collection())
         ended = run_to_end(fleet, coordinator)
     assert (ended["state"], fails) == ("succeeded", [])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agents.device.device_cores import agent_cores, quiet_cores
@@ -78,3 +80,28 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals(
     with pytest.raises(FleetError, match="does not start"):
         start_ray(2)
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_start_that_fails_ends_its_own_processes_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rays: list[subprocess.Popen[bytes]] = []
+    others: list[subprocess.Popen[bytes]] = []
+
+    def init(*, _temp_dir: str, **_: object) -> None:
+        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+        rays.append(subprocess.Popen([*sleep, f"--log_dir={_temp_dir}/session/logs"]))
+        others.append(subprocess.Popen(sleep))  # by another thread of a daemon, as a training is
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
+    try:
+        with pytest.raises(FleetError, match="does not start"):
+            start_ray(2)
+        assert [psutil.pid_exists(one.pid) for one in rays] == [False]
+        assert [one.poll() for one in others] == [None]
+    finally:
+        for one in [*rays, *others]:
+            one.kill()
+            one.wait()

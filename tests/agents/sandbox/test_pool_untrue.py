@@ -1,0 +1,124 @@
+"""Worker processes that are none: what they say is untrue, and none of it holds up a pool for long."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+import pytest
+
+from agents.records import Candidate, Outcome, Protocol
+from agents.sandbox import processes
+from agents.sandbox.job import CandidateJob
+from agents.sandbox.pool import WorkerPool
+from agents.sandbox.stages import ChildSettings
+from agents.sandbox.wire import Channel
+from tests.record_fixtures import make_workload
+
+#: So many messages are more than any bound.
+_MANY = 10_000
+_SETTINGS = ChildSettings(
+    target={"kind": "llvm"}, device="cpu", index=0, timing_cores=(0,), build_cores=(0,), lock_path=""
+)
+Messages = Iterator[dict[str, Any]]
+
+
+class Zygote:
+    """Stands in for `agents.sandbox.process.Zygote`: threads that say what they like.
+
+    Args:
+        answers: Messages after the job was told, and after the last timings were asked for.
+    """
+
+    pid = 1
+
+    def __init__(self, answers: Callable[[str], Messages]) -> None:
+        self._answers = answers
+        self.threads: list[threading.Thread] = []
+
+    def is_alive(self) -> bool:
+        return True
+
+    def fork(self, channel: socket.socket, stderr: IO[bytes], settings: ChildSettings) -> int:
+        thread = threading.Thread(target=self._work, args=(channel.dup(),), daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return 0
+
+    def _work(self, end: socket.socket) -> None:
+        channel = Channel(end)
+        try:
+            channel.send({"event": "ready", "pid": 0})
+            while (message := channel.receive()) is not None:
+                for answer in self._answers(message["op"]):
+                    channel.send(answer)
+        except OSError:
+            pass  # the pool has had enough of it
+        channel.close()
+
+    def end_of(self, token: int, timeout_secs: float) -> str:
+        return "did not end"
+
+    def kill(self, token: int) -> str:
+        return "killed by SIGKILL"
+
+    def kill_all(self) -> None: ...
+
+    def last_words(self) -> str:
+        return ""
+
+    def close(self) -> str:
+        return ""
+
+
+def retimed(left: int, run_secs: Sequence[float] = (1e-3,)) -> dict[str, Any]:
+    return {"event": "retimed", "job": 0, "run_secs": list(run_secs), "timing_secs": 0.0, "left": left}
+
+
+def over_and_over(message: dict[str, Any]) -> Callable[[], Messages]:
+    return lambda: (message for _ in range(_MANY))
+
+
+def slowly(message: dict[str, Any]) -> Messages:
+    while True:
+        time.sleep(0.05)
+        yield message
+
+
+@pytest.mark.parametrize(
+    ("says", "visits"),
+    [
+        (over_and_over(retimed(left=1)), 9),
+        (over_and_over(retimed(left=1, run_secs=())), 1),
+        (lambda: iter([{"event": "rested"}]), 1),
+        (lambda: slowly({"event": "retiming"}), 1),
+    ],
+    ids=["timings without end", "a program that failed goes on", "nothing is timed", "it only begins"],
+)
+def test_a_process_that_never_ends_its_timings_is_ended_and_the_program_keeps_those_it_has(
+    monkeypatch: pytest.MonkeyPatch, says: Callable[[], Messages], visits: int
+) -> None:
+    workload = make_workload(7)
+    protocol = Protocol(visits=2, run_timeout_secs=0.3)
+    done = {"event": "done", "job": 0, "outcome": "ok", "error": "", "build_secs": 0.0, "wait_secs": 0.0}
+
+    def answers(operation: str) -> Messages:
+        if operation == "measure":
+            yield {**done, "run_secs": [1e-3], "is_kept": True}
+        elif operation == "retime":
+            yield {"event": "retiming"}
+            yield from says()
+
+    zygote = Zygote(answers)
+    monkeypatch.setattr(processes, "Zygote", lambda *_: zygote)
+    candidate = Candidate(workload_id=workload.workload_id, trace="[0]")
+    with WorkerPool([_SETTINGS]) as pool:
+        [result] = pool.run([CandidateJob(candidate=candidate, workload=workload, protocol=protocol)])
+    assert result.outcome is Outcome.OK
+    assert result.quality.get("visits", 1) == visits
+    for thread in zygote.threads:
+        thread.join(10)
+        assert not thread.is_alive()

@@ -1,0 +1,78 @@
+"""The processes of drivers, and their folders."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleet.config.settings import FleetConfig
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.drivers import launch
+from fleet.drivers.launch import DriverProcess, launcher
+from fleet.errors import StoreFull
+from fleet.requests.channel import ChannelClosedError
+
+REQUEST = Request(request_id=RequestId("r1"), kind=RequestKind.COLLECTION, arguments={"devices": ["one"]})
+#: Stand in for `python -m fleet.drivers.process`: one says its end, one ends without a word.
+ENDS = """
+import socket, sys
+with socket.socket(fileno=int(sys.argv[2])) as end:
+    end.sendall(b'{"op": "end", "result": {}, "reason": ""}\\n')
+    end.recv(1)
+"""
+DIES = "import sys; sys.exit('it had enough')"
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DriverProcess]:
+    def started(program: str) -> DriverProcess:
+        monkeypatch.setattr(launch, "command", lambda _, *rest: [sys.executable, "-c", program, *rest])
+        return launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
+
+    return started
+
+
+def wait_for_end(driver: DriverProcess) -> None:
+    with pytest.raises(ChannelClosedError):
+        driver.channel.get(60)
+
+
+def test_the_folder_of_a_driver_goes_with_it(start: Callable[[str], DriverProcess], tmp_path: Path) -> None:
+    root = tmp_path / "drivers"
+    left = root / "of-a-coordinator-that-was-killed"
+    left.mkdir(parents=True)
+    driver = start(ENDS)
+    assert [one.name for one in root.iterdir()] == ["r1"]
+    message = driver.channel.get(60)
+    assert message is not None
+    assert message["op"] == "end"
+    driver.close()
+    assert list(root.iterdir()) == []
+    wait_for_end(driver)
+    driver.stop()  # reaps it
+
+
+def test_how_a_driver_ended_is_known_once_its_folder_is_gone(
+    start: Callable[[str], DriverProcess], tmp_path: Path
+) -> None:
+    driver = start(DIES)
+    wait_for_end(driver)
+    driver.stop()
+    assert "it had enough" in driver.failure()
+    assert list((tmp_path / "drivers").iterdir()) == []
+
+
+def test_a_driver_that_finds_no_room_leaves_nothing(
+    start: Callable[[str], DriverProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(StoreFull, match="no room while starting the driver of a request"):
+        start(ENDS)
+    assert list((tmp_path / "drivers").iterdir()) == []
