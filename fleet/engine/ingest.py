@@ -164,7 +164,8 @@ class Ingest:
                 continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
-                parts.event_log.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
+                alarm = ev.DriftAlarm(at_secs=now, device_id=device_id, text=said, is_unsteady=True)
+                parts.event_log.tell(alarm)
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
                 parts.event_log.tell(ev.DriftEnded(at_secs=now, device_id=device_id))
