@@ -90,6 +90,25 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     assert planner.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
 
 
+def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
+    coverage.add(records)
+    pools = CandidatePools(tmp_path)
+    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
+    job_sink = Outlet()
+    planner = planner_of(coverage, pools, job_sink)
+    planner.heads.add(DEVICE)
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert any(one.parents for one in job_sink.asked), "drawn for the head to choose from"
+    planner.agent_gone(DEVICE)
+    assert planner.is_idle
+    kept = [value for value in vars(planner).values() if isinstance(value, dict)]
+    assert not [one for one in job_sink.asked if any(one.request_id in value for value in kept)]
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, leaves: bool) -> None:
     coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
