@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -176,6 +177,30 @@ def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
     assert not listed.called
     check_books(fleet, view)
     assert {one["incarnation"] for one in view["devices"].values()} == {2}
+
+
+def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
+        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
+    # As after a change of the settings that choose them.
+    (fleet.folder / "root" / "workloads.json").unlink()
+    view = fleet.run(everything_measured(fleet))
+    assert not [line for line in fleet.lines if "is cancelled" in line]
+    assert view["jobs"]["cancelled"] == 0
+    assert view["store"]["records"] == 2 * ALL
+    check_books(fleet, view)
+
+
+def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
+        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
+    kept = fleet.folder / "root" / "workloads.json"
+    groups = json.loads(kept.read_text())
+    [group] = groups["groups"].values()
+    group["ids"] = group["ids"][:1]
+    kept.write_text(json.dumps(groups))
+    fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= 2 * OFFERED)
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
 
 
 def test_a_device_in_a_new_environment_leaves_its_records_with_a_word(tmp_path: Path) -> None:
