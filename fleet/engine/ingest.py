@@ -19,6 +19,7 @@ from agents.device.messages import (
     Message,
     MorePending,
     Proposed,
+    Results,
     WorkloadsListed,
 )
 from agents.records import DeviceId
@@ -208,6 +209,9 @@ class Ingest:
                 parts.discovery.agent_gone(device_id)
             case Proposed():
                 parts.planner.proposed(message)
+            case Results():
+                # Here, not at the end of the job: another lease may have had a part of it.
+                parts.planner.queues.took(device_id, len(message.records), message.device_secs)
             # A list that a driver asked for, who is gone, is of other networks.
             case WorkloadsListed(networks=networks) if networks == tuple(parts.settings.choice.networks):
                 parts.intake.flush()

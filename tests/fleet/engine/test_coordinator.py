@@ -268,6 +268,27 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
     assert any("killed by SIGKILL" in line for line in fleet.lines)
 
 
+def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -> None:
+    fleet, one, ask = make_fleet(tmp_path, ("one",)), DeviceId("one"), LocalTransport.poll
+    cut: list[Results] = []
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        return [told(each) if isinstance(each, Results) else each for each in ask(transport, timeout_secs)]
+
+    def told(results: Results) -> Results:
+        records = results.records if cut else results.records[: len(results.records) // 2]
+        whole = replace(results, records=records, device_secs=2.0 * len(records), is_last=bool(cut))
+        cut.append(whole)
+        return whole
+
+    with mock.patch.object(LocalTransport, "poll", poll), fleet.coordinator() as (coordinator, transport):
+        Fleet.turn_until(coordinator, lambda _: bool(cut))
+        # The other half is in its spool, which tells no seconds.
+        transport.crash(one, 1)
+        Fleet.turn_until(coordinator, lambda each: each.view()["jobs"]["done"] > 0)
+        assert coordinator._parts.planner.queues.candidate_secs(one) == pytest.approx(2.0)
+
+
 def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:
     one = DeviceId("one")
     with (

@@ -15,6 +15,7 @@ from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
+from fleet.planner.queues import Queues
 from tests.record_fixtures import make_record, make_workload
 
 DEVICE = DeviceId("dev-a")
@@ -88,6 +89,21 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
         planner.queues.closed(job.job_id)
     assert not planner.queues.taken(DEVICE)
     assert planner.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
+
+
+def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None:
+    whole, parts = Queues(), Queues()
+    assert whole.candidate_secs(DEVICE) == 0.0
+    whole.took(DEVICE, BATCH_SIZE, 2.0 * BATCH_SIZE)
+    parts.took(DEVICE, 0, 0.5 * BATCH_SIZE)  # a part may end before its first candidate does
+    assert parts.candidate_secs(DEVICE) == 0.0
+    for _ in range(4):
+        parts.took(DEVICE, BATCH_SIZE // 4, 0.375 * BATCH_SIZE)
+    assert whole.candidate_secs(DEVICE) == 2.0
+    assert parts.candidate_secs(DEVICE) == pytest.approx(2.0, rel=0.1)
+    for _ in range(50):
+        whole.took(DEVICE, BATCH_SIZE, 1.0 * BATCH_SIZE)
+    assert whole.candidate_secs(DEVICE) == pytest.approx(1.0, rel=0.01), "the old is forgotten"
 
 
 def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
