@@ -99,6 +99,8 @@ class Device:
     #: Environment in which its fingerprint was asked for.
     fingerprinted_in: str = ""
     drift: str = ""
+    #: Whether it still drifts: no model that is published meanwhile ends that.
+    is_unsteady: bool = False
     #: When it was last told to have drifted, until a new head is asked for; and when one was.
     drifted_at: float | None = None
     drift_asked_at: float | None = None

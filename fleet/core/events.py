@@ -46,7 +46,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides, where a change would replay a journal differently.
-RULES = 6
+RULES = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,8 @@ class CoordinatorStarted:
     #: turns. In version 4 a device that drifted gets a new head. In version 5 a training gives heads to those
     #: that have measured enough for it, and none of them is onboarded; and a device that drifts gets its new
     #: head when it is steady again. In version 6 what a released lease has measured is stored, whatever comes
-    #: of its job.
+    #: of its job. In version 7 a device that drifts does so until it is steady, whatever is published
+    #: meanwhile.
     rules: int = RULES
 
 
@@ -307,6 +308,8 @@ class DriftAlarm:
     at_secs: float
     device_id: DeviceId
     text: str = ""
+    #: Whether most of its last records are suspect: `DriftEnded` tells when that is over.
+    is_unsteady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,10 @@ class FleetState:
         """All devices that were ever added, in that order."""
         return list(self._core.leasing.devices)
 
+    def unsteady(self) -> list[DeviceId]:
+        """Devices that drift, and were not told to be steady again."""
+        return [one.device_id for one in self._core.leasing.devices.values() if one.is_unsteady]
+
     def describe(self, device_id: DeviceId) -> dict[str, Any]:
         """One device for status and API, JSON-ready; see `Device.describe`, and `queued` jobs."""
         leasing = self._core.leasing

@@ -74,7 +74,7 @@ class Composition:
     record_sink: RecordSink
     noise: NoiseRuns
     disk: DiskWatch
-    steadiness: Steadiness = field(default_factory=Steadiness)
+    steadiness: Steadiness
     desk: RequestDesk = field(default_factory=RequestDesk)
 
     @property
@@ -238,4 +238,5 @@ def assemble(context: EngineContext) -> Composition:
             seed=settings.seed,
         ),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
+        steadiness=Steadiness(event_log.state.unsteady()),
     )

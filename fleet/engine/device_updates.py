@@ -62,7 +62,7 @@ class DeviceUpdates:
         if changes.added:
             # Records that wait in the intake are not in the table, which may be read again.
             self._parts.intake.flush()
-        faults = dict(changes.faults)
+        refused: dict[DeviceId, str] = {}
         # First those that leave: one that takes a name or a core over may come in the same moment.
         for device_id in changes.retired:
             self._retire(device_id)
@@ -70,14 +70,15 @@ class DeviceUpdates:
             try:
                 self._add(spec)
             except RosterError as error:
-                faults[device_id] = str(error)
+                refused[device_id] = str(error)
         for device_id, spec in changes.changed.items():
             self._parts.roster.put(spec)
             self._start_anew(device_id, "its file changed")
         for device_id, why in changes.disturbing.items():
             self._start_anew(device_id, why)
-        self._part_with_others({*changes.retired})
-        self._tell_faults(faults)
+        # A device that cannot join has a file, and waits as it did.
+        self._part_with_others({*changes.retired, *refused})
+        self._tell_faults({**changes.faults, **refused})
         self._left = None
 
     def _add(self, spec: DeviceSpec) -> None:

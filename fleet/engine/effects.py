@@ -87,8 +87,7 @@ class EffectRunner:
         match event:
             case ev.JobSubmitted(job=job):
                 parts.planner.queues.opened(job)
-            case ev.JobFinished(job_id=job_id, device_id=device_id):
-                parts.planner.queues.took(device_id, sum(event.outcomes.values()), event.device_secs)
+            case ev.JobFinished(job_id=job_id):
                 parts.planner.queues.closed(job_id)
                 self._drivers.questions.job_ended(job_id)
             case ev.JobCancelled(job_id=job_id):

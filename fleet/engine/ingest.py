@@ -19,6 +19,7 @@ from agents.device.messages import (
     Message,
     MorePending,
     Proposed,
+    Results,
     WorkloadsListed,
 )
 from agents.records import DeviceId
@@ -164,7 +165,8 @@ class Ingest:
                 continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
-                parts.event_log.tell(ev.DriftAlarm(at_secs=now, device_id=device_id, text=said))
+                alarm = ev.DriftAlarm(at_secs=now, device_id=device_id, text=said, is_unsteady=True)
+                parts.event_log.tell(alarm)
             elif said:
                 parts.notices.say(f"{device_id}: {said}")
                 parts.event_log.tell(ev.DriftEnded(at_secs=now, device_id=device_id))
@@ -207,6 +209,9 @@ class Ingest:
                 parts.discovery.agent_gone(device_id)
             case Proposed():
                 parts.planner.proposed(message)
+            case Results():
+                # Here, not at the end of the job: another lease may have had a part of it.
+                parts.planner.queues.took(device_id, len(message.records), message.device_secs)
             # A list that a driver asked for, who is gone, is of other networks.
             case WorkloadsListed(networks=networks) if networks == tuple(parts.settings.choice.networks):
                 parts.intake.flush()

@@ -97,9 +97,13 @@ class LeaseDispatcher:
         ]
 
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
-        """What the candidates of a job may be of: what its device measures, or what its request asks for."""
-        if not job.request_id:
-            return self._parts.planner.workloads_of(job.device_id)
+        """What the candidates of a job may be of: what its device measures, or what its request asks for.
+
+        While its agent is asked what there is to measure, nobody knows: what was queued before goes on.
+        """
+        measured = self._parts.planner.workloads_of(job.device_id)
+        if measured and not job.request_id:
+            return measured
         found = {one: self._parts.modules.get(job.device_id, one) for one in job.workload_ids}
         return {one: workload for one, workload in found.items() if workload is not None}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -134,11 +134,15 @@ class Notices:
 
 
 class Steadiness:
-    """Tells from the records whether a device drifts: when most of the last ones are suspect."""
+    """Tells from the records whether a device drifts: when most of the last ones are suspect.
 
-    def __init__(self) -> None:
+    Args:
+        drifting: Devices that drifted when an earlier coordinator ended.
+    """
+
+    def __init__(self, drifting: Iterable[DeviceId] = ()) -> None:
         self._last: dict[DeviceId, deque[bool]] = {}
-        self._drifting: set[DeviceId] = set()
+        self._drifting = set(drifting)
 
     def add(self, device_id: DeviceId, records: Sequence[Record]) -> str:
         """Take in new records of a device.

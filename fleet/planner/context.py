@@ -10,7 +10,7 @@ from typing import Protocol
 from agents.device.messages import ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.core.events import Job
-from fleet.core.scheduling import EXPLORATION
+from fleet.core.scheduling import EXPLORATION, Ask
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -50,8 +50,8 @@ class PendingJob:
     #: Candidates that were chosen so far, with their workloads.
     chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
     origins: Counter[str] = field(default_factory=Counter)
-    #: Requests that have no answer yet.
-    waiting: set[str] = field(default_factory=set)
+    #: Requests that have no answer yet, and the part of the plan that each is for.
+    waiting: dict[str, Ask] = field(default_factory=dict)
     #: Candidates that a head chose, and the version that did.
     versions: dict[CandidateId, str] = field(default_factory=dict)
 

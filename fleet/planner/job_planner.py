@@ -49,10 +49,6 @@ class JobPlanner:
         self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
-        #: Requests to evolve whose parents are looked for.
-        self._asks: dict[str, Ask] = {}
-        #: Requests whose candidates a head is to choose, while they are drawn and ranked.
-        self._to_rank: dict[str, Ask] = {}
         self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
@@ -114,18 +110,17 @@ class JobPlanner:
             ids = [one.candidate_id for one in message.candidates]
             self._coverage.free(family, workload_id, ids)
         drawn = asked.told.without(message.candidates)
-        to_rank = self._to_rank.pop(asked.request_id, None)
-        if to_rank is not None and len(drawn) > to_rank.count:  # such a request is shared with nobody
+        # A request whose candidates a head is to choose is shared with nobody.
+        if asked.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > asked.count:
             drawn = self._dedup.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
-            if (pending := self._answered(asked.device_id, asked.request_id)) is not None:
-                request_id = self.factory.request_id()
-                self._to_rank[request_id] = to_rank
-                pending.waiting.add(request_id)
+            if (answered := self._answered(asked.device_id, asked.request_id)) is not None:
+                request_id = self._wait(*answered)
                 self._job_sink.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
         for request in requests:
-            if (pending := self._answered(request.device_id, request.request_id)) is not None:
+            if (answered := self._answered(request.device_id, request.request_id)) is not None:
+                pending, _ = answered
                 fresh = self._dedup.fresh(request.told, request.device_id, workload_id, drawn, request.count)
                 self._take(pending, request.device_id, workload_id, fresh)
 
@@ -140,10 +135,9 @@ class JobPlanner:
             candidates: All that were drawn; in the order of drawing where no head could be asked.
             version: The model that ranked them; empty where none did.
         """
-        ask = self._to_rank.pop(request_id, None)
-        pending = self._answered(device_id, request_id)
-        if ask is None or pending is None:
+        if (answered := self._answered(device_id, request_id)) is None:
             return
+        pending, ask = answered
         # A request for random ones may have drawn the same meanwhile.
         known = self._pools.get(
             self._families[device_id], ask.workload_id, [one.candidate_id for one in candidates]
@@ -158,8 +152,6 @@ class JobPlanner:
 
     def failed(self, device_id: DeviceId, request_id: str) -> None:
         """Note that a request has no result."""
-        self._asks.pop(request_id, None)
-        self._to_rank.pop(request_id, None)
         self._answered(device_id, request_id)
         self._settle(device_id)
         self._coalescer.unanswered([request_id], self._is_open)
@@ -167,17 +159,17 @@ class JobPlanner:
 
     def searched(self, device_id: DeviceId, request_id: str) -> None:
         """Go on with a request whose parents were looked for; without any, its candidates are random."""
-        ask = self._asks.pop(request_id, None)
-        if ask is not None and self._answered(device_id, request_id) is not None:
+        if (answered := self._answered(device_id, request_id)) is not None:
+            _, ask = answered
             self._ask_agent(ask, self._parents(ask)[0])
             self._send()
             self._settle(device_id)
 
     def found_imported(self, device_id: DeviceId, request_id: str, traces: Sequence[str]) -> None:
         """Have an agent derive candidates of our own from imported traces that were looked for."""
-        ask = self._asks.pop(request_id, None)
-        if ask is not None and self._answered(device_id, request_id) is not None:
+        if (answered := self._answered(device_id, request_id)) is not None:
             if traces:
+                _, ask = answered
                 self._ask_agent(ask, [], traces)
                 self._send()
             self._settle(device_id)
@@ -209,18 +201,14 @@ class JobPlanner:
             pending.origins[Origin.PAIRED] += len(found)
             family, short = self._families[ask.device_id], ask.count - len(found)
             if imported := self._imports.take(family, ask.workload_id, short):
-                request_id = self.factory.request_id()
-                self._asks[request_id] = replace(ask, count=len(imported))
-                pending.waiting.add(request_id)
+                request_id = self._wait(pending, replace(ask, count=len(imported)))
                 self._job_sink.search_imported(ask.device_id, request_id, imported)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
         else:
             traces, missing = self._parents(ask)
             if missing:
-                request_id = self.factory.request_id()
-                self._asks[request_id] = ask
-                pending.waiting.add(request_id)
+                request_id = self._wait(pending, ask)
                 self._job_sink.search(ask.device_id, request_id, missing)
             else:
                 self._ask_agent(ask, traces)
@@ -241,7 +229,7 @@ class JobPlanner:
         is_ranked = ask.origin is Origin.MODEL
         request = CandidateRequest(
             device_id=ask.device_id,
-            request_id=self.factory.request_id(),
+            request_id=self._wait(self._pending[ask.device_id], ask),
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_ranked else 1),
             told=self._dedup.tell(self._families[ask.device_id], ask.workload_id),
@@ -250,9 +238,6 @@ class JobPlanner:
             is_ranked=is_ranked,
             is_idle=not self.queues.taken(ask.device_id),
         )
-        self._pending[ask.device_id].waiting.add(request.request_id)
-        if is_ranked:
-            self._to_rank[request.request_id] = ask
         self._coalescer.add(request)
 
     def _send(self) -> None:
@@ -264,13 +249,18 @@ class JobPlanner:
         pending = self._pending.get(request.device_id)
         return pending is not None and request.request_id in pending.waiting
 
-    def _answered(self, device_id: DeviceId, request_id: str) -> PendingJob | None:
-        """The pending job that waited for a request; None where none does any more."""
+    def _wait(self, pending: PendingJob, ask: Ask) -> str:
+        """Have a pending job wait for a new request, whose id is the answer."""
+        request_id = self.factory.request_id()
+        pending.waiting[request_id] = ask
+        return request_id
+
+    def _answered(self, device_id: DeviceId, request_id: str) -> tuple[PendingJob, Ask] | None:
+        """The pending job that waited for a request, and for what; None where none does any more."""
         pending = self._pending.get(device_id)
         if pending is None or request_id not in pending.waiting:
             return None
-        pending.waiting.discard(request_id)
-        return pending
+        return pending, pending.waiting.pop(request_id)
 
     def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
         """Keep new candidates for all devices of a family."""

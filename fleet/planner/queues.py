@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job, JobId
 
-#: Weight of the last job in what a candidate is expected to take.
+#: Weight of the last batch in what a candidate is expected to take.
 _LEARNING = 0.2
 
 
@@ -23,7 +24,8 @@ class Queues:
         self._jobs: dict[JobId, Job] = {}
         self._taken: dict[DeviceId, dict[CandidateId, JobId]] = {}
         self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
-        self._secs: dict[DeviceId, float] = {}
+        #: Candidates that were measured and the seconds that they took; the older, the less they count.
+        self._took: dict[DeviceId, tuple[float, float]] = {}
 
     def jobs(self) -> Iterable[Job]:
         """Jobs that were opened and not closed."""
@@ -55,10 +57,11 @@ class Queues:
             self._counts[job.device_id][workload_id] -= _share(job)
 
     def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
-        """Learn how long a candidate takes."""
-        if candidates and device_secs > 0:
-            secs = device_secs / candidates
-            self._secs[device_id] = (1 - _LEARNING) * self._secs.get(device_id, secs) + _LEARNING * secs
+        """Learn how long a candidate takes, from any part of a batch."""
+        if device_secs > 0:
+            kept = (1 - _LEARNING) ** (candidates / BATCH_SIZE)
+            count, secs = self._took.get(device_id, (0.0, 0.0))
+            self._took[device_id] = kept * count + candidates, kept * secs + device_secs
 
     def taken(self, device_id: DeviceId) -> Set[CandidateId]:
         """Candidates in the jobs of a device."""
@@ -82,7 +85,8 @@ class Queues:
 
     def candidate_secs(self, device_id: DeviceId) -> float:
         """Seconds of a device that a candidate takes; 0 while nobody knows."""
-        return self._secs.get(device_id, 0.0)
+        count, secs = self._took.get(device_id, (0.0, 0.0))
+        return secs / count if count else 0.0
 
 
 def _share(job: Job) -> int:

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
 from fleet.core.events import Job, JobId, StartDriver
@@ -261,6 +263,32 @@ def test_a_kill_between_alarm_and_head_loses_neither() -> None:
     drifts(copy, 300.0)
     copy = FleetState.from_json(json.loads(json.dumps(copy.to_json())))
     assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
+
+
+@pytest.mark.parametrize(("rules", "is_asked"), [(ev.RULES, True), (6, False)])
+def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile(
+    rules: int, is_asked: bool
+) -> None:
+    state = fleet(rules=rules)
+    alarm = ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True)
+    state.apply(alarm)
+    # A start tells of the champions that there are.
+    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0, rules=rules)))
+    copy.apply(ev.ModelPublished(at_secs=262.0, version="v000001", device_ids=(OLD,)))
+    assert copy.unsteady() == [OLD]
+    assert copy.describe(OLD)["drift"] == ("drifts" if is_asked else "")
+    made = steady(copy, 300.0)
+    assert (StartDriver(request_id=RequestId("drift-old-300")) in made) is is_asked
+    assert (copy.unsteady(), copy.describe(OLD)["drift"]) == ([], "")
+
+
+def test_a_new_champion_takes_back_an_alarm_about_the_one_before() -> None:
+    state = fleet()
+    state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="v000001: fresh records: tau fell"))
+    assert state.unsteady() == []
+    state.apply(ev.ModelPublished(at_secs=210.0, version="v000002", device_ids=(OLD,)))
+    assert state.describe(OLD)["drift"] == ""
 
 
 def comes_up(state: FleetState, made: list[Any]) -> list[Any]:

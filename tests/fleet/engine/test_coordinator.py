@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -178,6 +179,30 @@ def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
     assert {one["incarnation"] for one in view["devices"].values()} == {2}
 
 
+def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
+        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
+    # As after a change of the settings that choose them.
+    (fleet.folder / "root" / "workloads.json").unlink()
+    view = fleet.run(everything_measured(fleet))
+    assert not [line for line in fleet.lines if "is cancelled" in line]
+    assert view["jobs"]["cancelled"] == 0
+    assert view["store"]["records"] == 2 * ALL
+    check_books(fleet, view)
+
+
+def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
+        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
+    kept = fleet.folder / "root" / "workloads.json"
+    groups = json.loads(kept.read_text())
+    [group] = groups["groups"].values()
+    group["ids"] = group["ids"][:1]
+    kept.write_text(json.dumps(groups))
+    fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= 2 * OFFERED)
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
+
+
 def test_a_device_in_a_new_environment_leaves_its_records_with_a_word(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     fleet.run(everything_measured(fleet))
@@ -241,6 +266,27 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
     assert view["store"]["records"] == 2 * ALL
     check_books(fleet, view)
     assert any("killed by SIGKILL" in line for line in fleet.lines)
+
+
+def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -> None:
+    fleet, one, ask = make_fleet(tmp_path, ("one",)), DeviceId("one"), LocalTransport.poll
+    cut: list[Results] = []
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        return [told(each) if isinstance(each, Results) else each for each in ask(transport, timeout_secs)]
+
+    def told(results: Results) -> Results:
+        records = results.records if cut else results.records[: len(results.records) // 2]
+        whole = replace(results, records=records, device_secs=2.0 * len(records), is_last=bool(cut))
+        cut.append(whole)
+        return whole
+
+    with mock.patch.object(LocalTransport, "poll", poll), fleet.coordinator() as (coordinator, transport):
+        Fleet.turn_until(coordinator, lambda _: bool(cut))
+        # The other half is in its spool, which tells no seconds.
+        transport.crash(one, 1)
+        Fleet.turn_until(coordinator, lambda each: each.view()["jobs"]["done"] > 0)
+        assert coordinator._parts.planner.queues.candidate_secs(one) == pytest.approx(2.0)
 
 
 def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:

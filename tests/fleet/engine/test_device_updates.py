@@ -18,7 +18,7 @@ from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.roster import Roster
+from fleet.engine.roster import Roster, RosterError
 from fleet.errors import FleetError, StoreFull
 from fleet.store.intake import Intake
 from fleet.store.store import Store
@@ -315,6 +315,26 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
         assert "other devices were asked for" in found["reason"]
         run.end()
     lab.fleet.source = all_files
+    with lab.running() as run:
+        run.until(run.measured(ONE, TWO))
+        assert run.end()["jobs"]["cancelled"] == 0
+
+
+def test_a_device_that_may_not_join_keeps_its_jobs(lab: Lab) -> None:
+    lab.write("two")
+    with lab.running() as run, mock.patch.object(run.transport, "measure"):
+        run.until(lambda: run.state(TWO)["queued"] > 0)
+        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    (lab.folder / "two.yaml").write_text("schema: 2\n")
+    with lab.running() as run:
+        run.until(run.measured(ONE))
+        why = "start again with all of them"
+        with mock.patch.object(Roster, "put", side_effect=RosterError(why)) as put:
+            lab.write("two")
+            run.until(lambda: put.called, KNOWN_SECS)
+        assert (run.state(TWO)["state"], run.state(TWO)["queued"]) == ("absent", jobs)
+        assert [why in one["text"] for one in run.coordinator.view()["alarms"]] == [True]
+        run.end()
     with lab.running() as run:
         run.until(run.measured(ONE, TWO))
         assert run.end()["jobs"]["cancelled"] == 0

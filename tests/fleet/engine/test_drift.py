@@ -20,6 +20,7 @@ from fleet.core import events as ev
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request
 from fleet.drivers.driver_display import DriverDisplay
+from fleet.engine.coordinator import Coordinator
 from fleet.onboarding.drift import why_as_before
 from fleet.requests.session import EngineSession
 from fleet.store.reader import environment_before
@@ -144,6 +145,18 @@ def test_a_device_that_drifts_measures_again_and_a_kill_costs_nothing(fleet: Fle
         assert record.attempt > old.attempt
     ids = fleet.record_ids()
     assert len(ids) == len(set(ids)), "and nothing twice"
+
+
+def test_a_drift_that_ends_after_a_restart_is_told_to_have_ended(fleet: Fleet) -> None:
+    def told(coordinator: Coordinator) -> str:
+        return str(coordinator._parts.state.describe(ONE)["drift"])
+
+    with fleet.coordinator() as (coordinator, _), drifting():
+        Fleet.turn_until(coordinator, lambda one: bool(told(one)))
+    with fleet.coordinator() as (coordinator, _):
+        assert told(coordinator)
+        Fleet.turn_until(coordinator, lambda one: not told(one))
+    assert [line for line in fleet.lines if "steady again" in line] == ["one: is steady again"]
 
 
 def test_a_store_parts_what_a_device_measured_before_a_moment(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
+from fleet.planner.queues import Queues
 from tests.record_fixtures import make_record, make_workload
 
 DEVICE = DeviceId("dev-a")
@@ -88,6 +89,40 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
         planner.queues.closed(job.job_id)
     assert not planner.queues.taken(DEVICE)
     assert planner.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
+
+
+def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None:
+    whole, parts = Queues(), Queues()
+    assert whole.candidate_secs(DEVICE) == 0.0
+    whole.took(DEVICE, BATCH_SIZE, 2.0 * BATCH_SIZE)
+    parts.took(DEVICE, 0, 0.5 * BATCH_SIZE)  # a part may end before its first candidate does
+    assert parts.candidate_secs(DEVICE) == 0.0
+    for _ in range(4):
+        parts.took(DEVICE, BATCH_SIZE // 4, 0.375 * BATCH_SIZE)
+    assert whole.candidate_secs(DEVICE) == 2.0
+    assert parts.candidate_secs(DEVICE) == pytest.approx(2.0, rel=0.1)
+    for _ in range(50):
+        whole.took(DEVICE, BATCH_SIZE, 1.0 * BATCH_SIZE)
+    assert whole.candidate_secs(DEVICE) == pytest.approx(1.0, rel=0.01), "the old is forgotten"
+
+
+def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
+    coverage.add(records)
+    pools = CandidatePools(tmp_path)
+    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
+    job_sink = Outlet()
+    planner = planner_of(coverage, pools, job_sink)
+    planner.heads.add(DEVICE)
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert any(one.parents for one in job_sink.asked), "drawn for the head to choose from"
+    planner.agent_gone(DEVICE)
+    assert planner.is_idle
+    kept = [value for value in vars(planner).values() if isinstance(value, dict)]
+    assert not [one for one in job_sink.asked if any(one.request_id in value for value in kept)]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
