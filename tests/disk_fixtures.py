@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,6 +26,15 @@ def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable
         real(descriptor)
 
     return fsync
+
+
+def failing(number: int = errno.ENOSPC) -> Callable[..., NoReturn]:
+    """What any step on the disk may be replaced by: it fails with this error of the system."""
+
+    def step(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return step
 
 
 class Copies:

@@ -43,6 +43,7 @@ from fleet.refresh.run import run_refresh
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
+from tests.disk_fixtures import failing
 from tests.refresh_fixtures import (
     DEVICES,
     append,
@@ -657,11 +658,7 @@ def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
 ) -> None:
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
-
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
     assert isinstance(polled(refresher, until=TrainingFailed)[-1], TrainingFailed)
 
 
@@ -681,10 +678,7 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
 def test_a_process_that_cannot_be_started_is_no_try(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", refuse)
+    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", failing(errno.EAGAIN))
     for _ in range(4):
         with pytest.raises(OSError, match="temporarily"):
             RefreshChild(request_)

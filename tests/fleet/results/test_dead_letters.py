@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from fleet.results.dead_letters import DeadLetters
 from fleet.results.refused_records import find_faults, record_ids, sift
 from fleet.store.store import Store
 from tests.coordinator_fixtures import make_fleet
+from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, make_record
 
 NAN = math.nan
@@ -126,13 +126,10 @@ def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     bad = poisoned(0, "a layout of tomorrow")
     with closing(DeadLetters(tmp_path / "d")) as letters:
         with monkeypatch.context() as patch:
-            patch.setattr(RowFile, "change", full)
+            patch.setattr(RowFile, "change", failing())
             with pytest.raises(StoreFull, match="setting refused records aside"):
                 refuse(letters, bad)
             with pytest.raises(StoreFull, match="keeping late results"):

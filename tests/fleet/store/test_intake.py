@@ -27,7 +27,7 @@ from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log, pack, unpack
 from fleet.store.store import Store
-from tests.disk_fixtures import Copies
+from tests.disk_fixtures import Copies, failing
 from tests.record_fixtures import make_batch, make_record
 
 OLD_LOG = Path(__file__).parents[2] / "stores" / "intake_1"
@@ -168,9 +168,7 @@ def test_a_record_that_cannot_be_stored_refuses_the_batch(tmp_path: Path, clock:
 def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, number: int
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
+    fail = failing(number)
     with Store.open(tmp_path / "s") as store:
         intake = Intake(store, clock=clock)
         with monkeypatch.context() as patch:
@@ -237,13 +235,10 @@ def test_only_what_somebody_is_about_to_read_is_handed_on(tmp_path: Path, clock:
 def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_room(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with Store.open(tmp_path / "s") as store:
         intake = Intake(store, IntakeSettings(most_rows=12), clock=clock)
         with monkeypatch.context() as patch:
-            patch.setattr("fleet.store.writer.write_data_files", no_room)
+            patch.setattr("fleet.store.writer.write_data_files", failing())
             for start in range(0, 15, 5):
                 clock.now += 5
                 assert intake.append(make_batch(start, 5)).appended == 5
@@ -261,13 +256,10 @@ def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
 def test_closing_without_room_leaves_the_records_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_room(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with Store.open(tmp_path / "s") as store, monkeypatch.context() as patch:
         intake = Intake(store, clock=clock)
         intake.append(make_batch(0, 5))
-        patch.setattr("fleet.store.writer.write_data_files", no_room)
+        patch.setattr("fleet.store.writer.write_data_files", failing())
         intake.close()
         intake.close()
         assert "5 records wait in the log" in caplog.text

@@ -34,7 +34,7 @@ from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
-from tests.disk_fixtures import Copies, failing_fsync
+from tests.disk_fixtures import Copies, failing, failing_fsync
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -238,12 +238,9 @@ def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(tmp_path
 def test_the_error_of_a_disk_that_became_read_only_is_the_one_to_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
     def fail() -> None:
         with Store.open(tmp_path / "s"):
-            monkeypatch.setattr(Path, "unlink", refuse)
+            monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
             raise StoreError("what was being done")
 
     with pytest.raises(StoreError, match="what was being done"):
@@ -631,11 +628,8 @@ def test_a_disk_that_was_full_at_the_last_fsync_of_a_commit_is_gone_on_with(
 def test_a_failure_of_tidying_up_does_not_refuse_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_room(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(store_module, "MERGE_FILES", 2)
-    monkeypatch.setattr(writer_module, "merge_data_files", no_room)
+    monkeypatch.setattr(writer_module, "merge_data_files", failing())
     with caplog.at_level(logging.WARNING), Store.open(tmp_path) as store:
         for start in range(5):
             assert store.append(make_batch(start, 1)).appended == 1

@@ -24,6 +24,7 @@ from fleet.store.delta.ids import IdRun, RecordIds, keys_of, keys_of_column
 from fleet.store.delta.index import IDS, INDEX
 from fleet.store.delta.log import commit_path
 from fleet.store.store import Store
+from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, record_ids
 
 
@@ -205,11 +206,8 @@ def test_a_torn_commit_takes_its_ids_out_again(tmp_path: Path, read_files: list[
 def test_a_full_disk_only_costs_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_room(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "write_durably", no_room)
+        patch.setattr(index_module, "write_durably", failing())
         filled(tmp_path / "s")
     assert "the records are kept, but" in caplog.text
     assert list((tmp_path / "s" / IDS).iterdir()) == []
