@@ -37,6 +37,16 @@ def failing(number: int = errno.ENOSPC) -> Callable[..., NoReturn]:
     return step
 
 
+def killed(folder: Path, copy: Path) -> Path:
+    """What a kill would leave behind now."""
+    return Path(shutil.copytree(folder, copy))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by its path."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 class Copies:
     """Copies of a folder before each step on the disk: what a kill at that moment leaves behind.
 

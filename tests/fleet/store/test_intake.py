@@ -27,7 +27,7 @@ from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log, pack, unpack
 from fleet.store.store import Store
-from tests.disk_fixtures import Copies, failing
+from tests.disk_fixtures import Copies, failing, killed
 from tests.record_fixtures import make_batch, make_record
 
 OLD_LOG = Path(__file__).parents[2] / "stores" / "intake_1"
@@ -54,11 +54,6 @@ def files(folder: Path) -> list[str]:
 
 def in_table(folder: Path) -> Counter[Record]:
     return Counter(Store.read(folder).records())
-
-
-def killed(folder: Path, copy: Path) -> Path:
-    """What a kill would leave behind now."""
-    return Path(shutil.copytree(folder, copy))
 
 
 def as_rows(records: list[Record]) -> pa.Table:

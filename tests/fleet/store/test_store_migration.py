@@ -21,7 +21,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.log import TABLE_OPTIONS, commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
-from tests.disk_fixtures import Copies, failing_fsync
+from tests.disk_fixtures import Copies, content, failing_fsync
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -89,10 +89,6 @@ def old_store(request: pytest.FixtureRequest, old_stores: Path, tmp_path: Path) 
 @pytest.fixture
 def plain_store(old_stores: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(old_stores / "plain", tmp_path / "s"))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
