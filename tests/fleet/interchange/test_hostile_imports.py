@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.interchange.logs.json_values import Rejected, parse_line
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
+from tests.conftest import run_code
 from tests.fleet.interchange.test_import_logs import records, run
 from tests.log_fixtures import CPU_TARGET, ansor, autotvm, meta_schedule, workload_line, write_log
 from tests.transfer.language.test_hostile_programs import shared_statements
@@ -228,10 +228,7 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
             # Something that does not compress beside the key, so that the file counts as a log.
             line["more"] = os.urandom(12_000).hex()
             stream.write(json.dumps(line).encode() + b"\n")
-    done = subprocess.run(
-        [sys.executable, "-c", BOMB, str(log)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    told, kilobytes = done.stdout.rsplit(" ", 1)
+    told, kilobytes = run_code(BOMB, log, cwd=tmp_path).rsplit(" ", 1)
     assert told == "Counter({'workload key is too long': 200})"
     assert int(kilobytes) < 400_000
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -34,6 +33,7 @@ from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
+from tests.conftest import run_code
 from tests.disk_fixtures import Copies, failing, failing_fsync
 from tests.record_fixtures import (
     any_records,
@@ -731,15 +731,9 @@ print(store.append(make_batch(5, 5)).appended)
 
 
 def test_a_file_size_limit_counts_as_full(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FILE_SIZE_LIMIT, str(tmp_path / "s")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "refused no room while appending records" in done.stdout
-    assert done.stdout.splitlines()[-1] == "5"
+    printed = run_code(FILE_SIZE_LIMIT, tmp_path / "s")
+    assert "refused no room while appending records" in printed
+    assert printed.splitlines()[-1] == "5"
     assert list(Store.read(tmp_path / "s").records()) == make_batch(0, 10)
 
 
@@ -775,13 +769,10 @@ def test_a_read_only_folder_can_be_read_and_not_written(public_folder: Path) -> 
         store.append(make_batch(0, 5))
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ONLY, str(folder)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "refused" in done.stdout
-    assert "check the folder and its permissions" in done.stdout
-    assert done.stdout.splitlines()[-1] == "5"
+    printed = run_code(READ_ONLY, folder)
+    assert "refused" in printed
+    assert "check the folder and its permissions" in printed
+    assert printed.splitlines()[-1] == "5"
 
 
 def test_each_workload_is_kept_once_and_its_networks_are_joined(tmp_path: Path) -> None:

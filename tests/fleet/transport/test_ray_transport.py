@@ -28,7 +28,7 @@ from agents.device.messages import (
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below
+from tests.conftest import each_below, run_code
 from tests.transport_fixtures import (
     batch_of,
     first,
@@ -303,15 +303,8 @@ transport.close(20.0)
 
 @pytest.mark.slow
 def test_a_ray_that_broke_is_started_again(tmp_path: Path) -> None:
-    arguments = [str(recorded_file(tmp_path)), str(tmp_path / "spools")]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT_OF_A_BROKEN_RAY, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    run_code(SCRIPT_OF_A_BROKEN_RAY, recorded_file(tmp_path), tmp_path / "spools", env=path, timeout=200)
 
 
 SCRIPT_OF_A_COORDINATOR = """
