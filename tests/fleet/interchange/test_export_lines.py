@@ -18,7 +18,7 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
-from tests.log_fixtures import DATA
+from tests.log_fixtures import DATA, module_line, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
@@ -130,13 +130,6 @@ DATABASE = [
 ]
 
 
-def module_line() -> str:
-    import base64
-
-    text = b'{"nodes":[],"root_index":0}'
-    return json.dumps(["77", base64.b64encode(len(text).to_bytes(8, "little") + text).decode()])
-
-
 @pytest.mark.parametrize(
     ("dialect", "files"),
     [
@@ -151,10 +144,9 @@ def test_import_export_import_gives_equal_records(
     tmp_path: Path, dialect: str, files: dict[str, list[str] | None]
 ) -> None:
     logs = tmp_path / "logs"
-    logs.mkdir()
     count = 0
     for name, lines in files.items():
-        (logs / name).write_text("\n".join(lines or [module_line()]) + "\n")
+        write_log(logs / name, lines or [module_line(77, '{"nodes":[],"root_index":0}')])
         count += len(lines or ())
     with Store.open(tmp_path / "a") as first, Store.open(tmp_path / "b") as second:
         import_logs(first, ImportRequest(paths=(logs,), device_id="board"))

@@ -33,6 +33,7 @@ from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.fake_fleet import done
 from tests.record_fixtures import make_record, make_workload
+from tests.transport_fixtures import candidate_of
 from transfer.search.decisions import DesignTable
 
 
@@ -51,10 +52,6 @@ def ran(number: int, secs: float, **changes: object) -> Record:
 def candidates(count: int) -> list[Candidate]:
     workload_id = make_workload(1).workload_id
     return [Candidate(workload_id=workload_id, trace=f"[{number}]") for number in range(count)]
-
-
-def candidate_of(record: Record) -> Candidate:
-    return Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
 
 
 def test_every_workload_has_its_turn_before_one_has_two() -> None:
