@@ -73,7 +73,6 @@ def test_progress_shows_names_as_they_are() -> None:
 
 def test_warnings_of_modules_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
     handler = logging.lastResort
-    assert handler is not None
     before = handler.formatter
     try:
         make_logs_visible()

@@ -28,7 +28,6 @@ def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
     candidates = candidates_of(workload, 40)
     ranker = CandidateRanker(registry)
     found = ranker.rank(workload, "box.a", candidates)
-    assert found is not None
     block = Extractor().extract({workload.workload_id: workload}, candidates)
     scores = small_model("box.a", "box.b").score(block, "box.a")
     assert found.scores == tuple(scores.tolist())
@@ -47,9 +46,6 @@ def test_a_new_champion_ranks_without_a_restart(registry: Registry) -> None:
     writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
     after = ranker.rank(workload, "box.a", candidates)
     other = ranker.rank(workload, "box.b", candidates)
-    assert before is not None
-    assert after is not None
-    assert other is not None
     assert [one.model.version for one in (before, after, other)] == ["v000001", "v000002", "v000001"]
     assert before.scores != after.scores
 
@@ -62,7 +58,6 @@ def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
     elsewhere = candidates_of(unlike_workload(1), 1)[0]
     candidates = [torn, good[0], foreign, good[1], elsewhere, good[2]]
     found = CandidateRanker(registry).rank(workload, "box.a", candidates)
-    assert found is not None
     assert sorted(found.order[:3]) == [1, 3, 5]
     assert [found.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
     assert len(found.first(candidates, 6)) == 3
@@ -85,7 +80,6 @@ def test_programs_get_the_same_scores_from_the_head_that_serves(registry: Regist
     candidates = candidates_of(workload, 5)
     model = fleet.load_model("box.a", registry.folder)
     ranking = CandidateRanker(registry).rank(workload, "box.a", candidates)
-    assert ranking is not None
     assert model.score(workload, [*(one.trace for one in candidates), "[]"]) == [*ranking.scores, None]
     assert (model.device_id, model.version) == ("box.a", "v000001")
     with pytest.raises(fleet.FleetError, match=r"no model in .* serves device 'ghost'; served are: box.a"):
