@@ -408,7 +408,6 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         time.sleep(wait_secs)
         child.send_signal(signal.SIGKILL)
