@@ -117,8 +117,8 @@ def test_an_empty_batch_keeps_nothing_and_moves_the_others_on(tmp_path: Path, cl
 
 def test_some_devices_go_on_at_a_time_those_that_waited_longest_first(tmp_path: Path, clock: Clock) -> None:
     names = ["a", "b", "c", "d", "e"]
-    with Store.open(tmp_path / "s") as store:
-        intake = Intake(store, IntakeSettings(devices_per_commit=2), clock=clock)
+    two = IntakeSettings(devices_per_commit=2)
+    with Store.open(tmp_path / "s") as store, Intake(store, two, clock=clock) as intake:
         for number in range(3):
             intake.append([one for name in names for one in make_batch(number, 1, device=name)])
         seen = []
@@ -134,7 +134,6 @@ def test_some_devices_go_on_at_a_time_those_that_waited_longest_first(tmp_path: 
             (set(names), 0),
         ]
         assert store.version == 3
-        intake.close()
 
 
 @pytest.mark.parametrize("limits", [{"most_rows": 10}, {"most_bytes": 2000}])
@@ -211,8 +210,8 @@ def test_commits_leave_time_for_other_work(
 
 
 def test_only_what_somebody_is_about_to_read_is_handed_on(tmp_path: Path, clock: Clock) -> None:
-    with Store.open(tmp_path / "s") as store:
-        intake = Intake(store, IntakeSettings(devices_per_commit=1), clock=clock)
+    one = IntakeSettings(devices_per_commit=1)
+    with Store.open(tmp_path / "s") as store, Intake(store, one, clock=clock) as intake:
         kept = intake.append([*make_batch(0, 3), *make_batch(0, 1), *make_batch(5, 2, device="dev-b")])
         assert kept.fresh == [*make_batch(0, 3), *make_batch(5, 2, device="dev-b")]
         assert intake.append(make_batch(0, 4)).fresh == make_batch(3, 1)
@@ -224,14 +223,13 @@ def test_only_what_somebody_is_about_to_read_is_handed_on(tmp_path: Path, clock:
         intake.flush(candidate_ids=[make_record(3).candidate_id])
         assert in_table(tmp_path / "s") == Counter([*make_batch(0, 4), *make_batch(5, 2, device="dev-b")])
         assert intake.waiting == 0
-        intake.close()
 
 
 def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Store.open(tmp_path / "s") as store:
-        intake = Intake(store, IntakeSettings(most_rows=12), clock=clock)
+    few = IntakeSettings(most_rows=12)
+    with Store.open(tmp_path / "s") as store, Intake(store, few, clock=clock) as intake:
         with monkeypatch.context() as patch:
             patch.setattr("fleet.store.writer.write_data_files", failing())
             for start in range(0, 15, 5):
@@ -244,7 +242,6 @@ def test_a_table_without_room_keeps_records_waiting_until_they_are_too_many(
                 intake.flush()
             assert intake.waiting == 15
         assert intake.append(make_batch(15, 5)).appended == 5
-        intake.close()
     assert in_table(tmp_path / "s") == Counter(make_batch(0, 20))
 
 
