@@ -249,10 +249,7 @@ def test_live_candidates_become_lines_that_a_plain_reader_takes(
 ) -> None:
     rows = [
         make_record(
-            4 * number + 1,
-            workload_id=one.workload_id,
-            candidate_id=one.candidate_id,
-            trace=one.trace,
+            4 * number + 1, workload_id=one.workload_id, candidate_id=one.candidate_id, trace=one.trace
         )
         for number, one in enumerate(matmul_candidates)
     ]

@@ -244,7 +244,7 @@ def test_a_key_of_triton_that_is_not_finite_stops_no_other_file(tmp_path: Path) 
     assert (report.imported, dict(report.counts.rejected)) == (1, {"a number is not finite": 1})
 
 
-def test_long_item_is_not_held(tmp_path: Path) -> None:
+def test_long_item_is_not_held() -> None:
     chunks = iter([b'{"cache": {"a": "' + b"x" * (MAX_ITEM_CHARS + 9), *[b"y" * (1 << 20)] * 64])
     with pytest.raises(Rejected, match="too long"):
         list(JsonItems(chunks, "cache"))

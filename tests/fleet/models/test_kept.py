@@ -176,7 +176,7 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
 
 
 def test_what_is_judged_is_what_serves(
-    version: tuple[Registry, str, Adapted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: tuple[Registry, str, Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a later version, on fresh records, and by `fleet eval --model`."""
     registry, name, _ = version

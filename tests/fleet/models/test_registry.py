@@ -212,10 +212,7 @@ def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Pat
         again.unpin("box.a", reason="")
     assert again.publish(added(again, seed=3), {"box.a": {}}) == ["box.a"]
     told = [(one.kind, one.version, one.reason) for one in again.history() if one.device_id == "box.a"]
-    assert told[2:4] == [
-        ("pinned", "v000002", "for the release"),
-        ("unpinned", "v000002", "released"),
-    ]
+    assert told[2:4] == [("pinned", "v000002", "for the release"), ("unpinned", "v000002", "released")]
 
 
 def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_fingerprint_says_whose_head_it_is(folder: Path) -> None:
     assert shipped(folder).head(SPEC, DESCRIPTOR, few).notes["likeness"] == "hardware"
 
 
-def test_its_trees_are_told_the_hardware_of_the_device(folder: Path, snapshot: DatasetSnapshot) -> None:
+def test_its_trees_are_told_the_hardware_of_the_device(folder: Path) -> None:
     wide = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
     narrow = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
     heads = [shipped(folder).head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]

@@ -134,7 +134,7 @@ def test_it_learns_and_comes_back_from_disk_with_equal_scores(
 
 
 def test_scores_keep_the_order_of_sums_of_any_size(
-    trained: MtlTLP, snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
+    snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
     model = MtlTLP(CPU_LAYOUT, ("x",))
@@ -283,7 +283,7 @@ def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp
 
 
 def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
-    trained: MtlTLP, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transfer.train.published_procedure as training
 

@@ -127,12 +127,7 @@ def test_some_devices_go_on_at_a_time_those_that_waited_longest_first(tmp_path: 
             intake.append([])
             intake.append([])  # at once again: it is not time yet
             seen.append(({one.device_id for one in in_table(tmp_path / "s")}, intake.waiting))
-        assert seen == [
-            ({"a", "b"}, 9),
-            ({"a", "b", "c", "d"}, 3),
-            (set(names), 0),
-            (set(names), 0),
-        ]
+        assert seen == [({"a", "b"}, 9), ({"a", "b", "c", "d"}, 3), (set(names), 0), (set(names), 0)]
         assert store.version == 3
 
 

@@ -87,7 +87,7 @@ def test_after_a_kill_only_what_came_since_is_read(tmp_path: Path, read_files: l
         assert store.append(make_batch(0, 21)).appended == 1
 
 
-def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path, read_files: list[str]) -> None:
+def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path) -> None:
     filled(tmp_path / "s")
     with Store.open(tmp_path / "s") as store:
         for start in range(20, 30, 5):

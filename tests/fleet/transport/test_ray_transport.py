@@ -218,7 +218,7 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
 
 
 @pytest.mark.tvm
-def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives, tmp_path: Path) -> None:
+def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives) -> None:
     up = lives.begin()
     lives.until(Heartbeat)
     # Ray's own handler prints the stack of a process that is ended by this signal.
