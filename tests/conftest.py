@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -70,6 +72,14 @@ def each_below(pid: int, look: Callable[[psutil.Process], Found]) -> list[Found]
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(look(process))
     return found
+
+
+def run_code(code: str, *arguments: object, **options: Any) -> str:
+    """What a process of its own prints that runs some Python; it must end well."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 100, **options})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return str(done.stdout)
 
 
 @pytest.fixture(scope="session")

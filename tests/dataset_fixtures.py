@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from agents.records import (
+    REMEASURE,
     Candidate,
     Descriptor,
     DeviceId,
@@ -131,6 +133,11 @@ def record_of(
         attempt=attempt,
         measured_at=0.0,
     )
+
+
+def again(record: Record, **changes: object) -> Record:
+    """A second measurement of what was measured."""
+    return replace(record, **{"attempt": record.attempt + 1, "origin": REMEASURE} | changes)
 
 
 def cpu_device(name: str, mcpu: str = "x86-64-v3", **changes: Any) -> tuple[DeviceSpec, Descriptor]:

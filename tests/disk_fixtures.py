@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from agents.records import Record
 from agents.row_file import RowFile
+from fleet.store.store import Store
 
 
 def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable[[int], None]:
@@ -26,6 +29,25 @@ def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable
         real(descriptor)
 
     return fsync
+
+
+def failing(number: int = errno.ENOSPC) -> Callable[..., NoReturn]:
+    """What any step on the disk may be replaced by: it fails with this error of the system."""
+
+    def step(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return step
+
+
+def killed(folder: Path, copy: Path) -> Path:
+    """What a kill would leave behind now."""
+    return Path(shutil.copytree(folder, copy))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, by its path."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Copies:
@@ -45,6 +67,18 @@ class Copies:
         for name in ("fsync", "link", "unlink", "rename", "replace", "utime"):
             patch.setattr(os, name, self._watched(getattr(os, name)))
         patch.setattr(RowFile, "change", self._watched(RowFile.change))
+
+    def check(self, acknowledged: list[Record]) -> None:
+        """Each copy of a store has what was acknowledged by then, once, and takes the rest."""
+        for copy, count in self.left_behind:
+            with Store.open(copy) as store:
+                assert store.repairs == ()
+                found = Counter(store.records())
+                assert set(found.values()) <= {1}
+                assert set(acknowledged[:count]) <= set(found) <= set(acknowledged)
+                store.append(acknowledged)
+                assert Counter(store.records()) == Counter(acknowledged)
+            shutil.rmtree(copy)
 
     def _watched(self, call: Any) -> Any:
         def step(*args: Any, **kwargs: Any) -> Any:

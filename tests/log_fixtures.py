@@ -82,10 +82,17 @@ def meta_schedule(number: int, *, index: int = 0, run_secs: Any = (3e-3, 4e-3)) 
     return [index, [trace, run_secs if run_secs is None else list(run_secs), target, args]]
 
 
+def module_line(number: int, text: str) -> list[str]:
+    """The workload of a MetaSchedule database that has this module, as TVM writes it."""
+    raw = text.encode()
+    return [str(number), base64.b64encode(len(raw).to_bytes(8, "little") + raw).decode()]
+
+
 def workload_line(number: int = 0) -> list[str]:
-    """One workload of a MetaSchedule database, as TVM writes it."""
-    text = json.dumps({"root_index": number, "nodes": [{"type": "None"}]}, indent=2).encode()
-    return [str(2**63 + number), base64.b64encode(len(text).to_bytes(8, "little") + text).decode()]
+    """One workload of a MetaSchedule database."""
+    return module_line(
+        2**63 + number, json.dumps({"root_index": number, "nodes": [{"type": "None"}]}, indent=2)
+    )
 
 
 def write_log(path: Path, lines: list[Any]) -> Path:

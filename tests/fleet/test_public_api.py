@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import fleet
 from agents.records import Outcome
 from fleet.models.registry import Registry
 from fleet.store.store import Store
+from tests.conftest import run_code
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 from tests.refresh_fixtures import candidates_of, make_store, small_model, some_workloads
 
@@ -132,5 +132,4 @@ def test_every_name_is_documented() -> None:
 def test_importing_it_is_light() -> None:
     heavy = "{'torch', 'tvm', 'ray', 'pyarrow', 'pydantic', 'numpy'}"
     code = f"import sys, fleet; print(sorted({heavy} & set(sys.modules)), 'open_store' in dir(fleet))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[] True\n"
+    assert run_code(code) == "[] True\n"

@@ -71,9 +71,8 @@ def test_progress_shows_names_as_they_are() -> None:
     assert "\x1b[2J" not in out.getvalue()
 
 
-def test_warnings_of_modules_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_modules_are_visible() -> None:
     handler = logging.lastResort
-    assert handler is not None
     before = handler.formatter
     try:
         make_logs_visible()

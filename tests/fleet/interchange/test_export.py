@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from fleet.interchange import export_files, export_parquet
 from fleet.interchange.export_store import FORMATS, ExportResult, export
 from fleet.store.noise import settled
 from fleet.store.store import Store
+from tests.disk_fixtures import failing
 from tests.record_fixtures import (
     as_layout_1,
     make_batch,
@@ -198,11 +197,7 @@ def test_a_disk_that_fills_up_leaves_the_old_export_or_none(
     if is_there:
         export(store, path, "parquet", ["dev-a"])
     before = contents(tmp_path)
-
-    def full(_: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(export_files, "fsync", full)
+    monkeypatch.setattr(export_files, "fsync", failing())
     with pytest.raises(StoreFull, match="no room while exporting"):
         export(store, path, "parquet", replace=True)
     assert contents(tmp_path) == before

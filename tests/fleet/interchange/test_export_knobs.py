@@ -11,17 +11,15 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.fleet.interchange.test_import_logs import records, run
-from tests.knob_fixtures import NAMES, cache_text, cached, helion_row, triton_text, write_helion
+from tests.knob_fixtures import NAMES, cache_text, cached, failed, helion_row, triton_text, write_helion
 from tests.log_fixtures import ansor, write_log
 
 
 def kernel_tuner_logs(folder: Path) -> None:
     words = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
-    failed = [cached(100 + place, time=word) for place, word in enumerate(words)]
-    for one in failed:
-        del one["times"]
+    bad = [failed(100 + place, word) for place, word in enumerate(words)]
     good = [cached(number, benchmark_time=100.1 + number / 3) for number in range(60)]
-    (folder / "A100.json").write_text(cache_text([*good, *failed]))
+    (folder / "A100.json").write_text(cache_text([*good, *bad]))
     other = [cached(number, time=1.5, times=[1.5]) for number in range(3)]
     (folder / "small.json").write_text(cache_text(other, problem_size=[64, 64]))
 
@@ -98,15 +96,8 @@ def test_triton_and_helion_read_the_best(tmp_path: Path) -> None:
     pairs = json.loads(path.read_text())["configs_timings"]
     config, times = min(pairs, key=lambda pair: pair[1])
     assert times == [0.1] * 3
-    assert set(config) == {
-        "kwargs",
-        "num_warps",
-        "num_ctas",
-        "num_stages",
-        "maxnreg",
-        "pre_hook",
-        "ir_override",
-    }
+    names = {"kwargs", "num_warps", "num_ctas", "num_stages", "maxnreg", "pre_hook", "ir_override"}
+    assert set(config) == names
     files = export(Store.read(imported(tmp_path / "h", "helion")), tmp_path / "h/out", "helion").files
     best = next(path for path in files if path.name.endswith(".best.json"))
     assert json.loads(best.read_text()) == {"block_sizes": [64, 16]}

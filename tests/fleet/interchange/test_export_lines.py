@@ -18,7 +18,7 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
-from tests.log_fixtures import DATA
+from tests.log_fixtures import DATA, module_line, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
@@ -130,13 +130,6 @@ DATABASE = [
 ]
 
 
-def module_line() -> str:
-    import base64
-
-    text = b'{"nodes":[],"root_index":0}'
-    return json.dumps(["77", base64.b64encode(len(text).to_bytes(8, "little") + text).decode()])
-
-
 @pytest.mark.parametrize(
     ("dialect", "files"),
     [
@@ -151,10 +144,9 @@ def test_import_export_import_gives_equal_records(
     tmp_path: Path, dialect: str, files: dict[str, list[str] | None]
 ) -> None:
     logs = tmp_path / "logs"
-    logs.mkdir()
     count = 0
     for name, lines in files.items():
-        (logs / name).write_text("\n".join(lines or [module_line()]) + "\n")
+        write_log(logs / name, lines or [module_line(77, '{"nodes":[],"root_index":0}')])
         count += len(lines or ())
     with Store.open(tmp_path / "a") as first, Store.open(tmp_path / "b") as second:
         import_logs(first, ImportRequest(paths=(logs,), device_id="board"))
@@ -257,10 +249,7 @@ def test_live_candidates_become_lines_that_a_plain_reader_takes(
 ) -> None:
     rows = [
         make_record(
-            4 * number + 1,
-            workload_id=one.workload_id,
-            candidate_id=one.candidate_id,
-            trace=one.trace,
+            4 * number + 1, workload_id=one.workload_id, candidate_id=one.candidate_id, trace=one.trace
         )
         for number, one in enumerate(matmul_candidates)
     ]
@@ -289,10 +278,8 @@ def test_a_gpu_has_ansors_hardware_parameters() -> None:
     target = canonical_json({"kind": "cuda", "arch": "sm_80", **limits})
     spec = make_spec(kind=DeviceKind.CUDA, family=Family.GPU, target_json=target)
     assert hardware_params(spec, None) == [-1, 16, 64, 49152, 2147483647, 1024, 8, 32]
-    assert hardware_params(make_spec(), make_descriptor(ansor_params=(9, 32, 128, 0, 0, 0, 0, 0))) == [
-        *(1, 32, 128),
-        *(0, 0, 0, 0, 0),
-    ]
+    host = make_descriptor(ansor_params=(9, 32, 128, 0, 0, 0, 0, 0))
+    assert hardware_params(make_spec(), host) == [1, 32, 128, 0, 0, 0, 0, 0]
     assert hardware_params(None, None) == [1, 64, 64, 0, 0, 0, 0, 0]
 
 

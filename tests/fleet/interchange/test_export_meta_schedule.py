@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +159,8 @@ def test_relax_applies_the_best_schedule_and_the_output_stays_right(
     np.testing.assert_allclose(found, np.tanh(x @ w), rtol=1e-5, atol=1e-6)
 
 
-def test_the_files_are_what_tvm_would_write(
-    database: Path, measured: tuple[Store, list[Record]], tmp_path: Path
-) -> None:
+def test_the_files_are_what_tvm_would_write(database: Path, tmp_path: Path) -> None:
     """TVM's own database of the same records, line by line; only white space in modules differs."""
-    import base64
-
     from tvm.s_tir import meta_schedule as ms
     from tvm.target import Target
 
@@ -196,12 +194,8 @@ def test_the_files_are_what_tvm_would_write(
 
 
 def test_a_workload_without_module_is_left_out_and_said(tmp_path: Path, generic_spec: DeviceSpec) -> None:
-    import dataclasses
-
-    known = make_workload(1)
-    imported = dataclasses.replace(
-        make_workload(2), module_json='{"args_info":[],"dialect":"meta_schedule","index":0}'
-    )
+    known, about = make_workload(1), '{"args_info":[],"dialect":"meta_schedule","index":0}'
+    imported = replace(make_workload(2), module_json=about)
     with Store.open(tmp_path / "store") as store:
         store.put_device(generic_spec, make_descriptor())
         store.put_workloads([known, imported])

@@ -6,9 +6,9 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -25,17 +25,18 @@ from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.interchange.logs.json_values import Rejected, parse_line
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
+from tests.conftest import run_code
 from tests.fleet.interchange.test_import_logs import records, run
-from tests.log_fixtures import CPU_TARGET, ansor, autotvm, meta_schedule, workload_line, write_log
+from tests.log_fixtures import (
+    CPU_TARGET,
+    ansor,
+    autotvm,
+    meta_schedule,
+    module_line,
+    workload_line,
+    write_log,
+)
 from tests.transfer.language.test_hostile_programs import shared_statements
-
-
-def module_line(number: int, text: str) -> list[str]:
-    """A workload line that holds this module."""
-    import base64
-
-    raw = text.encode()
-    return [str(number), base64.b64encode(len(raw).to_bytes(8, "little") + raw).decode()]
 
 
 def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path) -> None:
@@ -54,37 +55,22 @@ def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) 
     assert report.imported == (0 if rejected else 1)
 
 
-def test_what_a_reader_did_not_foresee_costs_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
-        raise ZeroDivisionError("by nobody's guess")
-
-    monkeypatch.setattr(AnsorLogReader, "read", fail)
-    log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
-    report = run(tmp_path, log)
+def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
+    with mock.patch.object(AnsorLogReader, "read", side_effect=ZeroDivisionError("by nobody's guess")):
+        log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
+        report = run(tmp_path, log)
     assert report.imported == 1
     assert report.counts.rejected == {"reader fault: ZeroDivisionError": 2}
     assert report.examples == {"reader fault: ZeroDivisionError": f'{log}:2: "by nobody\'s guess"'}
 
 
 @pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])
-def test_what_is_no_fault_of_a_line_ends_the_import(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: AnsorLogReader, value: dict[str, Any]) -> Any:
-        raise error
-
-    monkeypatch.setattr(AnsorLogReader, "read", fail)
-    with pytest.raises(error):
+def test_what_is_no_fault_of_a_line_ends_the_import(error: type[BaseException], tmp_path: Path) -> None:
+    with mock.patch.object(AnsorLogReader, "read", side_effect=error), pytest.raises(error):
         run(tmp_path, write_log(tmp_path / "log.json", [ansor(1)]))
 
 
 # ---- what is held ----
-
-
-def long_target(chars: int) -> dict[str, Any]:
-    return {"kind": "llvm", "mcpu": "x" * chars}
 
 
 def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
@@ -94,7 +80,7 @@ def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
     trace = autotvm(3)
     trace["config"]["entity"][2][2] = "x" * (1 << 20)
     database = meta_schedule(4)
-    database[1][2] = long_target(MAX_ENVIRONMENT_CHARS)
+    database[1][2] = {"kind": "llvm", "mcpu": "x" * MAX_ENVIRONMENT_CHARS}
     report = run(tmp_path, write_log(tmp_path / "log.json", [long_key, long_args, trace, database, ansor(5)]))
     assert report.imported == 1
     assert report.counts.rejected == {
@@ -156,13 +142,9 @@ def test_modules_that_wait_for_a_commit_are_bounded(tmp_path: Path, monkeypatch:
 
 
 def test_seconds_that_nothing_takes_are_refused(tmp_path: Path) -> None:
-    results: list[Any] = [
-        [[1e-10], 0, 1, 1],
-        [[5e-324], 0, 1, 1],
-        [[1e-9], 0, 1e12, 1],
-        [[1e-9], 0, 1e300, 1],
-    ]
-    log = write_log(tmp_path / "log.json", [ansor(n, r=one) for n, one in enumerate(results)])
+    results = [([1e-10], 1), ([5e-324], 1), ([1e-9], 1e12), ([1e-9], 1e300)]
+    lines = [ansor(n, r=[costs, 0, all_cost, 1]) for n, (costs, all_cost) in enumerate(results)]
+    log = write_log(tmp_path / "log.json", lines)
     assert run(tmp_path, log).counts.rejected == {
         "a cost is below a nanosecond": 2,
         "all_cost is out of range": 2,
@@ -185,11 +167,7 @@ def test_shapes_beyond_any_memory_are_none_and_the_rows_can_be_exported(tmp_path
 @pytest.mark.parametrize("form", ["ansor", "autotvm"])
 def test_a_target_of_anything_can_be_exported(form: str, tmp_path: Path) -> None:
     target = {"kind": "llvm", "num-cores": "many", "keys": [1, {}], "mattr": 7, "mcpu": []}
-    lines = [
-        meta_schedule(1),
-        autotvm(2, target="llvm -num-cores=x -keys"),
-        ansor(3),
-    ]
+    lines = [meta_schedule(1), autotvm(2, target="llvm -num-cores=x -keys"), ansor(3)]
     lines[0][1][2] = target
     run(tmp_path, write_log(tmp_path / "log.json", lines))
     gpu = meta_schedule(4)
@@ -228,10 +206,7 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
             # Something that does not compress beside the key, so that the file counts as a log.
             line["more"] = os.urandom(12_000).hex()
             stream.write(json.dumps(line).encode() + b"\n")
-    done = subprocess.run(
-        [sys.executable, "-c", BOMB, str(log)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    told, kilobytes = done.stdout.rsplit(" ", 1)
+    told, kilobytes = run_code(BOMB, log, cwd=tmp_path).rsplit(" ", 1)
     assert told == "Counter({'workload key is too long': 200})"
     assert int(kilobytes) < 400_000
 
@@ -314,20 +289,8 @@ def test_a_folder_that_cannot_be_a_network_names_none(name: bytes, tmp_path: Pat
 
 
 def test_known_reasons_are_counted_without_a_second_look(tmp_path: Path) -> None:
-    lines: list[Any] = [
-        "",
-        "junk",
-        "",
-        "junk",
-        "#",
-        "junk \u00e4",
-        b"junk \xff",
-        "",
-        "junk",
-        "NaN",
-        "{",
-        workload_line(),
-    ]
+    lines: list[Any] = ["", "junk", "", "junk", "#", "junk \u00e4", b"junk \xff", "", "junk", "NaN", "{"]
+    lines.append(workload_line())
     report = run(tmp_path, write_log(tmp_path / "log.json", lines))
     assert report.counts.rejected == {
         "blank line": 3,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.host.gpu_sheets import gpu_sheet
-from agents.records import Candidate, Family, Outcome
+from agents.records import Family, Outcome
 from fleet.errors import FleetError
 from fleet.interchange.logs.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
@@ -19,12 +19,14 @@ from tests.knob_fixtures import (
     cache_text,
     cached,
     configuration,
+    failed,
     helion_row,
     t4_text,
     triton_text,
     write_helion,
 )
 from tests.log_fixtures import DATA, autotvm, write_log
+from tests.transport_fixtures import candidate_of
 from transfer.features.extractor import Extractor
 
 HUB = DATA / "kernel_tuner_hub"
@@ -35,11 +37,9 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 
 def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
-    failures = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
-    failed = [cached(10 + place, time=word) for place, word in enumerate(failures)]
-    for one in failed:
-        del one["times"]
-    (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), *failed]))
+    words = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
+    bad = [failed(10 + place, word) for place, word in enumerate(words)]
+    (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), *bad]))
     report = run(tmp_path, tmp_path / "A100.json")
     assert (report.imported, report.counts.lines, report.rejected) == (5, 5, 0)
     assert outcomes(tmp_path) == {
@@ -77,8 +77,7 @@ def test_candidates_do_not_depend_on_the_device_or_the_order_of_knobs(tmp_path: 
 
 
 def test_t4_file_beside_its_cache_adds_nothing(tmp_path: Path) -> None:
-    results = [cached(0), cached(1), cached(2, time="RuntimeFailedConfig")]
-    del results[2]["times"]
+    results = [cached(0), cached(1), failed(2, "RuntimeFailedConfig")]
     (tmp_path / "A100.json").write_text(cache_text(results))
     with gzip.open(tmp_path / "A100_T4.json.gz", "wt") as stream:
         stream.write(t4_text(results))
@@ -245,7 +244,7 @@ def test_a_key_of_triton_that_is_not_finite_stops_no_other_file(tmp_path: Path) 
     assert (report.imported, dict(report.counts.rejected)) == (1, {"a number is not finite": 1})
 
 
-def test_long_item_is_not_held(tmp_path: Path) -> None:
+def test_long_item_is_not_held() -> None:
     chunks = iter([b'{"cache": {"a": "' + b"x" * (MAX_ITEM_CHARS + 9), *[b"y" * (1 << 20)] * 64])
     with pytest.raises(Rejected, match="too long"):
         list(JsonItems(chunks, "cache"))
@@ -280,10 +279,7 @@ def test_learning_reads_the_records(tmp_path: Path) -> None:
     run(tmp_path, tmp_path / "A100.json")
     store = Store.read(tmp_path / "store")
     found = records(tmp_path)
-    candidates = [
-        Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect) for one in found
-    ]
-    block = Extractor().extract(store.workloads(), candidates)
+    block = Extractor().extract(store.workloads(), list(map(candidate_of, found)))
     assert len({row.tobytes() for row in block.summary}) == 40
 
 

@@ -37,6 +37,7 @@ from tests.log_fixtures import (
     write_log,
 )
 from tests.record_fixtures import record_ids
+from tests.transport_fixtures import candidate_of
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
@@ -104,9 +105,7 @@ def test_ids_are_those_of_agents_records(tmp_path: Path) -> None:
     found = records(tmp_path)
     assert len(found) == 43
     assert {record.record_id for record in found} == set(record_ids(Store.read(tmp_path / "store")))
-    for record in found:
-        candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
-        assert record.candidate_id == candidate.candidate_id
+    assert all(record.candidate_id == candidate_of(record).candidate_id for record in found)
 
 
 def test_failures_become_outcomes_and_marks_never_latencies(tmp_path: Path) -> None:
@@ -409,7 +408,6 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         time.sleep(wait_secs)
         child.send_signal(signal.SIGKILL)

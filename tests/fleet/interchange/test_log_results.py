@@ -134,16 +134,6 @@ def test_attempts_tell_measurements_apart_and_grow_with_time() -> None:
         return attempt_of(tuner_result([[cost], error, 1.0, at]))
 
     assert attempt(0.1, 100) == attempt(0.1, 100.0)
-    assert (
-        len(
-            {
-                attempt(0.1, 100),
-                attempt(0.2, 100),
-                attempt(0.1, 100.5),
-                attempt(0.1, 101),
-                attempt(0.1, 100, 4),
-            }
-        )
-        == 5
-    )
+    apart = [(0.1, 100), (0.2, 100), (0.1, 100.5), (0.1, 101), (0.1, 100, 4)]
+    assert len({attempt(*one) for one in apart}) == 5
     assert attempt(0.1, 100) < attempt(0.3, 101) < attempt(0.2, 2**33 - 1) < 2**53

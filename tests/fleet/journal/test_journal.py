@@ -9,6 +9,7 @@ import pytest
 from agents.row_file import RowFile
 from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.journal.journal import Journal
+from tests.disk_fixtures import failing
 from tests.record_fixtures import frame
 
 GROUPS = [[{"n": 1}], [{"n": 2}, {"n": 3}], [{"n": 4, "text": "ü" * 50}]]
@@ -75,12 +76,8 @@ def test_a_disk_that_fails_keeps_nothing_of_it(
 ) -> None:
     journal = filled(tmp_path)
     size = journal.size_bytes
-
-    def fails(*_: object) -> None:
-        raise OSError(number, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(RowFile, "change", fails)
+        patch.setattr(RowFile, "change", failing(number))
         with pytest.raises(error, match=words):
             journal.append([{"n": 5}]) if call == "append" else journal.compact({"all": 4})
     assert journal.size_bytes == size

@@ -66,12 +66,7 @@ def made_records(devices: Sequence[str], numbers: Sequence[int] = range(SAMPLES)
 def again(records: Sequence[Record], change: float) -> list[Record]:
     """An A/A run of some records: two more measurements of each."""
     return [
-        replace(
-            record,
-            origin=NOISE,
-            attempt=attempt,
-            run_secs=(record.run_secs[0] * factor,),
-        )
+        replace(record, origin=NOISE, attempt=attempt, run_secs=(record.run_secs[0] * factor,))
         for record in records
         for attempt, factor in ((1, 1.0), (2, 1 + change))
     ]
@@ -174,13 +169,8 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
     with Store.open(path) as store:
         store.append(made_records(("a", "b"), range(3, SAMPLES)))
     found = evaluate_model(settings, models, "v000001", ())
-    asked = Work(
-        kind=RequestKind.EVALUATION,
-        arguments={"version": "v000001"},
-        minutes=None,
-        settings=settings,
-        models=models,
-    )
+    kind, arguments = RequestKind.EVALUATION, {"version": "v000001"}
+    asked = Work(kind=kind, arguments=arguments, minutes=None, settings=settings, models=models)
     session: Any = mock.Mock()
     made = perform(asked, session, mock.MagicMock())
     assert made | {"seconds": 0} == found.as_json() | {"seconds": 0}, "a request gives the same"

@@ -7,56 +7,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, look, window
+from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, Look, look, window
 from fleet.models.promotion import Standing
 from tests.fleet.models.test_refresh import heads
 
-PUBLISHED = {"tau": [0.7, 0.65, 0.75]}
+PUBLISHED, LOW = {"tau": [0.7, 0.65, 0.75]}, {"tau": [0.1, 0.0, 0.2]}
 
 
-def seen(
-    quality: float, previous: float | None = None, published: dict[str, list[float]] | None = None, **how: int
-) -> Freshness:
+def looked(quality: float, previous: float | None, published: dict[str, list[float]] | None) -> Look:
     """What a look says of a champion and the one before it, by how much they know."""
-    before = None if previous is None else heads(previous, seed=2, **how)
+    before = None if previous is None else heads(previous, seed=2)
     return look(
         "a",
         "v000002",
-        heads(quality, seed=1, **how),
+        heads(quality, seed=1),
         previous_version="v000001" if before else "",
         previous=before,
         published=published,
-    ).freshness
+    )
 
 
-def test_a_champion_as_good_as_ever_stays() -> None:
-    assert seen(0.8, 0.8, PUBLISHED) is Freshness.GOOD
-    assert seen(0.8, 0.3, PUBLISHED) is Freshness.GOOD
-    assert seen(0.8) is Freshness.GOOD
+LOOKS: dict[str, tuple[float, float | None, dict[str, list[float]] | None, Freshness]] = {
+    "as good as ever": (0.8, 0.8, PUBLISHED, Freshness.GOOD),
+    "better than the one before": (0.8, 0.3, PUBLISHED, Freshness.GOOD),
+    "nothing to compare it with": (0.8, None, None, Freshness.GOOD),
+    "a fall asks for a training": (0.4, 0.4, PUBLISHED, Freshness.STALE),
+    "a fall with none before": (0.4, None, PUBLISHED, Freshness.STALE),
+    "a fall with a worse one before": (0.4, 0.1, PUBLISHED, Freshness.STALE),
+    "no fall, and the one before is clearly ahead": (0.3, 0.8, LOW, Freshness.ROLL_BACK),
+    "no fall, and the one before is hardly ahead": (0.55, 0.6, LOW, Freshness.GOOD),
+}
 
 
-def test_a_fall_alone_asks_for_a_training() -> None:
-    assert seen(0.4, 0.4, PUBLISHED) is Freshness.STALE
-    assert seen(0.4, None, PUBLISHED) is Freshness.STALE
-    assert seen(0.4, 0.1, PUBLISHED) is Freshness.STALE
+@pytest.mark.parametrize(("quality", "previous", "published", "freshness"), LOOKS.values(), ids=LOOKS)
+def test_a_look_says_how_fresh_a_champion_is(
+    quality: float, previous: float | None, published: dict[str, list[float]] | None, freshness: Freshness
+) -> None:
+    assert looked(quality, previous, published).freshness is freshness
 
 
 def test_a_champion_that_the_one_before_beats_is_taken_back() -> None:
-    found = look(
-        "a",
-        "v000002",
-        heads(0.3, seed=1),
-        previous_version="v000001",
-        previous=heads(0.8, seed=2),
-        published=PUBLISHED,
-    )
+    found = looked(0.3, 0.8, PUBLISHED)
     assert found.freshness is Freshness.ROLL_BACK
     assert "0.700 when published; v000001 gives" in found.text
     assert found.figures["ahead"][1] > 0
-    # Without a fall the one before must be ahead clearly.
-    low = {"tau": [0.1, 0.0, 0.2]}
-    assert seen(0.3, 0.8, low) is Freshness.ROLL_BACK
-    assert seen(0.55, 0.6, low) is Freshness.GOOD
 
 
 def test_a_few_workloads_say_nothing() -> None:

@@ -126,8 +126,6 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
     [raw] = files_of(adapted).values()
     assert adapted.size_bytes <= MOST_BYTES
     assert len(raw) <= adapted.size_bytes + 4096
-    correction = adapted.correction
-    assert correction is not None
 
     class Huge:
         kind = "siblings"
@@ -138,7 +136,7 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
         def settings(self) -> dict[str, Any]:
             return {}
 
-        score = score_unseen = correction.score
+        score = score_unseen = adapted.correction.score
 
     with pytest.raises(TransferError, match="at most 2,000,000"):
         files_of(replace(adapted, correction=Huge()))
@@ -171,7 +169,6 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
     again = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
     np.testing.assert_array_equal(again.score_unseen(block), expected)
     ranking = CandidateRanker(registry).rank(workload, NEW, candidates)
-    assert ranking is not None
     np.testing.assert_array_equal(ranking.scores, expected)
     scorer = load_scorer(registry.path(name), NEW, [workload])
     assert scorer._head.correction is not None  # what it scores by is that of the file
@@ -179,7 +176,7 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
 
 
 def test_what_is_judged_is_what_serves(
-    version: tuple[Registry, str, Adapted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: tuple[Registry, str, Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a later version, on fresh records, and by `fleet eval --model`."""
     registry, name, _ = version

@@ -45,10 +45,8 @@ def test_a_better_head_moves_on_and_says_by_how_much() -> None:
     assert (verdict.kind, verdict.moves_on) == (DecisionKind.BETTER, True)
     assert "on 12 held-out workloads" in verdict.reason
     assert "against v000001" in verdict.reason
-    assert verdict.judged is not None
     assert verdict.judged["difference"]["pairs"][1] > 0
-    assert verdict.judged["workloads"] == 12
-    assert verdict.judged["candidates"] == 240
+    assert (verdict.judged["workloads"], verdict.judged["candidates"]) == (12, 240)
 
 
 def test_a_worse_head_leaves_the_champion_where_it_is() -> None:
@@ -143,8 +141,6 @@ def test_differences_within_the_noise_floor_are_no_differences() -> None:
     many = np.tile(np.arange(3), (4, 1)).ravel()
     strict = standing(scores[many], latency[many], np.repeat(0, 12).astype(np.int32), 0.0)
     lenient = standing(scores[many], latency[many], np.repeat(0, 12).astype(np.int32), 0.02)
-    assert strict is not None
-    assert lenient is not None
     assert strict.right.sum() < strict.decided.sum()
     assert lenient.right.sum() == lenient.decided.sum()
     assert lenient.top5.tolist() == [1.0]
@@ -202,7 +198,6 @@ def test_a_large_workload_is_judged_by_some_of_its_pairs() -> None:
 def test_a_device_without_enough_data_is_refused_by_its_numbers() -> None:
     assert refusal("a", 32, 3) is None
     verdict = refusal("a", 12, 1)
-    assert verdict is not None
     assert verdict.reason == (
         "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
     )

@@ -35,6 +35,7 @@ from transfer.train.config import TrainConfig
 from transfer.train.training import train
 
 TARGET = DeviceId("board-7")
+SPEC, DESCRIPTOR = cpu_device(TARGET)
 PROGRAMS = [CandidateId(f"program-{place}") for place in range(6)]
 
 
@@ -75,35 +76,32 @@ def shipped(folder: Path) -> ShippedModel:
 
 
 def test_a_device_without_any_model_is_served_at_once_and_only_once(folder: Path, tmp_path: Path) -> None:
-    spec, descriptor = cpu_device(TARGET)
-    version = first_head(tmp_path, shipped(folder), spec, descriptor)
+    version = first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR)
     registry = Registry(tmp_path)
     # The heads of the shipped devices are sources: no device of this fleet has their names.
     assert set(registry.champions()) == {TARGET}
     manifest = registry.manifest(version)
     assert manifest["table_version"] == 0, "it learnt from another store, and from none of this one"
     assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
-    assert first_head(tmp_path, shipped(folder), spec, descriptor) == version == registry.versions()[-1]
+    assert first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR) == version == registry.versions()[-1]
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
 
 
 def test_the_fingerprint_says_whose_head_it_is(folder: Path) -> None:
-    spec, descriptor = cpu_device(TARGET)
     for place, like in enumerate(SOURCES):
         mine = Fingerprint(
             device_id=TARGET, latency_secs={one: 2 * secs for one, secs in secs_of(place).items()}, tried=6
         )
-        notes = shipped(folder).head(spec, descriptor, mine).notes
+        notes = shipped(folder).head(SPEC, DESCRIPTOR, mine).notes
         assert (notes["sources"], notes["likeness"]) == ([like], "fingerprint")
     few = Fingerprint(device_id=TARGET, latency_secs=dict(list(secs_of(0).items())[:2]), tried=6)
-    assert shipped(folder).head(spec, descriptor, few).notes["likeness"] == "hardware"
+    assert shipped(folder).head(SPEC, DESCRIPTOR, few).notes["likeness"] == "hardware"
 
 
-def test_its_trees_are_told_the_hardware_of_the_device(folder: Path, snapshot: DatasetSnapshot) -> None:
-    spec, descriptor = cpu_device(TARGET)
-    wide = replace(spec, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
-    narrow = replace(spec, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
-    heads = [shipped(folder).head(one, descriptor).model.hardware for one in (wide, narrow)]
+def test_its_trees_are_told_the_hardware_of_the_device(folder: Path) -> None:
+    wide = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
+    narrow = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
+    heads = [shipped(folder).head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]
     vectors = [next(iter(one.state_dict().items())) for one in heads]
     assert vectors
     mine = [one[f"head:{TARGET}"].values for one in heads]
@@ -111,13 +109,12 @@ def test_its_trees_are_told_the_hardware_of_the_device(folder: Path, snapshot: D
 
 
 def test_samples_take_the_place_of_a_head_without_any(folder: Path, tmp_path: Path) -> None:
-    spec, descriptor = cpu_device(TARGET)
-    first = first_head(tmp_path, shipped(folder), spec, descriptor)
+    first = first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR)
     registry = Registry(tmp_path)
     measured = {"onboarded": TARGET, "samples": 64, "trained_heads": [TARGET]}
     assert retention_reason(registry, TARGET, measured) == ""
     assert "onboarded from 0 samples" in retention_reason(registry, TARGET, {**measured, "samples": 0})
-    second = save_version(tmp_path, shipped(folder).head(spec, descriptor).model, measured)
+    second = save_version(tmp_path, shipped(folder).head(SPEC, DESCRIPTOR).model, measured)
     champion = registry.champions()[TARGET]
     assert (champion.version, champion.before) == (second, (first,))
     assert champion.reason == f"{first} was made without a measurement; not judged"
@@ -147,19 +144,16 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
 
 
 def test_another_architecture_is_said_to_be_unseen(folder: Path) -> None:
-    _, descriptor = cpu_device(TARGET)
-    assert shipped(folder).unlike(descriptor) == ""
-    assert "never aarch64" in shipped(folder).unlike(replace(descriptor, arch="aarch64"))
+    assert shipped(folder).unlike(DESCRIPTOR) == ""
+    assert "never aarch64" in shipped(folder).unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
 def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:
-    device = cpu_device(TARGET)
-    grown = with_columns(
-        snapshot, {TARGET: device, DeviceId(SOURCES[0]): snapshot.devices[DeviceId(SOURCES[0])]}
-    )
+    source = DeviceId(SOURCES[0])
+    grown = with_columns(snapshot, {TARGET: (SPEC, DESCRIPTOR), source: snapshot.devices[source]})
     assert grown.dataset.device_ids == (*snapshot.dataset.device_ids, TARGET)
     assert np.isnan(grown.dataset.latency_secs[:, -1]).all()
-    assert with_columns(grown, {TARGET: device}) is grown
+    assert with_columns(grown, {TARGET: (SPEC, DESCRIPTOR)}) is grown
 
 
 def test_where_none_is_shipped_nothing_is_read() -> None:

@@ -14,7 +14,7 @@ from fleet.models.versions import load_snapshot
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.data.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError
 
@@ -22,10 +22,6 @@ ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resne
 CANDIDATES = gmm_candidates(ONE, 7) + gmm_candidates(OTHER, 4)
 DEVICES = ("box", "lab", "idle")
 SUSPECT = '{"suspect":true}'
-
-
-def again(record: Record, **changes: object) -> Record:
-    return dataclasses.replace(record, **{"attempt": record.attempt + 1, "origin": "remeasure"} | changes)
 
 
 def measured() -> list[Record]:

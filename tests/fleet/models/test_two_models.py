@@ -134,7 +134,7 @@ def test_it_learns_and_comes_back_from_disk_with_equal_scores(
 
 
 def test_scores_keep_the_order_of_sums_of_any_size(
-    trained: MtlTLP, snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
+    snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
     model = MtlTLP(CPU_LAYOUT, ("x",))
@@ -185,19 +185,16 @@ def test_whoever_serves_scores_with_the_features_that_it_reads(
     expected = trained.score(block, B)
     ranker = CandidateRanker(served)
     ranking = ranker.rank(workload, B, some)
-    assert ranking is not None
     assert ranking.scores == tuple(expected)
     ours = ranker.rank(workload, A, some)
-    assert ours is not None
     assert (ours.model.version, ranking.model.version) == ("v000001", "v000002")
-    body = {"device": B, "workload": workload.workload_id, "traces": [one.trace for one in some]}
-    found = answered(
-        served, HeadCache(served), store, json.dumps({**body, "traces": [*body["traces"], "{}"]}).encode()
-    )
+    traces = [one.trace for one in some]
+    body = {"device": B, "workload": workload.workload_id, "traces": [*traces, "{}"]}
+    found = answered(served, HeadCache(served), store, json.dumps(body).encode())
     assert found["scores"] == [*expected.tolist(), None]
     assert found["version"] == "v000002"
     model = fleet.load_model(B, served.folder)
-    assert model.score(workload, body["traces"]) == expected.tolist()
+    assert model.score(workload, traces) == expected.tolist()
 
 
 def test_people_see_which_kind_serves(served: Registry, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,8 +257,6 @@ def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_ki
     )
     for ours, theirs in zip(*judged, strict=True):
         assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
-        assert ours.judged is not None
-        assert theirs.judged is not None
         assert ours.judged["workloads"] == theirs.judged["workloads"] == len(HELD)
         assert ours.judged["champion"] == theirs.judged["champion"]
         assert not (ours.moves_on and theirs.moves_on)
@@ -288,7 +283,7 @@ def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp
 
 
 def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
-    trained: MtlTLP, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transfer.train.published_procedure as training
 
@@ -344,12 +339,8 @@ def test_fleet_train_keeps_both_and_says_which_is_which(
 def test_both_stand_in_the_table_of_an_evaluation(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     monkeypatch.setattr("transfer.baselines.tlp.TlpConfig", partial(TlpConfig, epochs=1))
-    changes = {
-        "store.path": str(store),
-        "training.model": "both",
-        "training.epochs": 1,
-        "training.folds": 2,
-    }
+    training = {"training.model": "both", "training.epochs": 1, "training.folds": 2}
+    changes = {"store.path": str(store), **training}
     found = evaluate_store(load_fleet(None, changes).config, [A], split="by-workload", seeds=1)
     assert found.comparison.rankers == ("fleet-tlp", "mtl-tlp")
 
@@ -361,17 +352,8 @@ def test_an_unknown_model_is_refused_by_name() -> None:
 
 
 def test_a_trace_that_is_not_known_is_refused_and_the_others_are_scored(served: Registry) -> None:
-    ranking = CandidateRanker(served).rank(
-        LEARNT[0],
-        B,
-        [
-            replace(one, trace=trace)
-            for one, trace in zip(
-                candidates_of(LEARNT[0], 2),
-                ("{}", gmm_trace(i=(16, 2, 1, 4), j=(1, 1, 16, 4), k=(16, 8), unroll=0)),
-                strict=True,
-            )
-        ],
-    )
-    assert ranking is not None
+    one, other = candidates_of(LEARNT[0], 2)
+    known = gmm_trace(i=(16, 2, 1, 4), j=(1, 1, 16, 4), k=(16, 8), unroll=0)
+    asked = [replace(one, trace="{}"), replace(other, trace=known)]
+    ranking = CandidateRanker(served).rank(LEARNT[0], B, asked)
     assert ranking.scores[0] == 0 < ranking.scores[1]

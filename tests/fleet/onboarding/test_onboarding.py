@@ -23,7 +23,7 @@ from fleet.daemon.embedded import run_embedded
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
-from fleet.models.onboarding_curves import CURVES, history, remember
+from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.onboarding.adaptation import more_samples, strategy_for
@@ -167,16 +167,6 @@ def test_what_more_samples_buy_is_what_they_bought_elsewhere() -> None:
     assert more_samples(device_scores, "siblings", 0.75, 32, 100) == [twice]
     assert more_samples(None, "siblings", 0.75, 32, 1000) == []
     assert more_samples(device_scores, "scratch", 0.75, 32, 1000) == []
-
-
-def test_the_curve_so_far_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
-    assert history(tmp_path, NEW) == []
-    remember(tmp_path, NEW, {"samples": 64, "top1": 0.8})
-    remember(tmp_path, NEW, {"samples": 16, "top1": 0.6})
-    remember(tmp_path, NEW, {"samples": 64, "top1": 0.9})
-    with (tmp_path / f"{NEW}.jsonl").open("a") as file:
-        file.write('{"samples": 12')
-    assert history(tmp_path, NEW) == [{"samples": 16, "top1": 0.6}, {"samples": 64, "top1": 0.9}]
 
 
 def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None:

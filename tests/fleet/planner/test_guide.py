@@ -15,6 +15,8 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
 from transfer.features.extractor import Extractor
 
+WORKLOAD = unlike_workload(0)
+
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
@@ -24,12 +26,10 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
-    workload = unlike_workload(0)
-    candidates = candidates_of(workload, 40)
+    candidates = candidates_of(WORKLOAD, 40)
     ranker = CandidateRanker(registry)
-    found = ranker.rank(workload, "box.a", candidates)
-    assert found is not None
-    block = Extractor().extract({workload.workload_id: workload}, candidates)
+    found = ranker.rank(WORKLOAD, "box.a", candidates)
+    block = Extractor().extract({WORKLOAD.workload_id: WORKLOAD}, candidates)
     scores = small_model("box.a", "box.b").score(block, "box.a")
     assert found.scores == tuple(scores.tolist())
     assert sorted(found.order) == list(range(40))
@@ -39,54 +39,45 @@ def test_the_order_is_that_of_the_champions_scores(registry: Registry) -> None:
 
 
 def test_a_new_champion_ranks_without_a_restart(registry: Registry) -> None:
-    workload = unlike_workload(0)
-    candidates = candidates_of(workload, 30)
+    candidates = candidates_of(WORKLOAD, 30)
     ranker = CandidateRanker(registry)
-    before = ranker.rank(workload, "box.a", candidates)
+    before = ranker.rank(WORKLOAD, "box.a", candidates)
     writer = Registry(registry.folder)
     writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
-    after = ranker.rank(workload, "box.a", candidates)
-    other = ranker.rank(workload, "box.b", candidates)
-    assert before is not None
-    assert after is not None
-    assert other is not None
+    after = ranker.rank(WORKLOAD, "box.a", candidates)
+    other = ranker.rank(WORKLOAD, "box.b", candidates)
     assert [one.model.version for one in (before, after, other)] == ["v000001", "v000002", "v000001"]
     assert before.scores != after.scores
 
 
 def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
-    workload = unlike_workload(0)
-    good = candidates_of(workload, 3)
-    torn = Candidate(workload_id=workload.workload_id, trace='[["no"')
+    good = candidates_of(WORKLOAD, 3)
+    torn = Candidate(workload_id=WORKLOAD.workload_id, trace='[["no"')
     foreign = replace(good[0], dialect="unheard-of")
     elsewhere = candidates_of(unlike_workload(1), 1)[0]
     candidates = [torn, good[0], foreign, good[1], elsewhere, good[2]]
-    found = CandidateRanker(registry).rank(workload, "box.a", candidates)
-    assert found is not None
+    found = CandidateRanker(registry).rank(WORKLOAD, "box.a", candidates)
     assert sorted(found.order[:3]) == [1, 3, 5]
     assert [found.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
     assert len(found.first(candidates, 6)) == 3
 
 
 def test_without_a_champion_that_can_be_asked_nothing_is_ranked(registry: Registry) -> None:
-    workload = unlike_workload(0)
-    candidates = candidates_of(workload, 2)
+    candidates = candidates_of(WORKLOAD, 2)
     ranker = CandidateRanker(registry)
-    assert ranker.rank(workload, "box.c", candidates) is None
-    assert ranker.rank(workload, "box.a", []) is None
+    assert ranker.rank(WORKLOAD, "box.c", candidates) is None
+    assert ranker.rank(WORKLOAD, "box.a", []) is None
     assert ranker.why_not("box.a") == ranker.why_not("box.c") == ""
     (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
-    assert ranker.rank(workload, "box.a", candidates) is None
+    assert ranker.rank(WORKLOAD, "box.a", candidates) is None
     assert "torn or changed" in ranker.why_not("box.a")
 
 
 def test_programs_get_the_same_scores_from_the_head_that_serves(registry: Registry) -> None:
-    workload = unlike_workload(0)
-    candidates = candidates_of(workload, 5)
+    candidates = candidates_of(WORKLOAD, 5)
     model = fleet.load_model("box.a", registry.folder)
-    ranking = CandidateRanker(registry).rank(workload, "box.a", candidates)
-    assert ranking is not None
-    assert model.score(workload, [*(one.trace for one in candidates), "[]"]) == [*ranking.scores, None]
+    ranking = CandidateRanker(registry).rank(WORKLOAD, "box.a", candidates)
+    assert model.score(WORKLOAD, [*(one.trace for one in candidates), "[]"]) == [*ranking.scores, None]
     assert (model.device_id, model.version) == ("box.a", "v000001")
     with pytest.raises(fleet.FleetError, match=r"no model in .* serves device 'ghost'; served are: box.a"):
         fleet.load_model("ghost", registry.folder)

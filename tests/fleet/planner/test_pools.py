@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from agents.row_file import RowFile
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.candidate_pools import CandidatePools
+from tests.disk_fixtures import failing
 
 W1, W2 = WorkloadId("w1"), WorkloadId("w2")
 
@@ -160,14 +160,11 @@ def test_files_of_an_earlier_version_are_moved_over_and_damaged_ones_set_aside(
 
 
 def test_no_room_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with opened(tmp_path) as pools:
         pools.add("cpu", W1, made(W1, "a"))
         pools.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(RowFile, "change", full)
+            patch.setattr(RowFile, "change", failing())
             pools.add("cpu", W1, made(W1, "b"))
             with pytest.raises(StoreFull, match="keeping candidates"):
                 pools.flush()

@@ -43,6 +43,7 @@ from fleet.refresh.run import run_refresh
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
+from tests.disk_fixtures import failing
 from tests.refresh_fixtures import (
     DEVICES,
     append,
@@ -115,8 +116,7 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
     with_device(Path(request_.store), "new.c")
     first = run_refresh(request_)
     registry = Registry(Path(request_.models))
-    assert first["published"] == list(DEVICES)
-    assert first["start"] == "nothing"
+    assert (first["start"], first["published"]) == ("nothing", list(DEVICES))
     assert first["verdicts"]["new.c"]["kind"] == "refused"
     assert first["verdicts"]["new.c"]["reason"].startswith("5 ok candidates in 1 workloads")
     assert first["text"] == "2 first, 1 refused"
@@ -129,13 +129,12 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
     append(Path(request_.store), records_for(LEARNT[1:2], 30, seed=1, measured_at=200.0))
     second = run_refresh(again(request_, "two"))
     assert (second["start"], second["why_start"]) == ("v000001", "v000001 serves 2 of 2 devices")
-    assert registry.manifest("v000002")["warm_starts"] == 1
-    assert registry.manifest("v000002")["epochs_done"] == 3
-    assert registry.manifest("v000002")["data_until"] == dict.fromkeys(DEVICES, 200.0)
+    manifest = registry.manifest("v000002")
+    assert (manifest["warm_starts"], manifest["epochs_done"]) == (1, 3)
+    assert manifest["data_until"] == dict.fromkeys(DEVICES, 200.0)
     for device in second["published"]:
         champion = registry.champions()[DeviceId(device)]
         assert champion.before == ("v000001",)
-        assert champion.judged is not None
         assert champion.judged["workloads"] == len(HELD)
         # And how unsure it is of each, for who plans what to measure next.
         by_workload = champion.judged["by_workload"]
@@ -241,17 +240,10 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
         last.weight.data.neg_()
         last.bias.data.neg_()
     bad.trees = None  # they would put half of it right
-    own = (
-        "format_version",
-        "model",
-        "spec_hash",
-        "heads",
-        "parameters",
-        "model_kind",
-        "tensors_sha256",
-        "version",
-        "run",
-    )
+    own = {
+        *("format_version", "model", "spec_hash", "heads", "parameters"),
+        *("model_kind", "tensors_sha256", "version", "run"),
+    }
     version = registry.add(bad, {key: value for key, value in manifest.items() if key not in own})
     registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
 
@@ -417,7 +409,6 @@ sys.exit(process.main(sys.argv[1:]))
 
 def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: RefreshRequest) -> None:
     process = launched(request_, "-c", DEAF)
-    assert process.stdout is not None
     assert process.stdout.readline() == "at work 0\n"
     process.terminate()
     out, err = process.communicate()
@@ -431,7 +422,6 @@ def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: RefreshRequest)
 def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, number: signal.Signals) -> None:
     long = replace(request_, epochs=4)
     process = launched(long, "-c", VICTIM)
-    assert process.stdout is not None
     assert process.stdout.readline() == "kept 1\n", process.communicate()[1]
     process.send_signal(number)
     _, err = process.communicate()
@@ -489,8 +479,6 @@ time.sleep(600)
 def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest) -> None:
     long = replace(request_, epochs=5000)
     starter = launched(long, "-c", STARTER)
-    assert starter.stdout is not None
-    assert starter.stderr is not None
     child = int(starter.stdout.readline())
     until = time.monotonic() + 60
     while not list(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")):
@@ -550,12 +538,9 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     refresher.start("cpu", [TrainingReason(kind=ReasonKind.NEW_RECORDS, text="672 new records")])
     assert refresher.view["state"] == "training"
     events = polled(refresher, until=TrainingFinished)
-    kinds = [type(one) for one in events]
-    assert kinds == [TrainingStarted, ModelPublished, TrainingFinished]
-    published, finished = events[1], events[2]
-    assert isinstance(published, ModelPublished)
+    assert [type(one) for one in events] == [TrainingStarted, ModelPublished, TrainingFinished]
+    _, published, finished = events
     assert (published.version, published.device_ids) == ("v000001", DEVICES)
-    assert isinstance(finished, TrainingFinished)
     assert (finished.version, finished.text) == ("v000001", "2 first")
     registry = Registry(Path(request_.models))
     assert registry.manifest("v000001")["reasons"] == ["672 new records"]
@@ -619,7 +604,6 @@ def test_a_failure_shows_the_end_of_standard_error(
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
     failed = polled(refresher, until=TrainingFailed)[-1]
-    assert isinstance(failed, TrainingFailed)
     assert f"its process ended with code {FAILED}: " in failed.reason
     assert failed.reason.endswith("knows no device of the family gpu; collect first")
     assert unfinished(Path(request_.folder) / "gpu") is None
@@ -632,7 +616,6 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     refresher = make_refresher(request_, epochs=12)
     refresher.start("cpu", ["test"])
     child = refresher._child
-    assert child is not None
     end = time.monotonic() + 60
     while not list(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")):
         assert time.monotonic() < end
@@ -641,13 +624,11 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     refresher.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
-    left = unfinished(Path(request_.folder) / "cpu")
-    assert left is not None
+    assert unfinished(Path(request_.folder) / "cpu") is not None
 
     second = make_refresher(request_)
     second.start("cpu", ["test", "and more"])
-    events = polled(second, until=TrainingFinished)
-    assert isinstance(events[-1], TrainingFinished)
+    assert isinstance(polled(second, until=TrainingFinished)[-1], TrainingFinished)
     assert second.view["last"]["resumed_epochs"] > 0
     assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 12
 
@@ -657,11 +638,7 @@ def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
 ) -> None:
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
-
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
     assert isinstance(polled(refresher, until=TrainingFailed)[-1], TrainingFailed)
 
 
@@ -669,11 +646,8 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
     refresher = make_refresher(request_, epochs=5000)
     for attempt in range(3):
         refresher.start("cpu", ["test"])
-        child = refresher._child
-        assert child is not None
-        os.kill(child.pid, signal.SIGKILL)
+        os.kill(refresher._child.pid, signal.SIGKILL)
         failed = polled(refresher, until=TrainingFailed)[-1]
-        assert isinstance(failed, TrainingFailed)
         assert failed.reason.startswith("its process was ended by signal 9")
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
 
@@ -681,10 +655,7 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
 def test_a_process_that_cannot_be_started_is_no_try(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", refuse)
+    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", failing(errno.EAGAIN))
     for _ in range(4):
         with pytest.raises(OSError, match="temporarily"):
             RefreshChild(request_)
@@ -695,9 +666,7 @@ def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Re
     refresher = make_refresher(request_, epochs=100_000, deadline_secs=1.0)
     refresher.start("cpu", ["test"])
     child = refresher._child
-    assert child is not None
     failed = polled(refresher, until=TrainingFailed)[-1]
-    assert isinstance(failed, TrainingFailed)
     assert failed.reason.startswith("it was not done after 1 s, its deadline (daemon.training_deadline_secs)")
     assert failed.is_hopeless
     with pytest.raises(ProcessLookupError):

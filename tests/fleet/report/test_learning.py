@@ -12,15 +12,11 @@ from agents.records import Outcome, Record
 from fleet.models.versions import load_snapshot
 from fleet.report.demo_report import remeasure_change, summarise_device
 from fleet.store.store import Store
-from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOAD = gmm_workload()
 CANDIDATES = gmm_candidates(WORKLOAD, 7)
 SUSPECT = '{"suspect":true}'
-
-
-def again(record: Record, *, origin: str = "remeasure", **changes: object) -> Record:
-    return dataclasses.replace(record, **{"attempt": record.attempt + 1, "origin": origin} | changes)
 
 
 def made() -> list[Record]:

@@ -209,7 +209,5 @@ def test_scores_without_an_interval_are_drawn_as_dots_only() -> None:
 def test_the_shipped_model_has_a_row_where_it_was_judged() -> None:
     shipped = {"shipped_top1": 0.88, "shipped_top5": 0.97}
     shipped |= {"shipped_top1_interval": [0.8, 0.95], "shipped_top5_interval": None}
-    assert "shipped model, no sample" in render(
-        complete({**full_report(), "onboarding": onboarding(**shipped)})
-    )
+    assert "shipped model, no sample" in render(full_report(onboarding=onboarding(**shipped)))
     assert "shipped model, no sample" not in render(complete(full_report()))

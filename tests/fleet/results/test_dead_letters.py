@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -22,8 +21,10 @@ from fleet.core.arrivals import Arrival
 from fleet.errors import StoreError, StoreFull
 from fleet.results.dead_letters import DeadLetters
 from fleet.results.refused_records import find_faults, record_ids, sift
+from fleet.store.intake import Intake
 from fleet.store.store import Store
 from tests.coordinator_fixtures import make_fleet
+from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, make_record
 
 NAN = math.nan
@@ -58,18 +59,13 @@ def poisoned(number: int, what: str) -> Record:
 def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path: Path, what: str) -> None:
     bad = poisoned(0, what)
     assert list(find_faults([bad])) == [0]
-    with Store.open(tmp_path) as store:
-        if what != "words about quality that are none":
-            from fleet.store.intake import Intake
-
-            with (
-                Intake(store) as intake,
-                pytest.raises((StoreError, TypeError, ValueError, AttributeError)),
-            ):
-                intake.append([bad])
-        else:
-            with pytest.raises(ValueError, match="Expecting value"):
-                _ = bad.is_suspect
+    if what == "words about quality that are none":
+        with pytest.raises(ValueError, match="Expecting value"):
+            _ = bad.is_suspect
+        return
+    refusals = (StoreError, TypeError, ValueError, AttributeError)
+    with Store.open(tmp_path) as store, Intake(store) as intake, pytest.raises(refusals):
+        intake.append([bad])
 
 
 @settings(max_examples=30, deadline=None)
@@ -126,13 +122,10 @@ def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     bad = poisoned(0, "a layout of tomorrow")
     with closing(DeadLetters(tmp_path / "d")) as letters:
         with monkeypatch.context() as patch:
-            patch.setattr(RowFile, "change", full)
+            patch.setattr(RowFile, "change", failing())
             with pytest.raises(StoreFull, match="setting refused records aside"):
                 refuse(letters, bad)
             with pytest.raises(StoreFull, match="keeping late results"):

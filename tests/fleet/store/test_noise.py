@@ -53,41 +53,37 @@ def test_pairs_of_an_aa_run_are_compared() -> None:
     )
 
 
-def test_several_aa_runs_of_one_candidate_are_separate_pairs() -> None:
-    secs = {1: 1.0, 2: 1.1, 3: 2.0, 4: 2.0}
-    floor = noise_floor(timed(1, attempt, each, origin=NOISE) for attempt, each in secs.items())
-    assert floor is not None
-    assert floor.pairs == 2
-    assert floor.median_change == pytest.approx(0.05)
+def aa(attempt: int, secs: float) -> Record:
+    """One measurement of an A/A run of candidate 1."""
+    return timed(1, attempt, secs, origin=NOISE)
 
 
-def test_half_an_aa_run_pairs_with_nothing() -> None:
-    halves = [timed(1, 1, 1.0, origin=NOISE), timed(1, 3, 1.0, origin=NOISE), timed(1, 4, 1.2, origin=NOISE)]
-    floor = noise_floor(halves)
-    assert floor is not None
-    assert (floor.pairs, floor.median_change) == (1, pytest.approx(0.2))
+PAIRED: dict[str, tuple[list[Record], int, float]] = {
+    "several A/A runs of one candidate": ([aa(1, 1.0), aa(2, 1.1), aa(3, 2.0), aa(4, 2.0)], 2, 0.05),
+    "half an A/A run": ([aa(1, 1.0), aa(3, 1.0), aa(4, 1.2)], 1, 0.2),
+    "a leader that was confirmed at once": (
+        [timed(1, 0, 1.0), timed(1, 1, 1.0, origin=CONFIRM), timed(1, 2, 1.2, origin=REMEASURE)],
+        1,
+        0.2,
+    ),
+    "without an A/A run whatever was measured again": (
+        [timed(1, 0, 1.0), timed(1, 1, 1.1, origin=REMEASURE), timed(2, 0, 1.0), timed(2, 3, 1.0)],
+        2,
+        0.05,
+    ),
+}
 
 
-def test_leaders_that_were_confirmed_at_once_tell_nothing_of_the_noise() -> None:
-    assert noise_floor([timed(1, 0, 1.0), timed(1, 1, 1.1, origin=CONFIRM)]) is None
-    floor = noise_floor(
-        [timed(1, 0, 1.0), timed(1, 1, 1.0, origin=CONFIRM), timed(1, 2, 1.2, origin=REMEASURE)]
-    )
-    assert floor is not None
-    assert floor.pairs == 1
-    assert floor.median_change == pytest.approx(0.2)
-
-
-def test_without_an_aa_run_whatever_was_measured_again_is_compared() -> None:
-    records = [timed(1, 0, 1.0), timed(1, 1, 1.1, origin=REMEASURE), timed(2, 0, 1.0), timed(2, 3, 1.0)]
+@pytest.mark.parametrize(("records", "pairs", "change"), PAIRED.values(), ids=PAIRED)
+def test_measurements_are_paired(records: list[Record], pairs: int, change: float) -> None:
     floor = noise_floor(records)
-    assert floor is not None
-    assert (floor.pairs, floor.median_change) == (2, pytest.approx(0.05))
+    assert (floor.pairs, floor.median_change) == (pairs, pytest.approx(change))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        {"origin": CONFIRM},
         {"environment_id": "f" * 32},
         {"device": "dev-b"},
         {"quality": SUSPECT},
@@ -118,7 +114,6 @@ def test_the_floor_does_not_depend_on_the_order_of_records(
         for attempt, secs in enumerate(pair, 1)
     ]
     floor = noise_floor(records)
-    assert floor is not None
     assert floor.pairs == len(pairs)
     assert 0 <= floor.median_change <= floor.p90_change
     assert 0 <= floor.false_win_share <= 1

@@ -61,6 +61,7 @@ def test_an_empty_table_is_no_commit(tmp_path: Path) -> None:
         (lambda: changed("protocol", ["junk", "junk"]), "cannot be stored"),
         (lambda: changed("run_secs", [[1.0], [1.0], [1.0]]), "not the fastest"),
         (lambda: changed("latency_secs", [None, None]), "none where it is"),
+        (lambda: changed("outcome", ["run_failed", "run_failed"]), "not ok"),
         (lambda: changed("run_secs", [[1.0, None], [1.0]]), "hold nulls"),
         (lambda: changed("run_secs", [[1.0], [1.0, math.nan]]), "holds nan, expected seconds"),
         (lambda: changed("run_secs", [[1.0], [math.nan, 1.0]]), "column run_secs holds nan"),
@@ -78,9 +79,3 @@ def test_rows_that_are_no_records_are_refused_whole(tmp_path: Path, table: Any, 
         with pytest.raises(StoreError, match=match):
             store.append_table("dev-a", table())
         assert (store.version, list(store.records())) == (0, [])
-
-
-def test_failed_records_have_no_latency(tmp_path: Path) -> None:
-    table = changed("outcome", ["run_failed", "run_failed"])
-    with Store.open(tmp_path) as store, pytest.raises(StoreError, match="not ok"):
-        store.append_table("dev-a", table)

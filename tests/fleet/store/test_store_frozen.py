@@ -19,6 +19,7 @@ from agents.records import Record, as_json_dict
 from fleet.store.delta.log import TABLE_OPTIONS
 from fleet.store.delta.schema import STORE_SCHEMA
 from fleet.store.store import Store
+from tests.disk_fixtures import content
 from tests.record_fixtures import make_batch, record_ids
 
 FOLDER = Path(__file__).parents[2] / "stores"
@@ -37,10 +38,6 @@ def records_of(expected: dict[str, Any]) -> list[Record]:
         record_from_json({name: value for name, value in one.items() if name != "record_id"})
         for one in expected["records"]
     ]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_there_is_a_frozen_store_of_each_layout() -> None:

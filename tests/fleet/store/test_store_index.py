@@ -24,6 +24,7 @@ from fleet.store.delta.ids import IdRun, RecordIds, keys_of, keys_of_column
 from fleet.store.delta.index import IDS, INDEX
 from fleet.store.delta.log import commit_path
 from fleet.store.store import Store
+from tests.disk_fixtures import failing, killed
 from tests.record_fixtures import make_batch, record_ids
 
 
@@ -56,11 +57,6 @@ def filled(folder: Path, batches: int = 4) -> None:
             store.append(make_batch(number * 5, 5))
 
 
-def killed(store: Store, copy: Path) -> Path:
-    """What a kill would leave behind now."""
-    return Path(shutil.copytree(store.path, copy))
-
-
 def check_ids(store: Store) -> None:
     ids = record_ids(store)
     assert len(store._index.ids) == len(ids)
@@ -84,14 +80,14 @@ def test_after_a_kill_only_what_came_since_is_read(tmp_path: Path, read_files: l
         for start in range(0, 20, 5):
             store.append(make_batch(start, 5))
         saved = store._index.saved_version
-        copy = killed(store, tmp_path / "copy")
+        copy = killed(store.path, tmp_path / "copy")
     assert 0 < saved < 4
     with Store.open(copy) as store:
         assert [int(path.split("-")[2]) for path in read_files] == list(range(saved + 1, 5))
         assert store.append(make_batch(0, 21)).appended == 1
 
 
-def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path, read_files: list[str]) -> None:
+def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path) -> None:
     filled(tmp_path / "s")
     with Store.open(tmp_path / "s") as store:
         for start in range(20, 30, 5):
@@ -99,7 +95,7 @@ def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path, read_fil
         saved = (tmp_path / "s" / IDS / INDEX).read_bytes()
         runs = {path: path.read_bytes() for path in (tmp_path / "s" / IDS).glob("*.run")}
         store.upkeep(retention_hours=0)
-        copy = killed(store, tmp_path / "copy")
+        copy = killed(store.path, tmp_path / "copy")
     # The index as it was before the merge: killed in between.
     (copy / IDS / INDEX).write_bytes(saved)
     for path, data in runs.items():
@@ -114,7 +110,7 @@ def test_merges_of_what_the_index_holds_are_not_read(tmp_path: Path, read_files:
     filled(tmp_path / "s")
     with Store.open(tmp_path / "s") as store:
         assert store._merge_groups([store._snapshot.files]) == 4
-        copy = killed(store, tmp_path / "copy")
+        copy = killed(store.path, tmp_path / "copy")
     with Store.open(copy) as store:
         assert read_files == []
         assert store.append(make_batch(0, 21)).appended == 1
@@ -205,11 +201,8 @@ def test_a_torn_commit_takes_its_ids_out_again(tmp_path: Path, read_files: list[
 def test_a_full_disk_only_costs_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_room(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "write_durably", no_room)
+        patch.setattr(index_module, "write_durably", failing())
         filled(tmp_path / "s")
     assert "the records are kept, but" in caplog.text
     assert list((tmp_path / "s" / IDS).iterdir()) == []
@@ -254,7 +247,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(damage=st.sampled_from(["none", *DAMAGES]))
     def kill(self, damage: str) -> None:
-        self.folder = killed(self.store, next(type(self).folders))
+        self.folder = killed(self.folder, next(type(self).folders))
         self.store.close()
         if list((self.folder / IDS).glob("*.run")) and (self.folder / IDS / INDEX).exists():
             DAMAGES.get(damage, lambda folder: None)(self.folder)

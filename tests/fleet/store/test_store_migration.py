@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,8 @@ from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.log import TABLE_OPTIONS, commit_path
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.store import Store
-from tests.disk_fixtures import Copies, failing_fsync
+from tests.conftest import run_code
+from tests.disk_fixtures import Copies, content, failing_fsync
 from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record
 
 #: The store as the older version knows it: the constants that this version has changed, before anybody has
@@ -62,21 +61,10 @@ OLD_RECORDS = [*make_batch_of_layout_1(0, 12), *make_batch_of_layout_1(0, 3, dev
 OLD_VERSION = 3
 
 
-def older_version(program: str, argument: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", OLDER_VERSION + program, str(argument)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def old_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("old")
-    older_version(WRITE, folder)
+    run_code(OLDER_VERSION + WRITE, folder)
     return folder
 
 
@@ -89,10 +77,6 @@ def old_store(request: pytest.FixtureRequest, old_stores: Path, tmp_path: Path) 
 @pytest.fixture
 def plain_store(old_stores: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(old_stores / "plain", tmp_path / "s"))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -199,7 +183,7 @@ def test_upkeep_merges_files_of_both_layouts_and_changes_no_record(old_store: Pa
 def test_the_older_version_refuses_a_migrated_store_with_one_clear_error(plain_store: Path) -> None:
     Store.open(plain_store).close()
     before = content(plain_store)
-    lines = older_version(OPEN, plain_store).splitlines()
+    lines = run_code(OLDER_VERSION + OPEN, plain_store).splitlines()
     assert len(lines) == 2
     assert all(
         "has store layout 2, this version knows up to 1; upgrade tensor-fleet" in line for line in lines

@@ -59,7 +59,6 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        assert child.stdout is not None
         assert child.stdout.readline().endswith(" 0\n")
         yield folder, child
         child.kill()
@@ -67,7 +66,6 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
 
 def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = writing
-    assert child.stdin is not None
     seen: list[tuple[int, int]] = []
     while child.poll() is None:
         reader = Store.read(folder)
@@ -87,7 +85,6 @@ def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[s
         seen.append((reader.version, counted))
         if len({version for version, _ in seen}) > 3:
             child.stdin.close()  # enough was read for what follows, however slow it was
-    assert child.stdout is not None
     told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines()]
     assert child.returncode == 0
     assert len(seen) > 3
@@ -109,7 +106,6 @@ def test_a_reader_keeps_its_version_through_upkeep(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        assert child.stdout is not None
         records = 0
         for line in child.stdout:
             records = int(line.split()[1])

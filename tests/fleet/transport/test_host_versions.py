@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,7 +39,6 @@ def test_another_version_is_named_beside_ours(name: str, theirs: str, said: str)
 
 def test_every_version_that_differs_is_named() -> None:
     line = version_refusal({**OURS, "tensor-fleet": "1", "python": "3.12.1"}, OURS)
-    assert line is not None
     assert "tensor-fleet 1 (coordinator: 0.1.0), python 3.12.1 (coordinator: 3.11.7)" in line
     assert "apache-tvm" not in line
 
@@ -51,24 +51,19 @@ def test_a_host_tells_what_the_coordinator_compares() -> None:
     assert found == own_versions()
 
 
-def rays_words() -> str:
+def rays_refusal() -> RuntimeError:
     """What Ray says to a process of this host where the cluster has another Python."""
+    import ray
     from ray._private.utils import check_version_info
 
     with pytest.raises(RuntimeError) as caught:
-        check_version_info({"ray_version": _ray(), "python_version": "3.12.1"}, "node 10.8.0.2")
-    return str(caught.value)
-
-
-def _ray() -> str:
-    import ray
-
-    return ray.__version__
+        check_version_info({"ray_version": ray.__version__, "python_version": "3.12.1"}, "node 10.8.0.2")
+    return caught.value
 
 
 def test_rays_own_refusal_becomes_one_line() -> None:
     here = ".".join(map(str, sys.version_info[:3]))
-    assert join_refusal(rays_words(), "head:6379") == (
+    assert join_refusal(str(rays_refusal()), "head:6379") == (
         f"the Ray cluster at head:6379 refuses this host: it has Python {here} (cluster: 3.12.1); "
         "use the cluster's version here"
     )
@@ -76,12 +71,8 @@ def test_rays_own_refusal_becomes_one_line() -> None:
 
 
 def test_a_coordinator_that_ray_refuses_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise RuntimeError(words)
-
-    words = rays_words()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
-    monkeypatch.setattr(ray_session, "_connect", refuse)
+    monkeypatch.setattr(ray_session, "_connect", Mock(side_effect=rays_refusal()))
     with pytest.raises(FleetError, match=r"refuses this host: it has Python \S+ \(cluster: 3\.12\.1\)"):
         ray_session.join_ray("head:6379")
 
@@ -114,13 +105,8 @@ def test_a_coordinator_that_joins_finds_a_link_again_soon(monkeypatch: pytest.Mo
 def test_a_start_of_ray_names_the_address_that_it_was_given(
     address: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError(words)
-
-    words = rays_words()
-    monkeypatch.setattr("ray.scripts.scripts.cli.main", refuse)
+    monkeypatch.setattr("ray.scripts.scripts.cli.main", Mock(side_effect=rays_refusal()))
     line = ray_start.start([*address, "--block"])
-    assert line is not None
     assert line.startswith("the Ray cluster at h:1 refuses this host: ")
 
 

@@ -75,7 +75,6 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     ]
     transport.start(replay_spec(recorded), 2)
     [up] = told(transport.poll(0.0))
-    assert isinstance(up, AgentUp)
     assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", fencing_token=5)] * 3
     transport.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
     transport.poll(0.0)
@@ -83,7 +82,6 @@ def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
     again = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
     again.start(replay_spec(recorded), 3)
     [up] = told(again.poll(0.0))
-    assert isinstance(up, AgentUp)
     assert up.pending == ()
     again.close()
 

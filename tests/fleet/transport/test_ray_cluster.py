@@ -73,7 +73,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             start_new_session=True,
         )
         try:
-            assert nodes.stdout is not None
             with nodes.stdout as stream:
                 line = stream.readline()
             assert line, (folder / "cluster.log").read_text()
@@ -125,7 +124,6 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
         transport.start(near, 1)
         found = poll_until(transport, lambda messages: first(messages, AgentRefused) is not None, 60.0)
         refused = first(found, AgentRefused)
-        assert isinstance(refused, AgentRefused)
         assert refused.device_id == "board-4"
         ours = own_versions()
         assert f"tensor-fleet 9.8.7 (coordinator: {ours['tensor-fleet']})" in refused.reason
@@ -182,7 +180,6 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
         poll_until(transport, lambda messages: first(messages, Heartbeat, HERE) is not None)
         transport.start(specs[THERE], 3)
         again = first(poll_until(transport, lambda ms: first(ms, AgentGone) is not None), AgentGone)
-        assert isinstance(again, AgentGone)
         assert "no living host" in again.reason
     finally:
         transport.close(10.0)

@@ -151,8 +151,6 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
     command = [sys.executable, "-c", code, str(base)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     with subprocess.Popen(command, **pipes) as dead, subprocess.Popen(command, **pipes) as alive:
-        assert dead.stdout is not None
-        assert alive.stdout is not None
         left, held = (Path(one.stdout.readline().strip()) for one in (dead, alive))
         dead.kill()
         dead.wait()
@@ -242,7 +240,6 @@ class Session:
             cwd=ROOT,
             env=given,
         )
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "it did not start"
         path, self.is_shared, self.token_chars = json.loads(line)
@@ -255,7 +252,6 @@ class Session:
     def kill(self) -> int:
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):  # Ray's helpers hold them for a minute
-            assert pipe is not None
             pipe.close()
         return self.process.wait()
 

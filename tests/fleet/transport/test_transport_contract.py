@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,9 +72,11 @@ def of(messages: list[Message], spec: DeviceSpec) -> list[Message]:
     return [one for one in messages if one.device_id == spec.device_id and not isinstance(one, Heartbeat)]
 
 
-def ask_until(transport: AgentTransport, spec: DeviceSpec, number: int) -> list[Message]:
-    """That many messages about a device, heartbeats aside."""
-    return of(poll_until(transport, lambda found: len(of(found, spec)) >= number), spec)
+def next_of(transport: AgentTransport, spec: DeviceSpec, *kinds: type[Message]) -> list[Any]:
+    """The next messages about a device, heartbeats aside: they are of these kinds."""
+    found = of(poll_until(transport, lambda messages: len(of(messages, spec)) >= len(kinds)), spec)
+    assert [type(one) for one in found] == list(kinds)
+    return found
 
 
 def test_an_agent_comes_up_and_beats(transport: AgentTransport, spec: DeviceSpec) -> None:
@@ -98,11 +101,9 @@ def test_results_carry_their_lease_and_come_in_the_order_of_asking(
     candidates = recorded_candidates(0, 6)
     transport.measure(lease_of(spec.device_id, 3), 1, batch_of(candidates[:4]))
     transport.measure(lease_of(spec.device_id, 4), 1, batch_of(candidates[4:]))
-    up, *results = ask_until(transport, spec, 3)
-    assert isinstance(up, AgentUp)
+    up, *results = next_of(transport, spec, AgentUp, Results, Results)
     measured = []
     for message in results:
-        assert isinstance(message, Results)
         assert message.is_last
         assert message.device_secs > 0
         assert {record.environment_id for record in message.records} == {up.environment_id}
@@ -127,9 +128,7 @@ def test_candidates_are_drawn_and_evolved(transport: AgentTransport, spec: Devic
     )
     transport.propose(spec.device_id, 1, drawn)
     transport.propose(spec.device_id, 1, near)
-    _, first, second = ask_until(transport, spec, 3)
-    assert isinstance(first, Proposed)
-    assert isinstance(second, Proposed)
+    _, first, second = next_of(transport, spec, AgentUp, Proposed, Proposed)
     # What was excluded need not travel back.
     assert (first.request, second.request) == (drawn, replace(near, exclude=frozenset()))
     assert [one.origin for one in first.candidates] == ["random"] * 4
@@ -145,13 +144,10 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
     unknown = dataclasses.replace(batch_of(()), candidates=(None,))  # type: ignore[arg-type]
     transport.measure(lease_of(spec.device_id, 1), 1, unknown)
     transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
-    _, listed, failed, results = ask_until(transport, spec, 4)
-    assert isinstance(listed, WorkloadsListed)
+    _, listed, failed, results = next_of(transport, spec, AgentUp, WorkloadsListed, Failed, Results)
     assert (listed.networks, listed.workloads) == (("bert-tiny",), (WORKLOAD,))
-    assert isinstance(failed, Failed)
     assert (failed.what, failed.lease) == (Asked.MEASURE, lease_of(spec.device_id, 1).tag)
     assert failed.error.startswith("AttributeError: ")
-    assert isinstance(results, Results)
     assert [record.outcome for record in results.records] == [Outcome.OK]
 
 
@@ -160,14 +156,12 @@ def test_unacknowledged_records_stay_and_acknowledgements_may_be_repeated(
 ) -> None:
     transport.start(spec, 1)
     transport.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 3)))
-    _, results = ask_until(transport, spec, 2)
-    assert isinstance(results, Results)
+    _, results = next_of(transport, spec, AgentUp, Results)
     ids = [record.record_id for record in results.records]
     for _ in range(2):
         transport.acknowledge(spec.device_id, 1, [*ids, "unknown"])
     transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(0, 3)))
-    [again] = ask_until(transport, spec, 1)
-    assert isinstance(again, Results)
+    [again] = next_of(transport, spec, Results)
     assert [record.record_id for record in again.records] == ids
 
 
@@ -196,8 +190,7 @@ def test_a_stopped_agent_is_gone_once_and_last(
     transport.stop(spec.device_id, 1, kill=True)  # of a life that is over: nothing follows
     transport.measure(lease_of(spec.device_id, 3), 1, batch_of(recorded_candidates(2, 2)))
     transport.measure(lease_of(spec.device_id, 4), 2, batch_of(recorded_candidates(2, 2)))
-    [results] = ask_until(transport, spec, 1)
-    assert isinstance(results, Results)
+    [results] = next_of(transport, spec, Results)
     assert (results.incarnation, results.lease.fencing_token) == (2, 4)
 
 
@@ -205,8 +198,7 @@ def test_a_device_that_cannot_be_is_refused_once_and_last(transport: AgentTransp
     spec = replay_spec(tmp_path / "nothing.parquet", f"device-{next(NAMES)}")
     transport.start(spec, 1)
     transport.measure(lease_of(spec.device_id, 1), 1, batch_of(recorded_candidates(0, 1)))
-    [refused] = ask_until(transport, spec, 1)
-    assert isinstance(refused, AgentRefused)
+    [refused] = next_of(transport, spec, AgentRefused)
     assert "nothing.parquet" in refused.reason
     assert of(transport.poll(0.5), spec) == []
 

@@ -68,11 +68,15 @@ def place(workload: int) -> WorkloadId:
 
 
 def timed(secs: dict[str, float], differences: dict[str, float | None]) -> dict[str, Any]:
+    """What the process that times a network answers."""
     return {
         "secs": secs,
         "differences": differences,
         "reference": "torch_eager",
         "inputs": [["x", [1], "float32"]],
+        "turns": {side: [one] for side, one in secs.items()},
+        "absent": {},
+        "threads": 1,
     }
 
 
@@ -125,9 +129,15 @@ def bests(folder: Path) -> list[float]:
     return sorted(one.mean_secs for schedules in found.schedules.values() for one in schedules)
 
 
-def test_a_second_search_keeps_what_was_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def any_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces need not be readable."""
     monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
     monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_a_second_search_keeps_what_was_better(tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     first = store_with(tmp_path / "first", [ok(1, 1e-3), ok(2, 2e-3), ok(3, 5e-3, workload=2)])
     found = update_database(first, DeviceId("mine"), out)
@@ -159,11 +169,8 @@ def test_a_second_search_keeps_what_was_better(tmp_path: Path, monkeypatch: pyte
         update_database(other, DeviceId("mine"), out)
 
 
-def test_the_database_of_an_earlier_version_is_taken_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
-    monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
+@pytest.mark.usefixtures("any_trace")
+def test_the_database_of_an_earlier_version_is_taken_in(tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     first = store_with(tmp_path / "first", [ok(1, 1e-3)])
     update_database(first, DeviceId("mine"), out / "mine")
@@ -172,10 +179,9 @@ def test_the_database_of_an_earlier_version_is_taken_in(
     assert bests(out) == [1e-3, 2e-3]
 
 
+@pytest.mark.usefixtures("any_trace")
 def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the processes that compile and time played: what is asked of them, and what is kept."""
-    monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
-    monkeypatch.setattr("fleet.interchange.export_meta_schedule.read_trace", lambda _: None)
     monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_: "")
     asked: list[dict[str, Any]] = []
     secs = {"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3, "tvm_earlier": 4e-3}
@@ -187,12 +193,8 @@ def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pyte
                 (folder / name).write_text(f"{name} {len(asked)}")
             return {"workloads": 5, "applied": 4, "refused": {}}
         sides = ["torch_eager", *question["libraries"]]
-        return {
-            **timed({side: secs[side] for side in sides}, dict.fromkeys(sides[1:], 1e-07)),
-            "turns": {side: [secs[side]] for side in sides},
-            "absent": {},
-            "threads": question["threads"],
-        }
+        answer = timed({side: secs[side] for side in sides}, dict.fromkeys(sides[1:], 1e-07))
+        return answer | {"threads": question["threads"]}
 
     monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
     store, out = store_with(tmp_path / "store", [ok(1, 1e-3)]), tmp_path / "tuned"
@@ -241,13 +243,7 @@ def test_another_answer_than_was_asked_for_is_refused(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secs = {"torch_eager": 2.0, "tvm_untuned": 9.0, "tvm_tuned": 3.0}
-    sound = timed(secs, {"tvm_untuned": None, "tvm_tuned": 1e-7, "stranger": 1.0})
-    sound |= {
-        "turns": {side: [one] for side, one in secs.items()},
-        "absent": {},
-        "threads": 1,
-        "library": "x",
-    }
+    sound = timed(secs, {"tvm_untuned": None, "tvm_tuned": 1e-7, "stranger": 1.0}) | {"library": "x"}
     libraries = {"tvm_untuned": tmp_path / "a.so", "tvm_tuned": tmp_path / "b.so"}
     answers = [sound, sound | changes, {"workloads": 5, "applied": 4, "refused": [], "why_not": "x"}]
     monkeypatch.setattr("fleet.tuning.delivery.ask", lambda *_, **__: answers.pop(0))
@@ -276,12 +272,7 @@ def test_links_of_a_process_that_a_network_took_over_lead_nowhere(
             return {"workloads": 1, "applied": 1, "refused": {}}
         sides = ["torch_eager", *question["libraries"]]
         assert Path(question["libraries"]["tvm_earlier"]).read_text() == "found earlier"
-        return {
-            **timed(dict.fromkeys(sides, 1e-3) | {"tvm_tuned": 1e-4}, dict.fromkeys(sides[1:], 1e-07)),
-            "turns": {side: [1e-3] for side in sides},
-            "absent": {},
-            "threads": 1,
-        }
+        return timed(dict.fromkeys(sides, 1e-3) | {"tvm_tuned": 1e-4}, dict.fromkeys(sides[1:], 1e-07))
 
     monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
     out = tmp_path / "tuned"
@@ -331,7 +322,6 @@ def result() -> dict[str, Any]:
                 "differences": {"tvm_untuned": 1e-7, "tvm_tuned": 2e-7},
                 "turns": {side: [2e-3, 9e-3] for side in ("torch_eager", "tvm_untuned", "tvm_tuned")},
                 "absent": {"torch_compile": "there is no C++ compiler"},
-                "threads": 1,
                 "workloads": 5,
                 "applied": 4,
                 "library": "/tmp/net.so",

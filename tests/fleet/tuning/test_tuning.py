@@ -30,9 +30,10 @@ from fleet.tuning.search import (
     round_count,
 )
 from fleet.tuning.tuning import choose_searched, network_seconds
-from tests.dataset_fixtures import gmm_trace, gmm_workload
+from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
 from tests.fake_fleet import done
 from tests.record_fixtures import make_record, make_workload
+from tests.transport_fixtures import candidate_of
 from transfer.search.decisions import DesignTable
 
 
@@ -51,10 +52,6 @@ def ran(number: int, secs: float, **changes: object) -> Record:
 def candidates(count: int) -> list[Candidate]:
     workload_id = make_workload(1).workload_id
     return [Candidate(workload_id=workload_id, trace=f"[{number}]") for number in range(count)]
-
-
-def candidate_of(record: Record) -> Candidate:
-    return Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
 
 
 def test_every_workload_has_its_turn_before_one_has_two() -> None:
@@ -229,18 +226,7 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
         assert len(chosen) == len({each.candidate_id for each in chosen}) == 16
         assert not {each.candidate_id for each in chosen} & one.known
         assert {each.origin for each in chosen} == {"evolved", "random"}
-        records = [
-            make_record(
-                number,
-                workload_id=each.workload_id,
-                candidate_id=each.candidate_id,
-                trace=each.trace,
-                outcome=Outcome.OK,
-                run_secs=(agent.secs(each.trace),),
-                error="",
-            )
-            for number, each in enumerate(chosen)
-        ]
+        records = [record_of(each, "new", agent.secs(each.trace)) for each in chosen]
         one.learn(chosen, records)
         evolution.learn(records)
     at_random = sorted(agent.secs(each.trace) for each in agent.draw(80, ()))
