@@ -43,7 +43,7 @@ class Judge:
         reader: Tells what versions learnt from that do not say so themselves.
         dataset: Candidates, measured; nothing of it is learnt from here.
         workloads: Those of the dataset.
-        not_ranked: (N, D) which measurements no model chose; all where None.
+        not_ranked: (N, D) which measurements no model chose (`fleet.models.judged_rows`).
         floors: Noise floor by device; 0 where there is none.
     """
 
@@ -54,15 +54,15 @@ class Judge:
         dataset: Dataset,
         workloads: Mapping[WorkloadId, Workload],
         *,
-        not_ranked: NDArray[np.bool_] | None = None,
-        floors: Mapping[str, float] | None = None,
+        not_ranked: NDArray[np.bool_],
+        floors: Mapping[str, float],
     ) -> None:
         self._registry = registry
         self._reader = reader
         self._dataset = dataset
         self._workloads = workloads
         self._not_ranked = not_ranked
-        self._floors = dict(floors or {})
+        self._floors = floors
         self._heads = HeadCache(registry)
 
     def verdicts(
@@ -162,10 +162,8 @@ class Judge:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)
         wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
-        chosen = wanted[dataset.group] & np.isfinite(dataset.latency_secs[:, column])
-        if self._not_ranked is not None:
-            chosen &= self._not_ranked[:, column]
-        return np.flatnonzero(chosen)
+        measured = np.isfinite(dataset.latency_secs[:, column]) & self._not_ranked[:, column]
+        return np.flatnonzero(wanted[dataset.group] & measured)
 
 
 def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:
