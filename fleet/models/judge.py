@@ -19,7 +19,15 @@ from agents.records import DeviceId, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import RULE, SHARE, clean, held_out
-from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, held_back, judge, standing
+from fleet.models.promotion import (
+    LEAST_JUDGED,
+    DecisionKind,
+    DeviceDecision,
+    Standing,
+    held_back,
+    judge,
+    standing,
+)
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from transfer.errors import TransferError
@@ -215,15 +223,38 @@ def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[Wor
     return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
 
 
+def spoilt_starts(
+    reader: StoreReader,
+    manifests: Mapping[str, Mapping[str, Any]],
+    device_ids: Collection[DeviceId],
+    version: int,
+) -> frozenset[str]:
+    """Of some versions those that leave too few held-out workloads to judge what goes on from them.
+
+    The held-out workloads are of those that some devices have records of at a version of the table. Where
+    they are too few to judge anybody, no start is to blame.
+    """
+    measured = _measured(reader, device_ids, version)
+    held = held_out(workload for one, workload in reader.workloads().items() if one in measured)
+    if len(held) < LEAST_JUDGED:
+        return frozenset()
+    return frozenset(
+        name for name, one in manifests.items() if len(held - handed_on(reader, one)) < LEAST_JUDGED
+    )
+
+
+def _measured(reader: StoreReader, device_ids: Collection[str], version: int) -> set[WorkloadId]:
+    """Workloads that some devices have records of at a version of the table."""
+    batches = reader.columns(("workload_id",), device_ids=device_ids, version=version)
+    return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+
+
 def _learnt(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
     """Workloads that a version itself learnt from; None where nobody knows."""
     if "trained_workloads" in manifest:
         return [WorkloadId(one) for one in manifest["trained_workloads"]]
     try:
-        batches = reader.columns(
-            ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
-        )
-        return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+        return _measured(reader, manifest["heads"], int(manifest["table_version"]))
     except (StoreError, KeyError, ValueError):
         return None
 

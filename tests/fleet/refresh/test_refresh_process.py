@@ -323,10 +323,25 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
     assert "v000002 stays, for nobody has judged the new head" in champion.retained
     assert "box.a" not in found["published"]
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
-    # Its other champion learnt none of it, but the challenger of both went on from this version.
-    assert found["start"] == "v000002"
-    assert found["verdicts"]["box.b"]["kind"] == "unjudged"
-    assert registry.champions()[DeviceId("box.b")].version == "v000001"
+    # The other champion learnt none of it, so the challenger of both goes on from that one, to be judged.
+    assert found["start"] == "v000001"
+    assert found["verdicts"]["box.b"]["kind"] != "unjudged"
+    assert found["verdicts"]["box.b"]["judged"]["workloads"] == len(HELD)
+
+
+def test_a_start_that_leaves_nobody_to_judge_is_none(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
+    told = {"trained_workloads": [one.workload_id for one in (*LEARNT, *HELD[:3])]}
+    registry.publish(registry.add(small_model(*DEVICES), told), {one: {} for one in DEVICES})
+    with_new = records_for([*LEARNT, *HELD], 12, devices=["new.c"])
+    with Store.open(Path(refreshed.store)) as writer:
+        writer.put_device(*cpu_device("new.c"))
+        writer.append(with_new)
+    found = run_refresh(again(refreshed, "two"))
+    assert found["start"] == "nothing"
+    # A device that nobody served yet is judged by all of them, not served unjudged.
+    assert found["verdicts"]["new.c"]["judged"]["workloads"] == len(HELD)
+    assert found["verdicts"]["box.a"]["kind"] == "unjudged"
 
 
 def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:
