@@ -141,6 +141,7 @@ class Judge:
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
+            verdict = replace(verdict, instead_of=serving.version)
         return replace(self._told(verdict, challenger), model_kind=model.kind), challenger
 
     def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
@@ -297,7 +298,11 @@ def publish_if_better(
         Its name, and the devices that it serves from now on.
     """
     version = registry.add(model, manifest)
-    won = {one.device_id: {"reason": one.reason, "judged": one.judged} for one in verdicts if one.moves_on}
+    won = {
+        one.device_id: {"reason": one.reason, "judged": one.judged, "instead_of": one.instead_of}
+        for one in verdicts
+        if one.moves_on
+    }
     return version, registry.publish(version, won, retained=retention_reasons(verdicts, version))
 
 

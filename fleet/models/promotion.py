@@ -88,6 +88,8 @@ class DeviceDecision:
     judged: Mapping[str, Any] | None = None
     #: Kind of the challenger (`transfer.model.kinds`).
     model_kind: str = ""
+    #: Version that served the device when it was decided; empty for none.
+    instead_of: str = ""
 
     @property
     def moves_on(self) -> bool:
