@@ -40,6 +40,7 @@ from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
 from fleet.refresh.run import run_refresh
+from fleet.refresh.scorer import StrategyScorer
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -718,6 +719,33 @@ def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Re
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
     assert unfinished(Path(request_.folder) / "cpu") is None
+
+
+def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fleet.refresh.trainer_process.command", lambda *_: ["sleep", "600"])
+    now = [5.0]
+    scorer = StrategyScorer(
+        lambda family: replace(request_, kind="standings", family=family),
+        deadline_secs=60.0,
+        clock=lambda: now[0],
+    )
+    try:
+        for family in ("cpu", "gpu"):
+            scorer.want(family)
+        for now[0] in (5.0, 65.0):
+            scorer.poll(may_start=True)
+            assert scorer.family == "cpu"
+        now[0], deadline = 66.0, time.monotonic() + 60
+        while scorer.family == "cpu":
+            assert time.monotonic() < deadline
+            scorer.poll(may_start=True)
+            time.sleep(0.01)
+        assert scorer.family == "gpu"
+        assert "scores of cpu: it was not done after 60 s, its deadline" in caplog.text
+    finally:
+        scorer.close()
 
 
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
