@@ -146,7 +146,8 @@ class DaemonSection(Section):
     reason_records: int = Field(default=64, ge=1, le=10_000_000)
     #: Least time between two trainings.
     training_pause_secs: float = Field(default=300.0, ge=0, le=7 * 86_400)
-    #: A training that takes longer is ended and told as failed; the next waits for new records.
+    #: A training that takes longer is ended and told as failed; the next waits for new records. So are looks
+    #: at fresh records, and scores of strategies.
     training_deadline_secs: float = Field(default=6 * 3600.0, ge=60, le=7 * 86_400)
     #: Seconds between two rounds of upkeep of the store.
     upkeep_secs: float = Field(default=3600.0, ge=60, le=7 * 86_400)

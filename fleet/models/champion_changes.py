@@ -33,6 +33,13 @@ def hold_reason(champion: Champion, version: str) -> str:
     return ""
 
 
+def _came_later(champion: Champion, told: Mapping[str, Any]) -> str:
+    """Why a champion stays that nobody knew of when its place was given away; empty where it was known."""
+    if champion.version == told.get("instead_of", champion.version):
+        return ""
+    return f"{champion.version} took the place meanwhile"
+
+
 def published(
     state: State,
     version: str,
@@ -43,17 +50,17 @@ def published(
 ) -> ChampionChanges:
     """Let a version serve devices; where it may not (`hold_reason`), the champion stays and says why.
 
-    Arguments are those of `Registry.publish`; `sha256` is of the version's manifest, `at_secs` Unix seconds.
+    So does one that came after the decision. Arguments are those of `Registry.publish`; `sha256` is of the
+    version's manifest, `at_secs` Unix seconds.
     """
     champions, changes = dict(state.champions), []
     for device_id in sorted(map(DeviceId, devices)):
-        before = champions.get(device_id)
+        before, told = champions.get(device_id), devices[device_id]
         if before is not None and before.version == version:
             continue
-        if before is not None and (held := hold_reason(before, version)):
+        if before is not None and (held := hold_reason(before, version) or _came_later(before, told)):
             champions[device_id] = replace(before, retained=f"{version}: {held}")
             continue
-        told = devices[device_id]
         champions[device_id] = champion = Champion(
             device_id=device_id,
             version=version,

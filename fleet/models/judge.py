@@ -19,7 +19,15 @@ from agents.records import DeviceId, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import RULE, SHARE, clean, held_out
-from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, held_back, judge, standing
+from fleet.models.promotion import (
+    LEAST_JUDGED,
+    DecisionKind,
+    DeviceDecision,
+    Standing,
+    held_back,
+    judge,
+    standing,
+)
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from transfer.errors import TransferError
@@ -43,7 +51,7 @@ class Judge:
         reader: Tells what versions learnt from that do not say so themselves.
         dataset: Candidates, measured; nothing of it is learnt from here.
         workloads: Those of the dataset.
-        not_ranked: (N, D) which measurements no model chose; all where None.
+        not_ranked: (N, D) which measurements no model chose (`fleet.models.judged_rows`).
         floors: Noise floor by device; 0 where there is none.
     """
 
@@ -54,15 +62,15 @@ class Judge:
         dataset: Dataset,
         workloads: Mapping[WorkloadId, Workload],
         *,
-        not_ranked: NDArray[np.bool_] | None = None,
-        floors: Mapping[str, float] | None = None,
+        not_ranked: NDArray[np.bool_],
+        floors: Mapping[str, float],
     ) -> None:
         self._registry = registry
         self._reader = reader
         self._dataset = dataset
         self._workloads = workloads
         self._not_ranked = not_ranked
-        self._floors = dict(floors or {})
+        self._floors = floors
         self._heads = HeadCache(registry)
 
     def verdicts(
@@ -133,6 +141,7 @@ class Judge:
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
+            verdict = replace(verdict, instead_of=serving.version)
         return replace(self._told(verdict, challenger), model_kind=model.kind), challenger
 
     def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
@@ -162,10 +171,8 @@ class Judge:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)
         wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
-        chosen = wanted[dataset.group] & np.isfinite(dataset.latency_secs[:, column])
-        if self._not_ranked is not None:
-            chosen &= self._not_ranked[:, column]
-        return np.flatnonzero(chosen)
+        measured = np.isfinite(dataset.latency_secs[:, column]) & self._not_ranked[:, column]
+        return np.flatnonzero(wanted[dataset.group] & measured)
 
 
 def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:
@@ -217,15 +224,38 @@ def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[Wor
     return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
 
 
+def spoilt_starts(
+    reader: StoreReader,
+    manifests: Mapping[str, Mapping[str, Any]],
+    device_ids: Collection[DeviceId],
+    version: int,
+) -> frozenset[str]:
+    """Of some versions those that leave too few held-out workloads to judge what goes on from them.
+
+    The held-out workloads are of those that some devices have records of at a version of the table. Where
+    they are too few to judge anybody, no start is to blame.
+    """
+    measured = _measured(reader, device_ids, version)
+    held = held_out(workload for one, workload in reader.workloads().items() if one in measured)
+    if len(held) < LEAST_JUDGED:
+        return frozenset()
+    return frozenset(
+        name for name, one in manifests.items() if len(held - handed_on(reader, one)) < LEAST_JUDGED
+    )
+
+
+def _measured(reader: StoreReader, device_ids: Collection[str], version: int) -> set[WorkloadId]:
+    """Workloads that some devices have records of at a version of the table."""
+    batches = reader.columns(("workload_id",), device_ids=device_ids, version=version)
+    return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+
+
 def _learnt(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
     """Workloads that a version itself learnt from; None where nobody knows."""
     if "trained_workloads" in manifest:
         return [WorkloadId(one) for one in manifest["trained_workloads"]]
     try:
-        batches = reader.columns(
-            ("workload_id",), device_ids=manifest["heads"], version=int(manifest["table_version"])
-        )
-        return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+        return _measured(reader, manifest["heads"], int(manifest["table_version"]))
     except (StoreError, KeyError, ValueError):
         return None
 
@@ -268,7 +298,11 @@ def publish_if_better(
         Its name, and the devices that it serves from now on.
     """
     version = registry.add(model, manifest)
-    won = {one.device_id: {"reason": one.reason, "judged": one.judged} for one in verdicts if one.moves_on}
+    won = {
+        one.device_id: {"reason": one.reason, "judged": one.judged, "instead_of": one.instead_of}
+        for one in verdicts
+        if one.moves_on
+    }
     return version, registry.publish(version, won, retained=retention_reasons(verdicts, version))
 
 

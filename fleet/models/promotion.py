@@ -9,7 +9,7 @@ Legend: n candidates, G workloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -88,6 +88,8 @@ class DeviceDecision:
     judged: Mapping[str, Any] | None = None
     #: Kind of the challenger (`transfer.model.kinds`).
     model_kind: str = ""
+    #: Version that served the device when it was decided; empty for none.
+    instead_of: str = ""
 
     @property
     def moves_on(self) -> bool:
@@ -261,11 +263,19 @@ def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision |
 
 
 def start_from(
-    serving: Mapping[str, str], manifests: Mapping[str, Mapping[str, Any]], spec_hash: str
+    serving: Mapping[str, str],
+    manifests: Mapping[str, Mapping[str, Any]],
+    spec_hash: str,
+    spoilt: Collection[str] = (),
 ) -> tuple[str, str]:
     """The version that a refresh starts from, of those that serve devices of the family.
 
-    `spec_hash` is of the features that the data have.
+    Args:
+        serving: Version by device.
+        manifests: Of these versions.
+        spec_hash: Of the features that the data have.
+        spoilt: Versions that have learnt from so many of the held-out workloads that nobody could judge
+            what goes on from them, not even for the devices of other champions.
 
     Returns:
         Version (empty: from nothing) and why. Heads of several versions cannot be joined, because each
@@ -276,6 +286,9 @@ def start_from(
         return "", "there is no champion yet"
     if not able:
         return "", "the champions read other features"
+    able = [one for one in able if one not in spoilt]
+    if not able:
+        return "", "the champions have learnt from the held-out workloads, which could not judge then"
     chosen = max(set(able), key=lambda one: (able.count(one), one))
     warm = int(manifests[chosen].get("warm_starts", 0))
     if warm >= MOST_WARM:

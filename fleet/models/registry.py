@@ -61,6 +61,10 @@ class PinnedError(RegistryError):
         )
 
 
+class ReplacedError(RegistryError):
+    """A device is served by another version than the one that was to lose its place."""
+
+
 class Registry(RegistryReader):
     """The versions of a folder, to be changed. Several processes may do so at once: they wait for each other.
 
@@ -118,11 +122,12 @@ class Registry(RegistryReader):
         """Let a version serve some devices from now on: all of them in one step.
 
         A pinned device keeps its champion, and so does one that the version, or a newer one, was taken from
-        by hand.
+        by hand, or one whose champion is no more the one that was looked at (`instead_of`).
 
         Args:
             version: A version that is there.
-            devices: What is known of each device's head: `reason` (one sentence) and `judged` (figures).
+            devices: What is known of each device's head: `reason` (one sentence), `judged` (figures), and
+                `instead_of` (the version that it was found to take the place of; empty for none).
             reason: Of those that say none.
             retained: Why the champions of further devices stay.
 
@@ -149,20 +154,29 @@ class Registry(RegistryReader):
             self._commit(state, retained_by(state.champions, reasons), ())
 
     def rollback(
-        self, device_id: str, to: str | None = None, *, reason: str, by_hand: bool = False
+        self,
+        device_id: str,
+        to: str | None = None,
+        *,
+        reason: str,
+        by_hand: bool = False,
+        instead_of: str | None = None,
     ) -> Champion:
         """Give a device an earlier champion back: `to`, or the one before the present one; it is returned.
 
         With `by_hand` a person wants it: the version that served comes back by no publication, and only a
-        newer one that is judged better takes the place.
+        newer one that is judged better takes the place. With `instead_of` that version alone loses its place.
 
         Raises:
             PinnedError: The device is pinned.
+            ReplacedError: Another version than `instead_of` serves the device.
             RegistryError: The device has no champion, there is none before it, or `to` has no such head.
         """
         with self._changing_champion(device_id, "roll back") as (state, present):
             if present.pinned_at is not None:
                 raise PinnedError(present)
+            if instead_of is not None and present.version != instead_of:
+                raise ReplacedError(f"{device_id} is served by {present.version}, not by {instead_of}")
             there = self.versions()
             before = (version for version in reversed(present.before) if version in there)
             target = to if to is not None else next(before, None)

@@ -203,8 +203,9 @@ def first_head(
     version = registry.add(adapted.model, manifest, files_of(adapted))
     like = ", ".join(adapted.notes["sources"])
     reason = f"of the shipped model {shipped.name}, without a measurement: its head of {like}, the most alike"
-    registry.publish(version, {spec.device_id: {"reason": reason}})
-    return version
+    # Whoever came to serve meanwhile learnt from the device, perhaps.
+    registry.publish(version, {spec.device_id: {"reason": reason, "instead_of": ""}})
+    return registry.champions()[spec.device_id].version
 
 
 def _device(told: Mapping[str, Any]) -> ShippedDevice:

@@ -17,6 +17,7 @@ import numpy as np
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
+from fleet.models.judged_rows import judging_columns
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.versions import (
@@ -27,6 +28,7 @@ from fleet.models.versions import (
     read_snapshot,
     train_config,
 )
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 from transfer.processes import workers_for
@@ -104,7 +106,7 @@ def train_version(
         made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
     told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
-    verdicts = Judge(registry, reader, dataset, snapshot.workloads).verdicts(
+    verdicts = _judge(registry, reader, snapshot).verdicts(
         [one.model for one in made], heads, told["trained_workloads"]
     )
     each = []
@@ -138,6 +140,12 @@ def train_version(
     if check:
         found["transfer"] = check_heads(snapshot, settings, config, heads, partial(on_progress, "check"))
     return found
+
+
+def _judge(registry: Registry, reader: StoreReader, snapshot: DatasetSnapshot) -> Judge:
+    """As a refresh judges: on what no model chose, and beyond noise."""
+    not_ranked, floors = judging_columns(reader, snapshot.dataset, snapshot.table_version)
+    return Judge(registry, reader, snapshot.dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
 
 
 def _kinds(settings: FleetConfig, *, is_plain: bool) -> tuple[str, ...]:

@@ -199,7 +199,8 @@ def save_version(
     registry = Registry(folder)
     served = registry.champions()
     version = registry.add(model, manifest, beside)
-    told: dict[str, dict[str, str]] = {head: {} for head in model.device_ids if head not in served}
+    # Whoever comes to serve from here on stays: nobody compared it with this one.
+    told = {head: {"instead_of": ""} for head in model.device_ids if head not in served}
     retained = {}
     target = manifest.get("onboarded")
     if target in served:
@@ -208,7 +209,7 @@ def save_version(
         else:
             compared = manifest.get("against_champion") or {}
             reason = compared.get("says", f"{_why_replaced(registry, served[target], manifest)}; not judged")
-            told[target] = {"reason": reason}
+            told[target] = {"reason": reason, "instead_of": served[target].version}
     registry.publish(version, told, reason="first head, not judged", retained=retained)
     return version
 

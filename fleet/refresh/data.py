@@ -19,11 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, Family
-from fleet.models.freshness import NOT_RANKED
+from fleet.models.judged_rows import is_not_ranked, known_floor
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
-from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, SAYS_NOTHING, present_rows, readings
+from fleet.store.noise_columns import READING_COLUMNS, SAYS_NOTHING, present_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
 MOST_OF_WORKLOAD = 1024
-#: Pairs of measurements of one program that tell a noise floor at least.
-LEAST_PAIRS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,7 +142,6 @@ def _choose(
     if not batches:
         nothing = np.zeros(0)
         return _Chosen(nothing.astype(bool), [], nothing, nothing.astype(bool), None)
-    floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
     table = pa.Table.from_batches(batches)
     measured_at = table.column("measured_at").to_numpy()
     mask = present_rows(batches) & ~np.isin(_texts(table, "outcome"), SAYS_NOTHING)
@@ -158,8 +154,8 @@ def _choose(
         mask=mask,
         candidate_ids=table.column("candidate_id").take(pa.array(kept)).to_pylist(),
         measured_at=measured_at[kept],
-        not_ranked=np.isin(_texts(table, "origin")[kept], sorted(NOT_RANKED)),
-        floor=floor.median_change if floor is not None and floor.pairs >= LEAST_PAIRS else None,
+        not_ranked=is_not_ranked(table.column("origin"))[kept],
+        floor=known_floor(device_id, batches),
     )
 
 

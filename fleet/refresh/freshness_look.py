@@ -20,7 +20,7 @@ from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
-from fleet.models.registry import PinnedError, Registry
+from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion
 from fleet.models.registry_reader import RegistryError
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
@@ -52,12 +52,10 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     rolled_back = []
     for device_id, one in found.items():
         if one.freshness is Freshness.ROLL_BACK:
-            now = registry.champion(device_id)
             # Whoever was published meanwhile is not what was looked at.
-            if now is not None and now.version == one.version:
-                with suppress(PinnedError):
-                    registry.rollback(device_id, reason=f"fresh records: {one.text}")
-                    rolled_back.append(str(device_id))
+            with suppress(PinnedError, ReplacedError):
+                registry.rollback(device_id, reason=f"fresh records: {one.text}", instead_of=one.version)
+                rolled_back.append(str(device_id))
     return {
         "kind": "watch",
         "family": request.family,

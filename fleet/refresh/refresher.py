@@ -54,7 +54,7 @@ class RefreshSettings:
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
     watch_records: int = 256
     watch_secs: float = 120.0
-    #: A training, or a look, that takes longer is ended and counts as failed.
+    #: A training, a look or a scoring that takes longer is ended and counts as failed.
     deadline_secs: float = 6 * 3600.0
 
 
@@ -107,7 +107,9 @@ class Refresher:
         #: Families of which a champion was seen.
         self._served: set[str] = set()
         self._scorer = StrategyScorer(
-            lambda family: self._request("standings", family, self._folder / "standings")
+            lambda family: self._request("standings", family, self._folder / "standings"),
+            deadline_secs=self._settings.deadline_secs,
+            clock=clock,
         )
         self._last: dict[str, Any] = {}
         self._last_look: dict[str, Any] = {}
@@ -174,16 +176,9 @@ class Refresher:
         if child is not None and child.poll() is not None:
             self._child = None
             self._ended(child)
-        elif (
-            child is not None
-            and self._clock() - self._since > self._settings.deadline_secs
-            and not child.was_given_up
-        ):
-            secs = self._settings.deadline_secs
-            child.give_up(
-                f"it was not done after {secs:,.0f} s, its deadline (daemon.training_deadline_secs)"
-            )
-        elif child is None and self._clock() >= self._watching.next_at:
+        elif child is not None:
+            child.end_if_late(self._clock() - self._since, self._settings.deadline_secs)
+        elif self._clock() >= self._watching.next_at:
             self._look()
         self._scorer.poll(may_start=self._child is None)
         self._tell_changes()

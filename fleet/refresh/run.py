@@ -27,6 +27,7 @@ from fleet.models.judge import (
     handed_on,
     publish_if_better,
     retention_reasons,
+    spoilt_starts,
     training_provenance,
     verdicts_as_json,
 )
@@ -247,7 +248,8 @@ def _planned(
         # An MTL-TLP is no start, neither for a FleetTLP nor for another one; nor is a damaged version.
         ours = {one: version for one, version in serving.items() if registry.kind(version) == FLEET_TLP}
         manifests = {one: registry.manifest(one) for one in set(ours.values())}
-        base, why = start_from(ours, manifests, DEFAULT_SPEC.hash)
+        spoilt = spoilt_starts(reader, manifests, devices, reader.version)
+        base, why = start_from(ours, manifests, DEFAULT_SPEC.hash, spoilt)
         if FLEET_TLP not in KINDS[request.model]:
             base, why = "", "an MTL-TLP is trained from nothing"
         run = content_hash(request.request_id, request.family, str(reader.version), base)

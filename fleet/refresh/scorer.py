@@ -20,10 +20,18 @@ _LAST = 19
 
 
 class StrategyScorer:
-    """One family at a time; trainings and looks go on beside it. `request` makes the one for a family."""
+    """One family at a time; trainings and looks go on beside it.
 
-    def __init__(self, request: Callable[[str], RefreshRequest]) -> None:
+    `request` makes the one for a family. What takes longer than `deadline_secs` on `clock` is ended: a hung
+    process would keep every family from being scored.
+    """
+
+    def __init__(
+        self, request: Callable[[str], RefreshRequest], *, deadline_secs: float, clock: Callable[[], float]
+    ) -> None:
         self._request = request
+        self._deadline_secs, self._clock = deadline_secs, clock
+        self._since = 0.0
         self._child: RefreshChild | None = None
         self._wanted: dict[str, None] = {}
 
@@ -44,12 +52,15 @@ class StrategyScorer:
             if child.answer() is None:
                 _LOG.warning("leave-one-device-out scores of %s: %s", child.request.family, child.failure())
             child.forget()
+        elif child is not None:
+            child.end_if_late(self._clock() - self._since, self._deadline_secs)
         if self._child is not None or not self._wanted or not may_start:
             return
         family = next(iter(self._wanted))
         del self._wanted[family]
         try:
             self._child = RefreshChild(replace(self._request(family), nice=_LAST))
+            self._since = self._clock()
         except OSError as error:
             _LOG.warning("leave-one-device-out scores of %s: %s", family, error)
 

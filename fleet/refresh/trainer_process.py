@@ -1,6 +1,7 @@
 """The process of a refresh, seen from outside: its request, its output, how often it was tried, its end.
 
-Only `fleet.refresh.refresher` calls it. It knows files and one process, nothing of models.
+Called by `fleet.refresh.refresher` and `fleet.refresh.scorer`. It knows files and one process, nothing of
+models.
 """
 
 from __future__ import annotations
@@ -97,6 +98,13 @@ class RefreshChild:
         self._ended_for = reason
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end_if_late(self, ran_secs: float, deadline_secs: float) -> None:
+        """Give it up where it ran for longer than its deadline; `poll` tells once it has ended."""
+        if ran_secs > deadline_secs and not self.was_given_up:
+            self.give_up(
+                f"it was not done after {deadline_secs:,.0f} s, its deadline (daemon.training_deadline_secs)"
+            )
 
     def stop(self, timeout_secs: float) -> None:
         """Ask it to end, and end it where it does not."""

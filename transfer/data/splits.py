@@ -23,6 +23,9 @@ from agents.records import Workload, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.errors import DatasetError
 
+#: What a name says beside the architecture (`agents.networks.network_name`): its library, and its options or
+#: the hash of its file.
+_BESIDE = re.compile(r"^[^,]*:|,.*$|\.(?:onnx|pt2)(?:-.*)?$", re.DOTALL)
 #: Words that tell the size of a network, not what it is.
 _SIZES = frozenset({"nano", "tiny", "mini", "small", "medium", "base", "large", "xlarge", "huge"})
 
@@ -225,13 +228,13 @@ def leave_networks_out(
 def network_families(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Put the sizes and versions of a network together: resnet-18 with resnet50_v2, bert-tiny with bert-base.
 
-    What comes before the first number, version or word of size names the family.
+    What comes before the first number, version (`v2`, also within a word) or word of size names the family.
     """
     families: dict[str, list[str]] = defaultdict(list)
     for name in sorted(set(names)):
         kept: list[str] = []
-        for word in re.split(r"[-_. ]+", name.lower()):
-            stem = re.split(r"\d", word, maxsplit=1)[0]
+        for word in re.split(r"[-_. ]+", _BESIDE.sub("", name.lower())):
+            stem = re.split(r"v?\d", word, maxsplit=1)[0]
             if word in _SIZES or stem in {"", "v"}:
                 break
             kept.append(stem)

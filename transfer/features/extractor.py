@@ -120,6 +120,7 @@ class Extractor:
             TraceError: A trace is not a schedule of its dialect.
             TransferError: A dialect has no reader, or a workload is missing.
         """
+        self._summariser.make_room()
         rows = _rows_of(workloads, candidates)
         pairs = zip(rows, candidates, strict=True)
         sequences = [self.read(candidate, workload) for workload, candidate in pairs]
@@ -169,6 +170,7 @@ class Extractor:
         Raises:
             TraceError: A decision is missing or of another form.
         """
+        self._summariser.make_room()
         workloads = [workload] * len(candidates)
         if layout is not None:
             # Published features are made of the steps themselves.
@@ -239,7 +241,7 @@ class Extractor:
         return steps, *self._summary(workloads, steps, tiled, lengths, table, places=places)
 
     def place_scales(self) -> NDArray[np.float32]:
-        """(K, 2, P) scales that rows point at; more may come behind."""
+        """(K, 2, P) scales that rows of `encode` point at; more may come behind, until the next `extract`."""
         return self._summariser.scales()
 
     def _summary(

@@ -26,6 +26,9 @@ from transfer.language.to_ansor import to_ansor_steps
 
 #: Where a step holds a word, by tag; every other field is a number or a list of numbers.
 _WORD_PLACE = {"PR": 3, "CHW": 2, "CHR": 2}
+#: Largest magnitude of a number: no loop of a real program is longer. Readers take what 64 bits hold; two of
+#: those multiplied, as attention does, overflow.
+_BOUND = 2.0**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +88,15 @@ def published_features(
         layout: Which of the two.
 
     Returns:
-        (N, L, E) numbers, zero where there is no step or field. What Ansor's steps cannot say gives no row.
+        (N, L, E) numbers, zero where there is no step or field, and those of no real program cut to a bound.
+        What Ansor's steps cannot say gives no row.
     """
     features = np.zeros((len(sequences), layout.steps, layout.width), dtype=np.float32)
     for schedule, sequence in enumerate(sequences):
         for place, step in enumerate(to_ansor_steps(sequence)[: layout.steps]):
             row = step_vector(step, layout)[: layout.width]
             features[schedule, place, : len(row)] = row
-    return features
+    return np.clip(features, -_BOUND, _BOUND, out=features)
 
 
 def step_vector(step: Sequence[Any], layout: PublishedLayout) -> list[int]:

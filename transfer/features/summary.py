@@ -39,6 +39,9 @@ _AT = ("depth", "around", "inside")
 _UNROLLED_CUTS = 3
 #: Largest magnitude of a number: a log2 of anything real is far below.
 _BOUND = 1000.0
+#: Forms of tilings whose scales are kept, some 2 KB each; a network has a few hundred, traces of strangers as
+#: many as they like.
+_MOST_SCALES = 16_384
 
 SUMMARY_NAMES: tuple[str, ...] = (
     *TILE_NAMES,
@@ -69,10 +72,20 @@ class Summariser:
 
     def __init__(self) -> None:
         self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
+        self._scale_rows: dict[tuple[object, ...], int] = {}
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._scale_rows.clear()
         #: Where nothing is known of a design space, every place is 0.
         self._scales = [np.zeros((2, len(PLACE_NAMES)), dtype=np.float32)]
+        # A fresh array: blocks made before hold the old one.
         self._stacked = np.zeros((0, 2, len(PLACE_NAMES)), dtype=np.float32)
-        self._scale_rows: dict[tuple[object, ...], int] = {}
+
+    def make_room(self) -> None:
+        """Start over where many scales are kept: rows from before mean nothing in `scales` then."""
+        if len(self._scale_rows) > _MOST_SCALES:
+            self._start_over()
 
     def scales(self) -> NDArray[np.float32]:
         """(K, 2, P) all scales so far; see `FeatureBlock.place_scales`."""

@@ -18,6 +18,7 @@ from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.refresh_fixtures import append, make_store, records_for, some_workloads
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 
@@ -76,6 +77,23 @@ def test_without_publishing_a_version_is_kept_and_serves_nobody(
     assert run([*arguments, "--seed", "6"]) == 0
     assert {one.version for one in registry.champions().values()} == {"v000002"}
     assert "nobody has judged the new head" in registry.champions()[DeviceId("box.a")].retained
+
+
+def test_heads_are_judged_beyond_noise_and_on_what_no_model_chose(tmp_path: Path) -> None:
+    """As a refresh judges: what a model likes is a narrow range, in which any order looks bad."""
+    learnt, held = (one := some_workloads(10, 3))[:10], one[10:]
+    make_store(tmp_path / "store", [*learnt, *held], candidates=6)
+    chosen = [dataclasses.replace(one, origin="model") for one in records_for(held, 8, seed=1)]
+    second = [
+        dataclasses.replace(one, origin="remeasure", attempt=1, run_secs=(1.1 * one.run_secs[0],))
+        for one in records_for(learnt, 6)
+    ]
+    append(tmp_path / "store", [*chosen, *second])
+    changes = {"store.path": str(tmp_path / "store"), "training.epochs": 1}
+    found = train_version(load_fleet(None, changes).config, tmp_path / "models", ("box.a",))
+    judged = Registry(tmp_path / "models").manifest(found["version"])["verdicts"]["box.a"]["judged"]
+    assert (judged["workloads"], judged["candidates"]) == (3, 3 * 6)
+    assert judged["noise_floor"] == pytest.approx(0.1)
 
 
 def test_with_enough_workloads_some_tell_when_to_stop(

@@ -16,6 +16,7 @@ from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models import evaluation
 from fleet.models import judge as judging
+from fleet.models.judged_rows import judging_columns
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
@@ -198,7 +199,8 @@ def test_what_is_judged_is_what_serves(
         return head_standing
 
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    judge = judging.Judge(registry, reader, dataset, snapshot.workloads)
+    not_ranked, floors = judging_columns(reader, dataset, snapshot.table_version)
+    judge = judging.Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
     champion = served.model.copy()
     champion.drop_head(SOURCES[0])
     judge.verdicts([champion], [NEW], [])

@@ -216,6 +216,10 @@ def test_a_refresh_starts_from_the_version_that_serves_most() -> None:
         "",
         "v000002 is 8 warm starts away from the last training from nothing",
     )
+    # One that has learnt from what judges would leave nobody to be judged, whoever else serves.
+    assert start_from(serving, made, "s", {"v000002"})[0] == "v000001"
+    base, why = start_from(serving, made, "s", {"v000001", "v000002"})
+    assert (base, why[:40]) == ("", "the champions have learnt from the held-")
 
 
 def test_a_summary_counts_kinds() -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agents.records import DeviceId
 from fleet.models import registry_reader
-from fleet.models.registry import PinnedError, Registry
+from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Change, appended_history, read_history
 from fleet.models.registry_reader import RegistryError
 from tests.refresh_fixtures import small_model
@@ -250,6 +250,19 @@ def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Pa
     assert registry.publish(added(registry, seed=5), {"box.a": {}}) == ["box.a"]
     champion = registry.champions()[DeviceId("box.a")]
     assert (champion.rolled_back_from, champion.retained) == ("", "")
+
+
+def test_a_champion_that_came_after_the_decision_stays(tmp_path: Path) -> None:
+    registry = with_versions(tmp_path, 3, "box.a")
+    late = added(registry, seed=5)
+    told = {"box.a": {"instead_of": "v000002"}, "box.b": {"instead_of": ""}}
+    assert registry.publish(late, told) == ["box.b"]
+    champion = registry.champions()[DeviceId("box.a")]
+    assert (champion.version, champion.retained) == ("v000003", f"{late}: v000003 took the place meanwhile")
+    with pytest.raises(ReplacedError, match=r"box\.a is served by v000003, not by v000002"):
+        registry.rollback("box.a", reason="fresh records", instead_of="v000002")
+    assert registry.rollback("box.a", reason="worse", instead_of="v000003").version == "v000002"
+    assert registry.publish(late, told) == ["box.a", "box.b"]
 
 
 def test_a_version_after_one_that_was_rolled_back_and_deleted_is_newer(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,23 @@ def test_a_device_without_any_model_is_served_at_once_and_only_once(folder: Path
     assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
     assert first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR) == version == registry.versions()[-1]
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
+
+
+def test_whoever_comes_to_serve_while_the_first_head_is_made_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, descriptor = cpu_device(TARGET)
+    registry, add = Registry(tmp_path), Registry.add
+    model = shipped(folder).head(spec, descriptor).model
+
+    def beaten(self: Registry, *arguments: Any) -> str:
+        monkeypatch.undo()
+        registry.publish(registry.add(model, {}), {TARGET: {"reason": "learnt from samples"}})
+        return add(self, *arguments)
+
+    monkeypatch.setattr(Registry, "add", beaten)
+    assert first_head(tmp_path, shipped(folder), spec, descriptor) == "v000001"
+    assert registry.champions()[TARGET].reason == "learnt from samples"
 
 
 def test_the_fingerprint_says_whose_head_it_is(folder: Path) -> None:

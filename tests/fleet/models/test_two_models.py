@@ -20,6 +20,7 @@ from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import Judge, best_of, counting_verdicts
+from fleet.models.judged_rows import judging_columns
 from fleet.models.promotion import DecisionKind, judge
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
@@ -252,9 +253,10 @@ def test_of_two_challengers_the_better_takes_the_place() -> None:
 def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_kind(
     served: Registry, trained: MtlTLP, store: Path, snapshot: DatasetSnapshot
 ) -> None:
-    judged = Judge(served, Store.read(store), snapshot.dataset, snapshot.workloads).verdicts(
-        [small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT]
-    )
+    reader, dataset = Store.read(store), snapshot.dataset
+    not_ranked, floors = judging_columns(reader, dataset, snapshot.table_version)
+    asked = Judge(served, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
+    judged = asked.verdicts([small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT])
     for ours, theirs in zip(*judged, strict=True):
         assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
         assert ours.judged["workloads"] == theirs.judged["workloads"] == len(HELD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,27 @@ def test_a_version_says_what_its_source_model_learnt_from(
     assert handed_on(reader, manifest) == own | {"x", "y"}
     # Where nobody knows, it may have seen anything.
     assert handed_on(reader, {}) == set(reader.workloads())
+
+
+def test_a_champion_that_comes_while_a_head_is_kept_stays(
+    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a refresh publishes one between the onboarding's question who serves and its own publication."""
+    registry, add = Registry(tmp_path), Registry.add
+    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+
+    def beaten(self: Registry, *arguments: Any) -> str:
+        monkeypatch.undo()
+        registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
+        return add(self, *arguments)
+
+    monkeypatch.setattr(Registry, "add", beaten)
+    version = onboard(snapshot, tmp_path, source, 64)
+    assert {one.version for one in registry.champions().values()} == {"v000001"}
+    assert serving_of(registry, TARGET, version) == {
+        "served_by": "v000001",
+        "why_not_served": "v000001 took the place meanwhile",
+    }
 
 
 def test_a_pinned_device_is_onboarded_to_no_effect(

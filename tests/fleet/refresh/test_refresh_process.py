@@ -40,6 +40,7 @@ from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
 from fleet.refresh.run import run_refresh
+from fleet.refresh.scorer import StrategyScorer
 from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -315,10 +316,25 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
     assert "v000002 stays, for nobody has judged the new head" in champion.retained
     assert "box.a" not in found["published"]
     assert found["verdicts"]["box.a"]["reason"].startswith("0 held-out workloads can judge")
-    # Its other champion learnt none of it, but the challenger of both went on from this version.
-    assert found["start"] == "v000002"
-    assert found["verdicts"]["box.b"]["kind"] == "unjudged"
-    assert registry.champions()[DeviceId("box.b")].version == "v000001"
+    # The other champion learnt none of it, so the challenger of both goes on from that one, to be judged.
+    assert found["start"] == "v000001"
+    assert found["verdicts"]["box.b"]["kind"] != "unjudged"
+    assert found["verdicts"]["box.b"]["judged"]["workloads"] == len(HELD)
+
+
+def test_a_start_that_leaves_nobody_to_judge_is_none(refreshed: RefreshRequest) -> None:
+    registry = Registry(Path(refreshed.models))
+    told = {"trained_workloads": [one.workload_id for one in (*LEARNT, *HELD[:3])]}
+    registry.publish(registry.add(small_model(*DEVICES), told), {one: {} for one in DEVICES})
+    with_new = records_for([*LEARNT, *HELD], 12, devices=["new.c"])
+    with Store.open(Path(refreshed.store)) as writer:
+        writer.put_device(*cpu_device("new.c"))
+        writer.append(with_new)
+    found = run_refresh(again(refreshed, "two"))
+    assert found["start"] == "nothing"
+    # A device that nobody served yet is judged by all of them, not served unjudged.
+    assert found["verdicts"]["new.c"]["judged"]["workloads"] == len(HELD)
+    assert found["verdicts"]["box.a"]["kind"] == "unjudged"
 
 
 def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:
@@ -672,6 +688,33 @@ def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Re
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
     assert unfinished(Path(request_.folder) / "cpu") is None
+
+
+def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fleet.refresh.trainer_process.command", lambda *_: ["sleep", "600"])
+    now = [5.0]
+    scorer = StrategyScorer(
+        lambda family: replace(request_, kind="standings", family=family),
+        deadline_secs=60.0,
+        clock=lambda: now[0],
+    )
+    try:
+        for family in ("cpu", "gpu"):
+            scorer.want(family)
+        for now[0] in (5.0, 65.0):
+            scorer.poll(may_start=True)
+            assert scorer.family == "cpu"
+        now[0], deadline = 66.0, time.monotonic() + 60
+        while scorer.family == "cpu":
+            assert time.monotonic() < deadline
+            scorer.poll(may_start=True)
+            time.sleep(0.01)
+        assert scorer.family == "gpu"
+        assert "scores of cpu: it was not done after 60 s, its deadline" in caplog.text
+    finally:
+        scorer.close()
 
 
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:

@@ -301,6 +301,19 @@ def test_a_family_is_what_comes_before_size_and_version() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "alike",
+    [
+        ("mobilenet", "mobilenetv2", "mobilenet_v2", "MobileNetV3-Small", "mobilenet_v2,image_size=96"),
+        ("resnet-18", "transformers:resnet,image_size=64,batch=8", "torchvision:resnet18,dtype=float16"),
+        ("mine.onnx-0a1b2c3d", "mine.onnx-ffffffff", "mine.pt2-00000000"),
+    ],
+)
+def test_a_version_within_a_word_and_options_tell_no_families_apart(alike: tuple[str, ...]) -> None:
+    [found] = network_families(alike).values()
+    assert found == tuple(sorted(alike))
+
+
 def test_networks_of_one_family_cannot_be_held_out() -> None:
     lone = gmm_workload("lone", networks=("bert_tiny", "bert_base"))
     alone = build_dataset(

@@ -93,6 +93,20 @@ def test_a_place_is_the_same_in_any_company() -> None:
         np.testing.assert_array_equal(used.extract([workload], [candidate]).place, fresh.place)
 
 
+def test_scales_of_ever_new_loops_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer.features.summary._MOST_SCALES", 2)
+    workload, extractor, blocks = gmm_workload(), Extractor(), []
+    traces = [gmm_trace(i=(outer, 2, 1, 4)) for outer in range(1, 9)]
+    for trace in traces:
+        one = Candidate(workload_id=workload.workload_id, trace=trace)
+        blocks.append(extractor.extract([workload], [one]))
+        assert blocks[-1].place_scales is not None
+        assert len(blocks[-1].place_scales) <= 4
+    for trace, block in zip(traces, blocks, strict=True):
+        assert block.place.any()
+        np.testing.assert_array_equal(block.place, extract(trace).place)
+
+
 def test_a_candidate_without_tiles_is_in_no_place() -> None:
     block = extract(NRM_TRACE)
     assert not block.place.any()

@@ -90,6 +90,12 @@ def test_a_schedule_is_cut_and_padded_to_the_layout() -> None:
         assert not found[2].any()
 
 
+def test_numbers_of_no_program_are_cut_and_others_stay() -> None:
+    steps = [["SP", 0, 0, 2**62, [2**40, 2**30], 1], ["PR", 0, 0, "auto_unroll_max_step$64"]]
+    row = published_features([AnsorReader().read(json.dumps(steps))], CPU_LAYOUT)[0, 0]
+    assert row.tolist() == [*one_hot(6), 0, 0, 2**31, 2**31, 2**30, 1, *[0] * 5]
+
+
 def test_long_rows_lose_their_end() -> None:
     order = list(range(30))[::-1]
     split = [["SP", 0, place, 4, [2], 1] for place in range(0, 30, 2)]
