@@ -7,14 +7,13 @@ All columns are in `docs/export.md`. Files may come from other people: what is r
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.codec import device_from_json, workload_from_json
+from agents.codec import bounded_json, device_from_json, workload_from_json
 from agents.errors import AgentError
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict, canonical_json
 
@@ -149,6 +148,6 @@ def _entry(file: pq.ParquetFile, key: bytes, path: Path) -> bytes:
 
 def _json(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return bounded_json(text.decode())
     except (ValueError, RecursionError) as error:
         raise AgentError(f"{path}: its footer is damaged: {error}") from error

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.codec import device_from_json, workload_from_json
+from agents.codec import MOST_VALUES, device_from_json, workload_from_json
 from agents.device import replay_file
 from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
@@ -345,6 +345,10 @@ def without(table: pa.Table, name: str) -> pa.Table:
         (lambda table, entries: (packed(entries, b"[{}]"), table)[1], "workload: lacks arg_dtypes"),
         (lambda table, entries: (packed(entries, b"{}"), table)[1], "no list"),
         (lambda table, entries: (packed(entries, b"x"), table)[1], "footer is damaged"),
+        (
+            lambda table, entries: (packed(entries, b"[" + b"[]," * MOST_VALUES + b"[]]"), table)[1],
+            "footer is damaged: more than 1,000,000 values",
+        ),
         (
             lambda table, entries: (entries.update({replay_file.WORKLOADS_KEY: b"AAAA"}), table)[1],
             "workloads in its footer are damaged",

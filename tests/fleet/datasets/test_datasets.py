@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from agents.codec import MOST_VALUES
 from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from agents.records import NOISE, DeviceId, DeviceKind, Family, Outcome, Record, Replay, content_hash
 from fleet.archive.verify import verify as verify_store
@@ -38,6 +39,7 @@ from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+from transfer.language.budget import MAX_TEXT
 
 OURS, UNUSED = make_workload(1, networks=(("net-a", 2),)), make_workload(2)
 WORDS = {"workload": OURS.workload_id}
@@ -289,12 +291,21 @@ def described(edit: Callable[[Any, Any], object]) -> Change:
     return change
 
 
+#: More values than any text of ours has.
+MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
+
 #: What a stranger may claim that would end whoever reads the store later, and the word that says so.
 CLAIMS: list[tuple[Change, str]] = [
     (rows(replaced("quality", "suspect")), "column quality holds 'suspect'"),
     (rows(replaced("quality", '["suspect"]')), "column quality holds"),
     (rows(replaced("quality", '{"interval":1e999}')), "column quality holds"),
     (rows(replaced("quality", '{"canary":{"compute":"x"}}')), "column quality holds"),
+    (rows(replaced("environment", MANY)), r"column environment holds"),
+    (rows(in_turn(replaced("trace", " " * (MAX_TEXT + 1)), forged_ids)), "a trace has 1,048,577 bytes"),
+    (
+        described(lambda _, workloads: workloads[0].update(module_json=MANY)),
+        "expected a module that is a JSON object of at most 1,000,000 values",
+    ),
     (rows(replaced("environment", "[]")), r"column environment holds '\[\]'"),
     (rows(no_text("environment")), "Invalid UTF8"),
     (rows(no_text("error")), "Invalid UTF8"),
