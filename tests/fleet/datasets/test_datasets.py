@@ -148,6 +148,43 @@ def test_nothing_of_a_dataset_comes_to_a_device_that_runs_programs(folder: Path,
     assert reader.doubtful_workloads() == {OURS.workload_id}
 
 
+def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Path) -> None:
+    secrets = ("10.1.2.3", "board.lab.example", "alices-key", "bobs-key", "alice", "buildhost")
+    errors = {
+        Outcome.LOST: "nobody serves 'alices-key' at the RPC tracker 10.1.2.3:9190 (bobs-key 1 of 1 free)",
+        Outcome.RUN_FAILED: (
+            'File "/home/alice/x.py": 10.1.2.3:90: '
+            "the server board.lab.example:90 with the key 'alices-key' hung"
+        ),
+        Outcome.BUILD_FAILED: "clang -I/home/alice/include a.c on buildhost: 3/4/5 of src/rpc/a.cc failed",
+    }
+    environment = '{"arch":"arm64","key":"alices-key","load":0.5,"tracker":"board.lab.example:9190"}'
+    with Store.open(tmp_path / "store") as made:
+        made.put_workloads([OURS], own=True)
+        spec = make_spec("board", kind=DeviceKind.RPC, tracker="board.lab.example:9190", key="alices-key")
+        made.put_device(spec, replace(make_descriptor(), host="buildhost"))
+        for number, (outcome, error) in enumerate(errors.items()):
+            changes: dict[str, Any] = {"outcome": outcome, "error": error, "run_secs": ()}
+            made.append(
+                [
+                    make_record(
+                        number, device="board", environment=environment, quality="{}", **changes, **WORDS
+                    )
+                ]
+            )
+    publish(Store.read(tmp_path / "store"), tmp_path / "out", DatasetAbout(name="wired"))
+    found = pq.read_table(tmp_path / "out" / RECORDS)
+    assert found.column("environment").unique().to_pylist() == ['{"arch":"arm64","load":0.5}']
+    assert sorted(found.column("error").to_pylist()) == [
+        'File "(place)": (place): the server (place) with the key (place) hung',
+        "clang -I(place) a.c on host-1: 3/4/5 of src/rpc/a.cc failed",
+        "lost; the words of whoever lost it are not published",
+    ]
+    told = [str(found.to_pylist()), str(pq.read_metadata(tmp_path / "out" / RECORDS).metadata)]
+    told += [(tmp_path / "out" / name).read_text() for name in (CARD, README)]
+    assert not [one for one in secrets if any(one in text for text in told)]
+
+
 def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "theirs"
     with Store.open(path) as theirs:
