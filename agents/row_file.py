@@ -401,7 +401,7 @@ def _raise_no_damage(error: sqlite3.Error) -> None:
 
 
 def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 @contextmanager
