@@ -46,7 +46,7 @@ _SINCE_LAYOUT_2: dict[str, float] = {
 #: What is not written where it has this value: it came later, and older records must stay what they were.
 _LEFT_OUT: dict[str, float] = {"visits": 1}
 _QUALITY_OF_LAYOUT_1 = "{}"
-#: Values and keys in one JSON text of a stranger at most; what 1,000 workloads say has 41,000.
+#: Values and keys in one JSON text of a stranger at most, if nothing else is said.
 MOST_VALUES = 1_000_000
 #: One of them, in a text without escaped quotes. A text that does not end goes to the end.
 _VALUE = re.compile(r'"[^"]*+"?|[\[{]|[^\s\[\]{}:,"]++')
@@ -57,18 +57,18 @@ _RECORD_NAMES = frozenset(one.name for one in fields(Record))
 _Read = Callable[[Any], Any]
 
 
-def bounded_json(text: str) -> Any:
+def bounded_json(text: str, most: int = MOST_VALUES) -> Any:
     """Parse JSON of a stranger: values may take thirty times the room of their text.
 
     Raises:
-        ValueError: It is no JSON, or has more than `MOST_VALUES` values and keys.
+        ValueError: It is no JSON, or has more than `most` values and keys.
         RecursionError: It is nested too deeply.
     """
     # Fast, but it counts what stands within texts too: a module is one value.
-    if sum(map(text.count, ",[{")) > MOST_VALUES:
+    if sum(map(text.count, ",[{")) > most:
         bare = text.replace("\\\\", "").replace('\\"', "")
-        if next(islice(_VALUE.finditer(bare), MOST_VALUES, None), None) is not None:
-            raise ValueError(f"more than {MOST_VALUES:,} values")
+        if next(islice(_VALUE.finditer(bare), most, None), None) is not None:
+            raise ValueError(f"more than {most:,} values")
     return json.loads(text)
 
 
