@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import islice
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -44,11 +46,30 @@ _SINCE_LAYOUT_2: dict[str, float] = {
 #: What is not written where it has this value: it came later, and older records must stay what they were.
 _LEFT_OUT: dict[str, float] = {"visits": 1}
 _QUALITY_OF_LAYOUT_1 = "{}"
+#: Values and keys in one JSON text of a stranger at most, if nothing else is said.
+MOST_VALUES = 1_000_000
+#: One of them, in a text without escaped quotes. A text that does not end goes to the end.
+_VALUE = re.compile(r'"[^"]*+"?|[\[{]|[^\s\[\]{}:,"]++')
 #: Keys of a protocol in JSON, each with its field.
 _PROTOCOL_FIELDS = {STORED_PROTOCOL_KEYS.get(one.name, one.name): one.name for one in fields(Protocol)}
 _RECORD_NAMES = frozenset(one.name for one in fields(Record))
 
 _Read = Callable[[Any], Any]
+
+
+def bounded_json(text: str, most: int = MOST_VALUES) -> Any:
+    """Parse JSON of a stranger: values may take thirty times the room of their text.
+
+    Raises:
+        ValueError: It is no JSON, or has more than `most` values and keys.
+        RecursionError: It is nested too deeply.
+    """
+    # Fast, but it counts what stands within texts too: a module is one value.
+    if sum(map(text.count, ",[{")) > most:
+        bare = text.replace("\\\\", "").replace('\\"', "")
+        if next(islice(_VALUE.finditer(bare), most, None), None) is not None:
+            raise ValueError(f"more than {most:,} values")
+    return json.loads(text)
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -176,7 +197,7 @@ def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor
     assert isinstance(made, DeviceSpec)
     assert seen is None or isinstance(seen, Descriptor)
     try:
-        is_mapping = isinstance(json.loads(made.target_json), dict)
+        is_mapping = isinstance(bounded_json(made.target_json), dict)
     except (ValueError, RecursionError):
         is_mapping = False
     if not is_mapping:

@@ -242,7 +242,8 @@ class RowFile:
     def _rescue(self) -> None:
         """Copy the file aside, and put one with its good rows in its place."""
         self._copy_aside("", [self.path, self._log])
-        rows, layout, self.first_damaged = _readable(self.path)
+        with _os_errors(self.path):
+            rows, layout, self.first_damaged = _readable(self.path)
         rebuilt = self._rebuilt.with_name(self._rebuilt.name + ".tmp")
         rebuilt.unlink(missing_ok=True)
         with _os_errors(self.path):
@@ -274,7 +275,8 @@ def read_rows(path: Path) -> list[FileRow]:
     """Read the rows of a file that another process may have open, from a copy; none if there is no file."""
     with tempfile.TemporaryDirectory() as folder:
         copy_rows(path, Path(folder, "copy"))
-        return [FileRow(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
+        with _os_errors(path):
+            return [FileRow(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
 
 
 def copy_rows(path: Path, target: Path) -> bool:
@@ -313,15 +315,21 @@ def _head(path: Path) -> bytes:
 
 
 def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int | None]:
-    """Rows of a file that can be read, its layout (1 if that cannot), and the first number without a row."""
+    """Rows of a file that can be read, its layout (1 if that cannot), and the first number without a row.
+
+    Raises:
+        sqlite3.DatabaseError: It is not damaged: another connection has it, or the disk is full or read-only.
+    """
     found: list[tuple[int, str, bytes, int]] = []
     layout, first_bad, number, last = 1, None, 0, None
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(path, timeout=0.0)
     try:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        with suppress(sqlite3.DatabaseError):
+        try:
             [layout] = connection.execute("PRAGMA user_version").fetchone()
             [last] = connection.execute("SELECT max(id) FROM rows").fetchone()
+        except sqlite3.DatabaseError as error:
+            _raise_no_damage(error)
         while number <= (last if last is not None else _last(found) + _RESCUE_IDS):
             try:
                 for row in connection.execute(_SELECT, (number,)):
@@ -331,7 +339,8 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
                     elif first_bad is None:
                         first_bad = row[0]
                 break
-            except sqlite3.DatabaseError:
+            except sqlite3.DatabaseError as error:
+                _raise_no_damage(error)
                 first_bad = number if first_bad is None else first_bad
                 number += 1
     finally:
@@ -382,7 +391,17 @@ def _is_damage(error: sqlite3.Error) -> bool:
     # A key with a flipped bit is mostly no text any more: Python's own error, which has no code of SQLite.
     if isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error):
         return True
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _raise_no_damage(error: sqlite3.Error) -> None:
+    """Raise what says nothing of the file: rows that could not be read now must not be taken for lost."""
+    if _code(error) in _ERRNOS:
+        raise error
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 @contextmanager
@@ -395,7 +414,7 @@ def _os_errors(path: Path) -> Iterator[None]:
 
 
 def _os_error(error: sqlite3.Error, path: Path) -> OSError:
-    number = _ERRNOS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    number = _ERRNOS.get(_code(error))
     if number is None:
         try:
             # SQLite keeps the system's own word to itself: a quota that is used up reads as a broken disk.

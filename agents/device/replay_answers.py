@@ -6,13 +6,12 @@ Called by `replay.py`. What is answered when: `docs/replay.md`.
 from __future__ import annotations
 
 import functools
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.codec import protocol_from_json
+from agents.codec import bounded_json, protocol_from_json
 from agents.device.batch import Batch
 from agents.programs.quality import interval_quality
 from agents.records import (
@@ -149,8 +148,8 @@ def _lasting_quality(text: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     """The JSON object that a column holds; imported records may hold anything."""
     try:
-        value = json.loads(text)
+        value = bounded_json(text)
         canonical_json(value)  # refuses numbers that are none: the answer's own JSON can hold none
-    except (TypeError, ValueError, RecursionError):
+    except (AttributeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -7,14 +7,13 @@ All columns are in `docs/export.md`. Files may come from other people: what is r
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.codec import device_from_json, workload_from_json
+from agents.codec import bounded_json, device_from_json, workload_from_json
 from agents.errors import AgentError
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict, canonical_json
 
@@ -30,6 +29,8 @@ VERSION = 1
 SHARED_TEXTS = ["dialect", "outcome", "error", "environment", "environment_id", "protocol", "quality"]
 #: Most bytes that packed workloads may unpack to: some 10,000 workloads.
 _MOST_WORKLOADS_BYTES = 256 << 20
+#: Most values and keys in an entry: a workload has some 40, and one import may bring 50,000 workloads.
+_MOST_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,6 @@ def _entry(file: pq.ParquetFile, key: bytes, path: Path) -> bytes:
 
 def _json(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return bounded_json(text.decode(), _MOST_VALUES)
     except (ValueError, RecursionError) as error:
         raise AgentError(f"{path}: its footer is damaged: {error}") from error

@@ -6,12 +6,11 @@ file when candidates are proposed. It decides nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.codec import protocol_from_json
+from agents.codec import bounded_json, protocol_from_json
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
 from agents.records import (
@@ -222,7 +221,7 @@ class ReplayRecords:
                 raise AgentError(f"{self._path}: {name}: expected {what} in every row; export it again")
         for row in table.group_by(["protocol", "schema"]).aggregate([]).to_pylist():
             try:
-                protocol_from_json(json.loads(row["protocol"]), row["schema"])
+                protocol_from_json(bounded_json(row["protocol"]), row["schema"])
             except (AgentError, ValueError, RecursionError) as error:
                 raise AgentError(f"{self._path}: a protocol cannot be read: {error}") from error
 

@@ -131,7 +131,7 @@ class Coverage:
         ids = [one.candidate_id for one in done]
         row.mark(workload_id, space, space.index.place(ids), PlaceBits.set_few)
         for one_id in ids if row.lost else ():
-            row.lost.pop(one_id, None)
+            row.close_gap(workload_id, one_id)
         for one in done:
             if one.outcome is Outcome.OK and not one.is_suspect:
                 space.leaders[one.device_id] = None
@@ -183,7 +183,8 @@ class Coverage:
         for one in workload_ids:
             space, measured, gaps = self.matrix.spaces.get((family, one)), row.measured.get(one, 0), 0
             if space is not None:
-                gaps = len(space.index) - len(space.blocked) - measured - row.given_up.get(one, 0)
+                left_alone = row.given_up.get(one, set()) - space.blocked
+                gaps = len(space.index) - len(space.blocked) - measured - len(left_alone)
             yield one, measured, max(0, gaps), (family, one) in self._exhausted
 
     def known(self, family: str, workload_id: WorkloadId) -> int:

@@ -118,7 +118,7 @@ def _take_group(
     elif len(done):
         row.mark(workload_id, space, places[done].tolist(), PlaceBits.set_few)
     for one in done.tolist() if row.lost else ():
-        row.lost.pop(rows.id_at(one), None)
+        row.close_gap(workload_id, rows.id_at(one))
     for one in chosen[rows.lost[chosen]].tolist():
         row.lose(workload_id, space, rows.id_at(one), int(rows.attempts[one]))
     timed = chosen[rows.ok[chosen]]

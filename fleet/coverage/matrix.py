@@ -59,7 +59,8 @@ class Row:
     #: Candidates whose every measurement was lost: the attempt that comes next, and the losses of this agent.
     lost: dict[CandidateId, int] = field(default_factory=dict)
     losses: dict[CandidateId, int] = field(default_factory=dict)
-    given_up: dict[WorkloadId, int] = field(default_factory=dict)
+    #: Those of each workload that this agent has lost too often: gaps that are not planned.
+    given_up: dict[WorkloadId, set[CandidateId]] = field(default_factory=dict)
     #: Unix seconds of the last record of a whole A/A run.
     noise_at: float = 0.0
 
@@ -82,8 +83,14 @@ class Row:
             return
         self.lost[candidate_id] = max(self.lost.get(candidate_id, 0), attempt + 1)
         self.losses[candidate_id] = self.losses.get(candidate_id, 0) + 1
-        if self.losses[candidate_id] == MAX_LOSSES:
-            self.given_up[workload_id] = self.given_up.get(workload_id, 0) + 1
+        if self.losses[candidate_id] >= MAX_LOSSES:
+            self.given_up.setdefault(workload_id, set()).add(candidate_id)
+
+    def close_gap(self, workload_id: WorkloadId, candidate_id: CandidateId) -> None:
+        """A candidate that was lost is measured after all, maybe for somebody else: it is no gap any more."""
+        self.lost.pop(candidate_id, None)
+        self.losses.pop(candidate_id, None)
+        self.given_up.get(workload_id, set()).discard(candidate_id)
 
     def keep_best(self, workload_id: WorkloadId, secs: float, candidate_id: CandidateId) -> None:
         """Put a candidate among the fastest if it belongs there: what comes first makes no difference."""

@@ -7,7 +7,6 @@ by `fleet.datasets.dataset_files`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -15,10 +14,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agents.codec import MOST_VALUES, bounded_json
 from agents.device.replay_file import Recorded
 from agents.records import DeviceId, Outcome, Workload, as_json_dict, canonical_json
 from fleet.errors import StoreError
 from fleet.interchange.logs.results import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP
+from transfer.language.budget import MAX_TEXT
 
 #: Whole numbers beyond this are none of a host or program; every reader of JSON keeps those below.
 _MOST_NUMBER: Final = 2**53
@@ -41,6 +42,12 @@ def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workloa
     for one in workloads:
         if not _WORKLOAD_ID.fullmatch(one.workload_id):
             raise StoreError(f"workload {one.workload_id}: expected 16 hexadecimal digits as agents name it")
+        # A shorter text has fewer values than characters.
+        if len(one.module_json) > MOST_VALUES and not _is_object(one.module_json):
+            raise StoreError(
+                f"workload {one.workload_id}: expected a module that is a JSON object of at most "
+                f"{MOST_VALUES:,} values"
+            )
         named = [one.arg_shapes, one.networks]
         if _has_large(named) or any(extent < 0 for shape in one.arg_shapes for extent in shape):
             raise StoreError(f"workload {one.workload_id}: a number of its description is out of range")
@@ -62,6 +69,9 @@ def check_rows(rows: pa.Table) -> None:
         raise StoreError(f"column run_secs holds {timed['min']} to {timed['max']}, which nothing takes")
     if rows.num_rows and pc.max(rows.column("measured_at")).as_py() >= MAX_TIMESTAMP:
         raise StoreError("column measured_at holds a time that is out of range")
+    longest = pc.max(pc.binary_length(rows.column("trace"))).as_py() or 0
+    if longest > MAX_TEXT:
+        raise StoreError(f"a trace has {longest:,} bytes, at most {MAX_TEXT:,} are read")
     attempts = pc.min_max(rows.column("attempt")).as_py()
     if rows.num_rows and not 0 <= attempts["min"] <= attempts["max"] < _MOST_NUMBER:
         raise StoreError("column attempt holds a number that is out of range")
@@ -101,7 +111,7 @@ def _is_quality(text: str) -> bool:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text)
+        value = bounded_json(text)
         canonical_json(value)  # refuses NaN and what is not finite
     except (ValueError, RecursionError):
         return None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from agents.records import DeviceId
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import DeviceId, Outcome, canonical_json
 from agents.trust import is_live
 from fleet.config.yaml_files import nearest
 from fleet.datasets.admission import verify
@@ -18,22 +22,68 @@ from fleet.datasets.dataset_files import CARD, NAME, README, RECORDS, read_publi
 from fleet.errors import FleetError
 from fleet.interchange.export_files import whole_folder
 from fleet.interchange.export_parquet import write_parquet
-from fleet.interchange.export_source import Source
+from fleet.interchange.export_source import Source, json_object
 from fleet.store.catalog import DeviceEntry
 from fleet.store.reader import StoreReader
 
+#: What the environment of a device behind a wire says beside what it measures with.
+_ADDRESS_KEYS: Final = frozenset(("tracker", "key"))
+#: Errors of lost devices speak of addresses, and of all that a tracker lists.
+_LOST: Final = "lost; the words of whoever lost it are not published"
+#: Folders, which have names of people in them, and addresses.
+_PLACE: Final = re.compile(
+    r"(?:(?<![\w.])|(?<=-[IL]))(?:/+[^\s/:;,'\"()]+){2,}"
+    r"|\b(?:\d{1,3}\.){3}\d{1,3}\b(?::\d+)?"
+    r"|(?<=server )[^\s:]+:\d+|(?<=tracker )[^\s:]+:\d+|(?<=key )'[^']*'"
+)
+
 
 class _PublishedSource(Source):
-    """The records of a device that we measured, without the names of hosts and addresses."""
+    """The records of a device that we measured, without the names of hosts, addresses and folders."""
 
     def __init__(self, reader: StoreReader, entry: DeviceEntry, hosts: Mapping[str, str]) -> None:
         super().__init__(reader, entry.spec.device_id, keeps_imported=False)
         seen = entry.descriptor
+        words = "|".join(re.escape(one) for one in hosts if one)
+        self._host = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
+        self._hosts = hosts
         self.entry = replace(
             entry,
             spec=replace(entry.spec, tracker="", key=""),
             descriptor=None if seen is None else replace(seen, host=hosts[seen.host]),
         )
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the device; environments and errors tell nothing of where it is."""
+        for batch in super().batches(tuple(dict.fromkeys((*columns, "outcome")))):
+            if "environment" in columns:
+                batch = _rewritten(batch, "environment", _without_address)
+            if "error" in columns:
+                batch = _rewritten(batch, "error", self._without_places)
+                is_lost = pc.equal(batch.column("outcome"), Outcome.LOST.value)
+                place = batch.schema.get_field_index("error")
+                errors = pc.if_else(is_lost, _LOST, batch.column(place))
+                batch = batch.set_column(place, batch.schema.field(place), errors)
+            yield batch.select(list(columns))
+
+    def _without_places(self, text: str) -> str:
+        text = _PLACE.sub("(place)", text)
+        return self._host.sub(lambda found: self._hosts[found[0]], text) if self._host else text
+
+
+def _rewritten(batch: pa.RecordBatch, name: str, change: Callable[[str], str]) -> pa.RecordBatch:
+    """The rows with other texts in a column; each text is changed once."""
+    place = batch.schema.get_field_index(name)
+    texts = batch.column(place).dictionary_encode()
+    changed = pa.array([change(one) for one in texts.dictionary.to_pylist()], pa.string())
+    return batch.set_column(place, batch.schema.field(place), changed.take(texts.indices))
+
+
+def _without_address(text: str) -> str:
+    value = json_object(text)
+    if not value.keys() & _ADDRESS_KEYS:
+        return text
+    return canonical_json({name: one for name, one in value.items() if name not in _ADDRESS_KEYS})
 
 
 def publish(

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from agents.records import Outcome, Record, WorkloadId
-from fleet.interchange.export_source import Source
+from fleet.interchange.export_source import NO_TRACE, Source, json_object, json_trace
 from fleet.interchange.logs import helion, kernel_tuner, triton
 from fleet.interchange.logs.knobs import DIALECT
+from transfer.language.knobs import check_knobs
 
 #: Characters of items that wait to be written.
 _WAITING_CHARS = 8 << 20
@@ -90,7 +91,9 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
     for record in source.records():
         try:
             kernel = _kernel_of(record, source, kernels, chosen)
-            knobs = json.loads(record.trace)
+            knobs = json_trace(record, check_knobs)
+            if knobs is None:
+                raise _NotHeldError(NO_TRACE)
             item = chosen.item(kernel, record, knobs)
         except _NotHeldError as reason:
             source.skipped[str(reason)] += 1
@@ -124,13 +127,26 @@ def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel
         workload = source.workloads.get(record.workload_id)
         if workload is None:
             raise _NotHeldError("its workload is not in the store")
-        key = json.loads(workload.module_json)
-        seen = json.loads(record.environment)
-        found = _Kernel(key, record.workload_id, workload.flops, str(seen.get("device_name", "")))
+        key = json_object(workload.module_json)
+        if not _is_kernel(key):
+            raise _NotHeldError("its workload is no kernel of a tuner")
+        name = json_object(record.environment).get("device_name", "")
+        found = _Kernel(key, record.workload_id, workload.flops, name if isinstance(name, str) else "")
         kernels[record.workload_id] = found
     if form.tool and found.key.get("tool") != form.tool:
-        raise _NotHeldError(f"it was measured by {str(found.key.get('tool'))[:32]}, not by {form.tool}")
+        raise _NotHeldError(f"it was measured by {found.key['tool'][:32]}, not by {form.tool}")
     return found
+
+
+def _is_kernel(key: Mapping[str, Any]) -> bool:
+    """Whether what stands for a module names a kernel as imports do; that of others may name anything."""
+    order = key.get("order", [])
+    return (
+        "problem" in key
+        and type(key.get("tool")) is type(key.get("kernel")) is str
+        and type(order) is list
+        and all(type(one) is str for one in order)
+    )
 
 
 def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> None:

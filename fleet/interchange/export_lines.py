@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.records import Descriptor, DeviceSpec, Family, Outcome, Record, Workload, content_hash
 from fleet.interchange.export_files import text_lines
-from fleet.interchange.export_source import Source
+from fleet.interchange.export_source import NO_TRACE, Source, json_object, json_trace
 from fleet.interchange.logs.results import ERROR_TEXTS
 
 #: What both formats write for the seconds of a failed measurement.
@@ -44,6 +44,7 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
         source: The device; records of other dialects than `ansor` and `meta_schedule` are counted there.
     """
     from transfer.errors import TraceError
+    from transfer.language.ansor_steps import check_steps
     from transfer.language.meta_schedule import MetaScheduleReader
     from transfer.language.to_ansor import to_ansor_steps
 
@@ -52,12 +53,15 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
     with text_lines(path, name) as lines:
         for record, workload in _fitting(source):
             if record.dialect == "ansor":
-                steps = json.loads(record.trace)
+                steps = json_trace(record, check_steps)
+                if steps is None:
+                    source.skipped[NO_TRACE] += 1
+                    continue
             elif record.dialect == "meta_schedule":
                 try:
                     steps = to_ansor_steps(reader.read(record.trace, workload))
                 except TraceError:
-                    source.skipped["its trace cannot be read"] += 1
+                    source.skipped[NO_TRACE] += 1
                     continue
             else:
                 source.skipped[f"dialect {record.dialect}"] += 1
@@ -81,21 +85,27 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
         name: Final name of the file; `.gz` at its end compresses.
         source: The device; records of other dialects than `autotvm` are counted there.
     """
+    from transfer.language.autotvm import check_entity
+
     count = 0
     with text_lines(path, name) as lines:
         for record, workload in _fitting(source):
             if record.dialect != "autotvm":
                 source.skipped[f"dialect {record.dialect}"] += 1
                 continue
-            key = _key_of(workload)
+            key = json_object(workload.module_json)
             if not {"name", "args"} <= key.keys():
                 source.skipped["its workload is none of AutoTVM's"] += 1
+                continue
+            entity = json_trace(record, check_entity)
+            if entity is None:
+                source.skipped[NO_TRACE] += 1
                 continue
             seen = _environment(record)
             value = {
                 "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
                 # The index is a place in a space that no record holds; readers go by the entity.
-                "config": {"index": 0, "code_hash": None, "entity": json.loads(record.trace)},
+                "config": {"index": 0, "code_hash": None, "entity": entity},
                 "result": _result(record),
                 "version": 0.2,
                 "tvm_version": seen.get("tvm", ""),
@@ -142,19 +152,10 @@ def _ansor_version(record: Record) -> str:
     return str(seen.get("log_version", "")) if "imported" in seen else "v0.6"
 
 
-def _key_of(workload: Workload) -> Mapping[str, Any]:
-    """What stands for the module of an imported workload; empty where there is a module."""
-    try:
-        value = json.loads(workload.module_json)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _workload_key(record: Record, workload: Workload) -> str:
     """The key of Ansor's own workload; for others a digest and the extents of all arguments, as it has."""
-    key = _key_of(workload).get("key")
-    if record.dialect == "ansor" and key is not None:
+    key = json_object(workload.module_json).get("key") if record.dialect == "ansor" else None
+    if key is not None:
         return json.dumps(key)
     extents = [extent for shape in workload.arg_shapes for extent in shape]
     return json.dumps([content_hash(workload.workload_id), *extents])
@@ -182,17 +183,14 @@ def hardware_params(spec: DeviceSpec | None, descriptor: Descriptor | None) -> l
 
 def _environment(record: Record) -> Mapping[str, Any]:
     """What the environment of an imported record keeps of its line; nothing for other records."""
-    if record.dialect == "meta_schedule":
-        return {}
-    value = json.loads(record.environment)
-    return value if isinstance(value, dict) else {}
+    return {} if record.dialect == "meta_schedule" else json_object(record.environment)
 
 
 def _target(seen: Mapping[str, Any], spec: DeviceSpec | None) -> str:
-    if "target" in seen:
-        found = seen["target"]
-        return found if isinstance(found, str) else target_text(found)
-    return target_text({} if spec is None else spec.target)
+    found = seen.get("target")
+    if isinstance(found, str):
+        return found
+    return target_text(found if isinstance(found, dict) else {} if spec is None else spec.target)
 
 
 def target_text(target: Mapping[str, Any]) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,14 @@ from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import IMPORTED
+from fleet.interchange.logs.catalog import checked_trace
+from fleet.interchange.logs.json_values import Rejected, canonical_text
 from fleet.store.catalog import DeviceEntry
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
+
+#: Reason of a record that is left out since its trace is none.
+NO_TRACE: Final = "its trace cannot be read"
 
 
 class Source:
@@ -88,3 +94,32 @@ def has_module(workload: Workload) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "dialect" not in value
+
+
+@lru_cache(maxsize=16)
+def json_object(text: str) -> Mapping[str, Any]:
+    """The object in a text, such as what stands for the module of an imported workload; empty without one.
+
+    A dataset of others may hold any text. What is given can be written again.
+    """
+    try:
+        value = json.loads(text)
+        canonical_text(value)  # refuses what is nested too deeply
+    except (ValueError, RecursionError, Rejected):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def json_trace(record: Record, fault: Callable[[Any], str]) -> Any:
+    """The trace of a record that is JSON; None where it is none that its log could have held.
+
+    Args:
+        record: Of others, maybe: then nobody has looked at its trace.
+        fault: Says of a value why it is no trace of the dialect, "" where it is one.
+    """
+    try:
+        value = json.loads(record.trace)
+        checked_trace(value)
+    except (ValueError, RecursionError, Rejected):
+        return None
+    return None if fault(value) else value

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.codec import (
+    MOST_VALUES,
     NO_MEMORY_LIMIT_GIB,
+    bounded_json,
     device_from_json,
     protocol_from_json,
     protocol_to_json,
@@ -240,3 +242,12 @@ def test_unknown_keys_are_refused() -> None:
 def test_any_other_json_is_refused_with_one_error(value: Any) -> None:
     with pytest.raises(AgentError):
         record_from_json(value)
+
+
+def test_json_of_a_stranger_is_bounded_by_its_values_and_not_by_what_stands_in_texts() -> None:
+    text = '\\"[' + "[],{}" * MOST_VALUES + '"\\'
+    assert bounded_json(json.dumps({text: [text, 1]})) == {text: [text, 1]}
+    for many in ("[" + "[]," * MOST_VALUES + "[]]", json.dumps([text, *range(MOST_VALUES)])):
+        with pytest.raises(ValueError, match="more than 1,000,000 values"):
+            bounded_json(many)
+    assert len(bounded_json(json.dumps([0] * (MOST_VALUES - 2)))) == MOST_VALUES - 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +143,28 @@ def test_a_file_of_which_nothing_can_be_read_is_kept_and_begun_anew(tmp_path: Pa
     assert (found, "kept as f.corrupt" in note) == ([], True)
     assert made(path, 3).exists()
     assert keys(path)[0] == ["k0", "k1", "k2"]
+
+
+def test_rows_of_a_damaged_file_that_another_has_are_not_taken_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(tmp_path / "f", 9)
+    flip(path, path.read_bytes().index(b"5" + BODY) + 9)
+    others: list[sqlite3.Connection] = []
+    copy_aside = RowFile._copy_aside
+
+    def taken(self: RowFile, *args: Any) -> None:
+        copy_aside(self, *args)
+        others.append(sqlite3.connect(path, isolation_level=None))
+        for one in ("PRAGMA locking_mode=EXCLUSIVE", "BEGIN EXCLUSIVE"):
+            others[0].execute(one)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowFile, "_copy_aside", taken)
+        with pytest.raises(BlockingIOError):
+            RowFile(path)
+    others[0].close()
+    assert keys(path)[0] == [f"k{number}" for number in range(9) if number != 5]
 
 
 def test_damage_behind_its_back_is_an_error(tmp_path: Path) -> None:

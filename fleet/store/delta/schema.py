@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agents.codec import protocol_from_json, protocol_to_json
+from agents.codec import bounded_json, protocol_from_json, protocol_to_json
 from agents.errors import AgentError
 from agents.records import (
     RECORD_SCHEMA,
@@ -164,7 +163,7 @@ def _protocol_text(protocol: Protocol, schema: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _protocol(text: str, schema: int) -> Protocol:
-    return protocol_from_json(json.loads(text), schema)
+    return protocol_from_json(bounded_json(text), schema)
 
 
 def check_protocol(text: str, schema: int) -> None:

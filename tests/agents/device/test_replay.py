@@ -438,6 +438,20 @@ def test_workloads_that_unpack_without_end_are_refused(
         maker([recorded(1)])
 
 
+def test_workloads_of_too_many_values_are_refused_before_they_are_parsed(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker([recorded(1)]).close()
+    monkeypatch.setattr(replay_file, "_MOST_VALUES", 1000)
+    maker([]).close()
+    rewritten(
+        tmp_path / "records.parquet",
+        lambda table, entries: (packed(entries, b"[" + b"[]," * 1000 + b"[]]"), table)[1],
+    )
+    with pytest.raises(DeviceRefusedError, match="footer is damaged: more than 1,000 values"):
+        maker([])
+
+
 def test_a_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("no")

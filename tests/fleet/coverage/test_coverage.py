@@ -119,6 +119,21 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  #
     assert coverage.next_attempts(A).get(one, 0) == 0
 
 
+def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(make) -> None:  # type: ignore[no-untyped-def]
+    coverage = make([make_record(number, device="dev-b") for number in (1, 2, 3)])
+    for number in (1, 2):
+        for attempt in range(MAX_LOSSES + 1):
+            lost = make_record(number, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}")
+            coverage.add([lost])
+    assert counts(coverage, A) == (0, 1)
+    # Measured for a search, say, that asked for this one.
+    coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
+    assert counts(coverage, A) == (1, 1)
+    coverage.block("cpu", W, [make_record(2).candidate_id])
+    assert counts(coverage, A) == (1, 1)
+    assert coverage.gaps(A, W, 9) == [make_record(3).candidate_id]
+
+
 def test_a_quarantined_candidate_is_no_gap_of_siblings(make) -> None:  # type: ignore[no-untyped-def]
     coverage = make([make_record(4, quality='{"quarantined":true}'), make_record(5)])
     assert coverage.gaps(B, W, 9) == [make_record(5).candidate_id]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from agents.codec import MOST_VALUES
 from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from agents.records import NOISE, DeviceId, DeviceKind, Family, Outcome, Record, Replay, content_hash
 from fleet.archive.verify import verify as verify_store
@@ -38,6 +39,7 @@ from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+from transfer.language.budget import MAX_TEXT
 
 OURS, UNUSED = make_workload(1, networks=(("net-a", 2),)), make_workload(2)
 WORDS = {"workload": OURS.workload_id}
@@ -144,6 +146,43 @@ def test_nothing_of_a_dataset_comes_to_a_device_that_runs_programs(folder: Path,
     assert known_candidates(reader, entries, 99, live=True) == {}
     assert len(known_candidates(reader, entries, 99, live=False)[OURS.workload_id]) == 10
     assert reader.doubtful_workloads() == {OURS.workload_id}
+
+
+def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Path) -> None:
+    secrets = ("10.1.2.3", "board.lab.example", "alices-key", "bobs-key", "alice", "buildhost")
+    errors = {
+        Outcome.LOST: "nobody serves 'alices-key' at the RPC tracker 10.1.2.3:9190 (bobs-key 1 of 1 free)",
+        Outcome.RUN_FAILED: (
+            'File "/home/alice/x.py": 10.1.2.3:90: '
+            "the server board.lab.example:90 with the key 'alices-key' hung"
+        ),
+        Outcome.BUILD_FAILED: "clang -I/home/alice/include a.c on buildhost: 3/4/5 of src/rpc/a.cc failed",
+    }
+    environment = '{"arch":"arm64","key":"alices-key","load":0.5,"tracker":"board.lab.example:9190"}'
+    with Store.open(tmp_path / "store") as made:
+        made.put_workloads([OURS], own=True)
+        spec = make_spec("board", kind=DeviceKind.RPC, tracker="board.lab.example:9190", key="alices-key")
+        made.put_device(spec, replace(make_descriptor(), host="buildhost"))
+        for number, (outcome, error) in enumerate(errors.items()):
+            changes: dict[str, Any] = {"outcome": outcome, "error": error, "run_secs": ()}
+            made.append(
+                [
+                    make_record(
+                        number, device="board", environment=environment, quality="{}", **changes, **WORDS
+                    )
+                ]
+            )
+    publish(Store.read(tmp_path / "store"), tmp_path / "out", DatasetAbout(name="wired"))
+    found = pq.read_table(tmp_path / "out" / RECORDS)
+    assert found.column("environment").unique().to_pylist() == ['{"arch":"arm64","load":0.5}']
+    assert sorted(found.column("error").to_pylist()) == [
+        'File "(place)": (place): the server (place) with the key (place) hung',
+        "clang -I(place) a.c on host-1: 3/4/5 of src/rpc/a.cc failed",
+        "lost; the words of whoever lost it are not published",
+    ]
+    told = [str(found.to_pylist()), str(pq.read_metadata(tmp_path / "out" / RECORDS).metadata)]
+    told += [(tmp_path / "out" / name).read_text() for name in (CARD, README)]
+    assert not [one for one in secrets if any(one in text for text in told)]
 
 
 def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path) -> None:
@@ -289,12 +328,21 @@ def described(edit: Callable[[Any, Any], object]) -> Change:
     return change
 
 
+#: More values than any text of ours has.
+MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
+
 #: What a stranger may claim that would end whoever reads the store later, and the word that says so.
 CLAIMS: list[tuple[Change, str]] = [
     (rows(replaced("quality", "suspect")), "column quality holds 'suspect'"),
     (rows(replaced("quality", '["suspect"]')), "column quality holds"),
     (rows(replaced("quality", '{"interval":1e999}')), "column quality holds"),
     (rows(replaced("quality", '{"canary":{"compute":"x"}}')), "column quality holds"),
+    (rows(replaced("environment", MANY)), r"column environment holds"),
+    (rows(in_turn(replaced("trace", " " * (MAX_TEXT + 1)), forged_ids)), "a trace has 1,048,577 bytes"),
+    (
+        described(lambda _, workloads: workloads[0].update(module_json=MANY)),
+        "expected a module that is a JSON object of at most 1,000,000 values",
+    ),
     (rows(replaced("environment", "[]")), r"column environment holds '\[\]'"),
     (rows(no_text("environment")), "Invalid UTF8"),
     (rows(no_text("error")), "Invalid UTF8"),

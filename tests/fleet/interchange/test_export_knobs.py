@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fleet.store.store import Store
 from tests.fleet.interchange.test_import_logs import records, run
 from tests.knob_fixtures import NAMES, cache_text, cached, failed, helion_row, triton_text, write_helion
 from tests.log_fixtures import ansor, write_log
+from tests.record_fixtures import make_record, make_workload
 
 
 def kernel_tuner_logs(folder: Path) -> None:
@@ -119,3 +120,20 @@ def test_name_of_a_stranger_is_no_path(tmp_path: Path) -> None:
     run(tmp_path, tmp_path / "logs")
     files = export(Store.read(tmp_path / "store"), tmp_path / "out", "kernel_tuner").files
     assert all((tmp_path / "out" / "dev-a") in path.resolve().parents for path in files)
+
+
+@pytest.mark.parametrize("form", ["kernel_tuner", "t4"])
+def test_configurations_of_others_that_are_none_are_left_out_and_counted(tmp_path: Path, form: str) -> None:
+    path = imported(tmp_path, "kernel_tuner")
+    with Store.open(path) as store:
+        known = next(iter(store.workloads()))
+        modules = ("no JSON", "[]", '{"kernel":5,"tool":"t","problem":1}', "[" * 300 + "]" * 300)
+        others = [replace(make_workload(number), module_json=one) for number, one in enumerate(modules)]
+        store.put_workloads(others)
+        traces = ("no trace", "[1]", '{"a":{}}', "[" * 100_000, '{"a":NaN}')
+        made = [make_record(1, workload=known, trace=trace, dialect="knobs") for trace in traces]
+        made += [make_record(1, workload=one.workload_id, trace="{}", dialect="knobs") for one in others]
+        store.append([replace(one, candidate_id=f"{number:032x}") for number, one in enumerate(made)])
+    result = export(Store.read(path), tmp_path / "out", form, ["dev-a"])
+    assert result.records == 66
+    assert result.skipped == {"its trace cannot be read": 5, "its workload is no kernel of a tuner": 4}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,26 @@ def test_a_trace_that_is_none_is_left_out_and_counted(mixed: Store, tmp_path: Pa
     result = export(mixed, tmp_path / "out.jsonl", "ansor")
     assert result.skipped["its trace cannot be read"] == 1
     assert result.records == 6
+
+
+@pytest.mark.parametrize("dialect", ["ansor", "autotvm"])
+def test_traces_and_targets_of_others_that_are_none_cost_only_their_record(
+    dialect: str, tmp_path: Path
+) -> None:
+    workload = replace(make_workload(1), module_json='{"name":"dense","args":[]}')
+    environments = ('{"target":5}', '{"target":{"kind":[]}}', '{"target":' + "[" * 400 + "]" * 400 + "}")
+    traces = ("no trace", "{}", "[[]]", "[" * 100_000, f'[["XX",{"[" * 300}{"]" * 300}]]')
+    changes = [{"environment": one, "trace": "[]"} for one in environments]
+    changes += [{"environment": "{}", "trace": one} for one in traces]
+    made = [
+        make_record(4 * number + 1, workload=workload.workload_id, dialect=dialect, **change)
+        for number, change in enumerate(changes)
+    ]
+    with Store.open(tmp_path / "store") as store:
+        store.put_workloads([workload])
+        store.append([replace(one, candidate_id=f"{number:032x}") for number, one in enumerate(made)])
+        result = export(store, tmp_path / "out.jsonl", dialect)
+    assert (result.records, result.skipped) == (3, {"its trace cannot be read": 5})
 
 
 @pytest.mark.tvm
