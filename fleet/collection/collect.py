@@ -163,7 +163,8 @@ class Collection:
             model_version: The model that chose them, if one did; kept in their records.
         """
         self._run("measure", self._plan(pools, workloads, model_version))
-        if again := self._plan(pools, workloads, model_version):
+        # After the minutes, most of what is left was never tried.
+        if not self._is_late() and (again := self._plan(pools, workloads, model_version)):
             self._run("again", again)
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:

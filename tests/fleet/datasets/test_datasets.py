@@ -487,4 +487,4 @@ def test_a_dataset_of_the_repository_is_whole_and_what_the_page_says(name: str) 
     assert f" {found.sha256} |" in page
     assert f"| {verify(found):,}, {found.card['candidates']:,} |" in page
     assert f"| {len(found.workloads)} of {len(found.card['networks'])} networks" in page
-    assert sum(one.stat().st_size for one in found.folder.iterdir()) < 15_000_000
+    assert sum(one.stat().st_size for one in found.folder.iterdir()) < 30_000_000
