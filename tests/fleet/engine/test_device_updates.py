@@ -73,6 +73,12 @@ class Lab:
         device |= {"records": str(self.recorded), "device": "dev-a", **changes}
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
 
+    def jobs_of_two(self) -> int:
+        """How many jobs device two has after a life in which nothing was measured."""
+        with self.running() as run, mock.patch.object(run.transport, "measure"):
+            run.until(lambda: run.state(TWO)["queued"] > 0)
+            return run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+
     @contextmanager
     def running(self) -> Iterator[Run]:
         with self.fleet.coordinator() as (coordinator, transport):
@@ -108,8 +114,7 @@ class Run:
     def end(self) -> dict[str, Any]:
         self.coordinator.stop()
         self.until(lambda: self.coordinator.is_quiet)
-        self.fleet.clock.skip(2.0)
-        self.coordinator.turn(0.0)
+        self.fleet.turn(self.coordinator, 1, 2.0)
         view = self.coordinator.view()
         self.coordinator.close()
         return view
@@ -278,9 +283,7 @@ def test_a_restart_gives_the_state_that_was(lab: Lab) -> None:
 
 def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.transport, "measure"):
-        run.until(lambda: run.state(TWO)["queued"] > 0)
-        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    jobs = lab.jobs_of_two()
     (lab.folder / "two.yaml").write_text("schema: 2\n")
     with lab.running() as run:
         run.until(run.measured(ONE))
@@ -294,9 +297,7 @@ def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(
 
 def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.transport, "measure"):
-        run.until(lambda: run.state(TWO)["queued"] > 0)
-        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    jobs = lab.jobs_of_two()
 
     class Narrow(ReplayFiles):
         def _files(self, found: FoundDevices) -> DeviceFiles:
@@ -307,9 +308,7 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     with lab.running() as run:
         run.until(run.measured(ONE))
         lab.write("two", seed=4)
-        for _ in range(10):
-            run.coordinator.turn(0.0)
-            lab.fleet.clock.skip(0.5)
+        lab.fleet.turn(run.coordinator, 10, 0.5)
         found = run.state(TWO)
         assert (found["state"], found["queued"]) == ("absent", jobs)
         assert "other devices were asked for" in found["reason"]
@@ -334,9 +333,7 @@ def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab)
         lab.write("two")
         run.until(lambda: run.knows(TWO, "idle"))
         assert run.coordinator._parts.coverage.records(TWO) == ALL
-        for _ in range(40):
-            run.coordinator.turn(0.0)
-            lab.fleet.clock.skip(0.5)
+        lab.fleet.turn(run.coordinator, 40, 0.5)
         view = run.end()
     assert view["store"]["records"] == 2 * ALL
 
