@@ -45,12 +45,6 @@ def shown(arguments: list[str], models: Path, capsys: pytest.CaptureFixture[str]
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "diff", "rollback", "pin", "unpin"])
-def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", verb, "--help"]) == 0
-    assert f"Example: fleet models {verb}" in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_list_tells_whom_each_version_serves(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = told(["list"], models, capsys)
     assert (first["serves"], second["serves"]) == (["box.b"], ["box.a"])
