@@ -131,38 +131,33 @@ def test_other_devices_stay_as_they_are(tmp_path: Path) -> None:
     assert ready({local.device_id: local}, tmp_path / "replay") == {local.device_id: local}
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"records": "nowhere"}, "records: nowhere does not exist"),
+        ({"records": "nowhere"}, "records: .*nowhere does not exist"),
         ({"device": "dev-b"}, "records: no device 'dev-b' in .*did you mean 'dev-a'"),
         ({"device": "ghost"}, "does not say what device 'ghost' is"),
         ({"family": "gpu"}, "family is gpu, but dev-a is a cpu: write family: cpu"),
         ({"target": {"kind": "llvm", "num-cores": 1}}, "target differs from that of dev-a.*leave target out"),
+        ({"records": "folder"}, "records: there is no store at"),
+        ({"records": "x.parquet"}, "records: .*is no Parquet file"),
+        ({"records": "x" * 300}, "records: File name too long"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_starts(
-    store: Path, tmp_path: Path, changes: dict[str, Any], words: str
+    tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "x.parquet").write_text("x")
+    asked = {"records": "store"} | changes
+    asked["records"] = tmp_path / asked["records"]
     with pytest.raises(FleetError, match=f"^device again: .*{words}") as caught:
-        ready(
-            replaying(store, **changes) if "records" not in changes else replaying(Path("nowhere")),
-            tmp_path / "r",
-        )
+        ready(replaying(**asked), tmp_path / "r")
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_is_no_store_and_a_file_that_is_no_export_are_told(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="device again: records: there is no store at"):
-        ready(replaying(tmp_path), tmp_path / "r")
-    (tmp_path / "x.parquet").write_text("x")
-    with pytest.raises(FleetError, match=r"device again: records: .*is no Parquet file"):
-        ready(replaying(tmp_path / "x.parquet"), tmp_path / "r")
-
-
 def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FleetError, match=r"^device again: records: File name too long"):
-        ready(replaying(tmp_path / ("x" * 300)), tmp_path / "r")
     (tmp_path / "shut").mkdir()
 
     def refuse(*_: object) -> None:
