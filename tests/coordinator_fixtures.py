@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import yaml
+
 from agents.records import DeviceId, DeviceSpec
 from agents.row_file import read_rows
 from fleet.core.events import JobState
@@ -56,6 +58,15 @@ def recorded_file(folder: Path) -> Path:
         for workload in WORKLOADS:
             store.append(make_batch(0, RECORDED, workload=workload.workload_id))
         export(store, path, "parquet")
+    return path
+
+
+def write_replay_device(folder: Path, name: str, recorded: Path, **changes: Any) -> Path:
+    """A device file: it answers from what was recorded of `dev-a` or of another device."""
+    value = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
+    value |= {"records": str(recorded), "device": "dev-a", **changes}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(value))
     return path
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection.replay_files import ready
@@ -23,7 +22,7 @@ from fleet.errors import FleetError, StoreFull
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet, write_replay_device
 from tests.record_fixtures import make_spec
 from tests.transport_fixtures import PROTOCOL
 
@@ -69,9 +68,7 @@ class Lab:
         self.write("one")
 
     def write(self, name: str, **changes: Any) -> None:
-        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
-        device |= {"records": str(self.recorded), "device": "dev-a", **changes}
-        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
+        write_replay_device(self.folder, name, self.recorded, **changes)
 
     def jobs_of_two(self) -> int:
         """How many jobs device two has after a life in which nothing was measured."""
