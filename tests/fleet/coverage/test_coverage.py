@@ -214,9 +214,7 @@ def test_no_more_gaps_are_made_than_are_asked_for(monkeypatch: pytest.MonkeyPatc
         return unpackbits(part, **options)
 
     monkeypatch.setattr(np, "unpackbits", noted)
-    coverage.add(
-        [replace(make_record(0), candidate_id=ids[0]), replace(make_record(0), candidate_id=ids[-1])]
-    )
+    coverage.add([replace(make_record(0), candidate_id=one) for one in (ids[0], ids[-1])])
     assert coverage.gaps(A, W, 64) == ids[1:65]
     assert looked == list(range(1, 65))
     assert sum(unpacked) < 50_000 / 8, "the rest of the row is not looked at"
