@@ -32,6 +32,12 @@ def reopened(state: FleetState) -> FleetState:
     return FleetState.from_json(json.loads(json.dumps(state.to_json())))
 
 
+def shown(state: FleetState, request_id: str) -> dict[str, Any]:
+    found = state.request(RequestId(request_id))
+    assert found is not None
+    return found
+
+
 def drivers(made: list[Any]) -> list[StartDriver]:
     return [one for one in made if isinstance(one, StartDriver)]
 
@@ -71,8 +77,7 @@ def test_a_new_device_gets_a_head_at_once() -> None:
     state = fleet()
     made = comes(state, NEW)
     assert StartDriver(request_id=ASKED) in made
-    asked = state.request(ASKED)
-    assert asked is not None
+    asked = shown(state, ASKED)
     assert asked["state"] == "running"
     assert asked["arguments"] == {"device": "new", "samples": 64, "fewer": True}
 
@@ -144,10 +149,8 @@ def test_it_is_asked_for_once_in_an_environment() -> None:
 def test_a_device_in_another_environment_measures_fewer_and_asks_for_no_training() -> None:
     state = fleet()
     made = again(state, OLD, 2, "e2")
-    asked = state.request(RequestId("onboarding-old-2"))
     assert StartDriver(request_id=RequestId("onboarding-old-2")) in made
-    assert asked is not None
-    assert asked["arguments"]["samples"] == 32
+    assert shown(state, "onboarding-old-2")["arguments"]["samples"] == 32
     state.apply(ev.RecordsStored(at_secs=150.0, device_id=OLD, count=LIMITS.reason_records))
     assert state.training()["state"] == "idle"
 
@@ -182,10 +185,9 @@ def test_a_device_that_drifts_gets_a_head_from_few_new_samples() -> None:
     made = drifts(state, 200.0)
     request_id = RequestId("drift-old-200")
     assert StartDriver(request_id=request_id) in made
-    asked = state.request(request_id)
-    assert asked is not None
     # Records are stamped by the wall clock.
-    assert asked["arguments"] == {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    wanted = {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    assert shown(state, request_id)["arguments"] == wanted
     # A training follows all the same, once there is more to learn from.
     state.apply(ev.RecordsStored(at_secs=210.0, device_id=OLD, count=LIMITS.reason_records))
     assert [one["kind"] for one in state.training()["reasons"]] == ["drift"]
@@ -200,9 +202,7 @@ def test_a_drift_asks_once_in_an_hour_and_a_device_that_drifted_again_is_looked_
     assert stored(state, 3_799.0) == []
     made = stored(state, 3_801.0)
     assert StartDriver(request_id=RequestId("drift-old-3801")) in made
-    again = state.request(RequestId("drift-old-3801"))
-    assert again is not None
-    assert again["arguments"]["since"] == 300.0
+    assert shown(state, "drift-old-3801")["arguments"]["since"] == 300.0
     ended(state, request_id=RequestId("drift-old-3801"))
     assert stored(state, 9_000.0) == [], "it has what it asked for"
 
