@@ -84,6 +84,7 @@ def test_a_setting_holds_for_verbs_that_read(verb: str, capsys: pytest.CaptureFi
         ["demo", "--folds", "1"],
         ["collect", "--noise", "5", "--remeasure", "5"],
         ["collect", "--noise", "0"],
+        *(["models", "no-such"], ["models", "show"], ["models", "diff", "v000001"]),
     ],
 )
 def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:

@@ -199,13 +199,6 @@ def test_a_failure_is_one_clear_line_and_exit_1(
     assert len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [["models", "no-such"], ["models", "show"], ["models", "diff", "v000001"]]
-)
-def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
-    assert run(arguments) == 2
-
-
 @pytest.mark.parametrize("form", ["md", "html"])
 def test_a_card_says_what_a_version_is_and_escapes_names(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

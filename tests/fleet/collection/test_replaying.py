@@ -16,11 +16,12 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Pr
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
-from fleet.config.settings import ConfigError, load_fleet
+from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
+from tests.fleet.config.test_config import faults_of
 from tests.knob_fixtures import cache_text, cached
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 
@@ -33,13 +34,6 @@ YAML: dict[str, Any] = {
     "device": "dev-a",
 }
 WORKLOAD = make_workload(1, (("bert-tiny", 3),))
-
-
-def faults_of(change: dict[str, Any]) -> list[str]:
-    value = {key: entry for key, entry in {**YAML, **change}.items() if entry is not None}
-    with pytest.raises(ConfigError) as caught:
-        parse_device(value, "again")
-    return list(caught.value.args)
 
 
 def replaying(records: Path, **changes: Any) -> dict[DeviceId, DeviceSpec]:
@@ -88,7 +82,7 @@ def test_a_replay_device_needs_records_and_a_device_and_no_target() -> None:
     ],
 )
 def test_a_fault_names_key_and_cure(change: dict[str, Any], words: str) -> None:
-    found = faults_of(change)
+    found = faults_of(change, YAML)
     assert any(words in fault for fault in found), found
 
 

@@ -41,11 +41,11 @@ def write(folder: Path, name: str, value: Any) -> Path:
     return path
 
 
-def faults_of(change: dict[str, Any]) -> list[str]:
-    """Faults of the good device with some keys changed; a value of None takes the key away."""
-    value = {key: entry for key, entry in {**GOOD, **change}.items() if entry is not None}
+def faults_of(change: dict[str, Any], good: dict[str, Any] = GOOD) -> list[str]:
+    """Faults of a good device with some keys changed; a value of None takes the key away."""
+    value = {key: entry for key, entry in {**good, **change}.items() if entry is not None}
     with pytest.raises(ConfigError) as caught:
-        parse_device(value, "box")
+        parse_device(value, good["device_id"])
     return list(caught.value.args)
 
 

@@ -26,6 +26,7 @@ from tests.host_fixtures import (
     SANDYBRIDGE_FLAGS,
     V4_FLAGS,
     arm_host,
+    cuda_spec,
     gpu_host,
     x86_host,
 )
@@ -99,13 +100,7 @@ def test_each_gpu_with_a_known_architecture_gets_a_file() -> None:
     assert names(profiles) == ["cuda-0", "cuda-2"]
     spec = profiles[1].spec
     assert (spec.index, spec.family, spec.cores) == (2, Family.GPU, (0,))
-    assert spec.target == {
-        "kind": "cuda",
-        "arch": "sm_90",
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "thread_warp_size": 32,
-    }
+    assert spec.target == cuda_spec(arch="sm_90").target
     assert all(differences(profile.spec, host) == [] for profile in profiles)
 
 
