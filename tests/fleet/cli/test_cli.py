@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 
-from agents.records import ANSOR_HARDWARE_PARAMS
 from fleet.cli.app import app, run
 from fleet.cli.options import load_settings, say_places
 from fleet.store.store import Store
@@ -225,9 +224,3 @@ def test_a_missing_package_of_tvm_is_one_line(
     assert len(lines) == 1, done.stderr
     assert "no_such_extra_of_tvm" in lines[0]
     assert "fleet doctor" in lines[0]
-
-
-def test_probe_shows_the_eight_hardware_parameters_of_ansor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["probe"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in ANSOR_HARDWARE_PARAMS)

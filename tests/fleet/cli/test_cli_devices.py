@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
+from agents.records import ANSOR_HARDWARE_PARAMS
 from fleet.config.settings import ConfigError
 from fleet.errors import FleetError
 from tests.cli_fixtures import json_of, run
@@ -76,6 +77,7 @@ def test_probe_shows_this_host() -> None:
     shown = run("probe")
     assert shown.exit_code == 0
     assert "apache-tvm 0.27" in shown.output
+    assert all(name in " ".join(shown.output.split()) for name in ANSOR_HARDWARE_PARAMS)
     descriptor = json_of("probe")["descriptor"]
     assert descriptor["usable_cores"]
 
@@ -148,7 +150,7 @@ def test_an_empty_change_takes_effect_or_is_refused(text: str) -> None:
     assert (settings["workloads.minimum"]["value"], settings["workloads.minimum"]["origin"]) == (None, "flag")
     refused = run("config", "show", "--set", f"protocol.repeat={text}")
     assert isinstance(refused.exception, ConfigError)
-    assert "protocol.repeat: must be a valid integer, got nothing" in str(refused.exception)
+    assert "flag: protocol.repeat: must be a valid integer, got nothing" in str(refused.exception)
 
 
 @pytest.mark.parametrize("change", ["repeat=5", "protocol.repeat", "protocol.repeat=[", "protocol.repeat=x"])

@@ -232,15 +232,6 @@ def test_lists_in_the_environment_may_have_commas_or_brackets() -> None:
         assert found.config.workloads.networks == ("bert-tiny", "resnet-50")
 
 
-def test_a_flag_may_take_a_value_back() -> None:
-    file = {"schema": 1, "workloads": {"minimum": 8}}
-    found = resolve(file, "f.yaml", {}, {"workloads.minimum": None})
-    assert found.config.workloads.minimum is None
-    assert found.origins["workloads.minimum"] == "flag"
-    with pytest.raises(ConfigError, match=r"^flag: protocol\.repeat: .*, got nothing"):
-        resolve({}, "f.yaml", {}, {"protocol.repeat": None})
-
-
 def test_an_unknown_key_of_a_policy_is_answered_with_the_nearest() -> None:
     file = {
         "schema": 1,

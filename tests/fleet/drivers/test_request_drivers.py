@@ -23,7 +23,7 @@ from fleet.engine.coordinator import Coordinator
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
-from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.requests.session import EngineSession
 from fleet.store.store import Store
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet, without_room
 from tests.log_fixtures import autotvm, write_log
@@ -228,20 +228,6 @@ def test_a_request_that_is_cancelled_in_the_turn_in_which_it_came_starts_no_driv
         coordinator.turn(0.0)
         assert answer.result(1)["state"] == "cancelled"
     assert drivers.started == []
-
-
-def test_a_device_that_is_not_there_is_told_to_the_driver(fleet: Fleet) -> None:
-    told: list[str] = []
-
-    def ask(session: EngineSession) -> dict[str, Any]:
-        with pytest.raises(DeviceUnusableError) as error:
-            session.ready([DeviceId("ghost")])
-        told.append(str(error.value))
-        return {}
-
-    fleet.launch = Drivers(fleet, ask)
-    assert end_of(fleet, collection())["state"] == "succeeded"
-    assert told == ["ghost is no device of the fleet just now"]
 
 
 def ask_for_an_unknown_workload(session: EngineSession) -> dict[str, Any]:
