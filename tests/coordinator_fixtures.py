@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import yaml
+
 from agents.records import DeviceId, DeviceSpec
 from agents.row_file import read_rows
 from fleet.core.events import JobState
@@ -22,6 +24,7 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
 from fleet.engine.settings import CoordinatorSettings
+from fleet.errors import StoreFull
 from fleet.interchange.export_store import export
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_pools import CandidatePools
@@ -55,6 +58,15 @@ def recorded_file(folder: Path) -> Path:
         for workload in WORKLOADS:
             store.append(make_batch(0, RECORDED, workload=workload.workload_id))
         export(store, path, "parquet")
+    return path
+
+
+def write_replay_device(folder: Path, name: str, recorded: Path, **changes: Any) -> Path:
+    """A device file: it answers from what was recorded of `dev-a` or of another device."""
+    value = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
+    value |= {"records": str(recorded), "device": "dev-a", **changes}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(value))
     return path
 
 
@@ -181,6 +193,20 @@ class Fleet:
                 return
         raise AssertionError(f"not within {turns} turns: {coordinator.view()}")
 
+    def turn(self, coordinator: Coordinator, count: int, secs: float = 0.0) -> None:
+        """Turn so often, each time after so many seconds."""
+        for _ in range(count):
+            self.clock.skip(secs)
+            coordinator.turn(0.0)
+
+    def finish(self, coordinator: Coordinator, turns: int = 300) -> dict[str, Any]:
+        """Turn until everything is measured; returns the last view."""
+        self.turn_until(coordinator, everything_measured(self), turns)
+        self.turn(coordinator, 1, 2.0)
+        view = coordinator.view()
+        coordinator.close()
+        return view
+
     def run(
         self, until: Callable[[Coordinator], bool], turns: int = 300, *, once: bool = False
     ) -> dict[str, Any]:
@@ -229,6 +255,23 @@ def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
         return all(one["records"] >= wanted for one in devices.values()) and coordinator.is_quiet
 
     return is_done
+
+
+@contextmanager
+def without_room(
+    kind: type[Any], name: str, left: list[float], concerns: Callable[..., bool] = lambda *_, **__: True
+) -> Iterator[None]:
+    """Let a step find the disk full as often as `left` says, which counts down: all calls or some."""
+    step = getattr(kind, name)
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        if left[0] > 0 and concerns(*arguments, **options):
+            left[0] -= 1
+            raise StoreFull(f"no room in {kind.__name__}.{name}: No space left on device")
+        return step(*arguments, **options)
+
+    with mock.patch.object(kind, name, refused):
+        yield
 
 
 def unaccounted(view: dict[str, Any], submitted: int) -> int:

@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ COMMANDS = sorted(
     for path in FOLDER.glob("*.py")
     if "ArgumentParser(" in (text := path.read_text(encoding="utf-8")) and '"__main__"' in text
 )
-
-
 ROOT = FOLDER.parent
 _DOCUMENTED = re.compile(r"python -m benchmarks\.([a-z_]+)([^`|\n#]*)")
 #: Of every device the same: workloads of a network, and lines of each.
@@ -99,20 +97,26 @@ def few_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def told(module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> Any:
-    """What a benchmark prints."""
-    monkeypatch.setattr(sys, "argv", [module.__name__, "--json", *words.split()])
-    module.main()
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+Told = Callable[[Any, str], Any]
+
+
+@pytest.fixture
+def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """What a benchmark prints that reads few logs."""
+
+    def run(module: Any, words: str) -> Any:
+        monkeypatch.setattr(sys, "argv", [module.__name__, "--json", *words.split()])
+        module.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
 
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_onboarding_finds_the_logs(
-    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_onboarding_finds_the_logs(told: Told) -> None:
     few = "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest"
-    found = told(onboarding, monkeypatch, capsys, f"{few} --target x86-amd3700x --baselines")
+    found = told(onboarding, f"{few} --target x86-amd3700x --baselines")
     assert found["used"] == ["Devices of imported logs"]
     [table] = found["tables"]
     assert table["devices"] == ["x86-amd3700x"]
@@ -121,22 +125,16 @@ def test_onboarding_finds_the_logs(
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_learning_finds_the_logs(
-    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = told(
-        learning, monkeypatch, capsys, "--epochs 1 --seeds 1 --held mobilenet --rankers model xgboost"
-    )
+def test_learning_finds_the_logs(told: Told) -> None:
+    found = told(learning, "--epochs 1 --seeds 1 --held mobilenet --rankers model xgboost")
     assert "skipped" not in found
     assert len(found["devices"]) == len(LOGGED)
 
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_training_finds_the_logs(
-    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = told(training, monkeypatch, capsys, "--rounds 1 --rows 64 --no-memory")
+def test_training_finds_the_logs(told: Told, few_logs: Path) -> None:
+    found = told(training, "--rounds 1 --rows 64 --no-memory")
     assert found["rows"] > 0
     logged = {path.name.lower().replace("_", "-") for path in few_logs.glob("autotvm_dropletsearch/*")}
     assert set(found["devices"]) & logged == set(found["devices"]) != set()
@@ -145,10 +143,8 @@ def test_training_finds_the_logs(
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_imports_finds_the_logs(
-    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = told(imports, monkeypatch, capsys, "")
+def test_imports_finds_the_logs(told: Told) -> None:
+    found = told(imports, "")
     assert set(found["dialects"]) == {"autotvm", "knobs"}
     assert found["unaccounted_lines"] == 0
     assert all(one["imported"] > 0 for one in found["dialects"].values())
@@ -158,10 +154,8 @@ def test_imports_finds_the_logs(
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_gpus_finds_the_caches(
-    few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = told(gpus, monkeypatch, capsys, "--quick --most 8")
+def test_gpus_finds_the_caches(told: Told) -> None:
+    found = told(gpus, "--quick --most 8")
     assert "skipped" not in found
     assert found["best_at_32"] is None or 0 < found["best_at_32"] <= 1
 

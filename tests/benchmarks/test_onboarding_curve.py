@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ SHORT = replace(CONFIG, epochs=2)
 
 
 def plan(contenders: Sequence[Adapting | FewShot], **changes: object) -> CurvePlan:
-    cases = CasePlan(regimes=tuple(Regime), targets=DEVICES, seeds=(0,))
+    cases = case_plan(*Regime)
     values: dict[str, object] = {
         "cases": replace(cases, **{k: v for k, v in changes.items() if k in CasePlan.__slots__}),
         "contenders": tuple(contenders),
@@ -42,6 +43,11 @@ def plan(contenders: Sequence[Adapting | FewShot], **changes: object) -> CurvePl
     return CurvePlan(**values)  # type: ignore[arg-type]
 
 
+def case_plan(*regimes: Regime, **changes: Any) -> CasePlan:
+    """Every device as a target, one seed."""
+    return CasePlan(**{"regimes": regimes, "targets": DEVICES, "seeds": (0,)} | changes)
+
+
 def oracle(dataset: Dataset) -> FewShot:
     """Knows the truth; for the tests of what is done with scores."""
     return FewShot("oracle", lambda s, _: -dataset.latency_secs[s.test, dataset.column(s.target)])
@@ -49,7 +55,7 @@ def oracle(dataset: Dataset) -> FewShot:
 
 @pytest.mark.parametrize("regime", list(Regime))
 def test_a_case_keeps_apart_what_must_be(regime: Regime) -> None:
-    cases = make_cases(DATASET, None, CasePlan(regimes=(regime,), targets=DEVICES, seeds=(0, 1)))
+    cases = make_cases(DATASET, None, case_plan(regime, seeds=(0, 1)))
     assert {case.target for case in cases} == set(DEVICES)
     for case in cases:
         assert not set(case.pool) & set(case.test)
@@ -63,7 +69,7 @@ def test_a_case_keeps_apart_what_must_be(regime: Regime) -> None:
 
 @pytest.mark.parametrize("regime", list(Regime))
 def test_what_is_shown_holds_nothing_of_the_target(regime: Regime) -> None:
-    for case in make_cases(DATASET, None, CasePlan(regimes=(regime,), targets=DEVICES, seeds=(0,))):
+    for case in make_cases(DATASET, None, case_plan(regime)):
         view = shown(DATASET, case)
         assert not np.isfinite(view.latency_secs[:, DATASET.column(case.target)]).any()
         assert not view.failed[:, DATASET.column(case.target)].any()
@@ -79,7 +85,7 @@ def two_networks() -> dict[WorkloadId, Workload]:
     }
 
 
-BOTH_NEW = CasePlan(regimes=(Regime.BOTH_NEW,), targets=DEVICES[:1], seeds=(0,))
+BOTH_NEW = case_plan(Regime.BOTH_NEW, targets=DEVICES[:1])
 
 
 def test_networks_are_held_out_where_there_are_some() -> None:
@@ -101,11 +107,7 @@ def test_a_network_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 def test_fewer_workloads_are_learnt_from_when_asked() -> None:
-    [one, *_] = make_cases(
-        DATASET,
-        None,
-        CasePlan(regimes=(Regime.BOTH_NEW,), targets=DEVICES[:1], seeds=(0,), most_workloads=2),
-    )
+    [one, *_] = make_cases(DATASET, None, replace(BOTH_NEW, most_workloads=2))
     assert len(np.unique(DATASET.group[one.source_rows])) == 2
 
 
@@ -118,7 +120,7 @@ def test_a_device_alone_has_nothing_to_be_judged_by() -> None:
         hardware=DATASET.hardware[:1],
     )
     with pytest.raises(DatasetError, match="nothing to judge"):
-        make_cases(alone, None, CasePlan(regimes=tuple(Regime), targets=DEVICES[:1], seeds=(0,)))
+        make_cases(alone, None, case_plan(*Regime, targets=DEVICES[:1]))
 
 
 def test_a_strategy_sees_its_samples_and_nothing_else_of_the_target() -> None:
@@ -164,9 +166,7 @@ def test_replay_finds_the_better_order_than_chance() -> None:
 def test_the_nearest_source_is_told_by_the_samples_then_by_hardware() -> None:
     latency = DATASET.latency_secs.copy()
     latency[:, 2] = latency[:, 1]
-    [case, *_] = make_cases(
-        DATASET, None, CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(DEVICES[2],), seeds=(0,))
-    )
+    [case, *_] = make_cases(DATASET, None, case_plan(Regime.DEVICE_NEW, targets=(DEVICES[2],)))
     situation = Situation(
         dataset=shown(DATASET, case),
         target=DEVICES[2],
@@ -198,9 +198,7 @@ def test_a_random_choice_is_its_exact_expectation() -> None:
 
 
 def cases_of(point: Point) -> list[Case]:
-    return make_cases(
-        DATASET, None, CasePlan(regimes=(point.regime,), targets=(point.target,), seeds=(point.seed,))
-    )
+    return make_cases(DATASET, None, case_plan(point.regime, targets=(point.target,), seeds=(point.seed,)))
 
 
 def test_a_run_out_of_time_keeps_whole_seeds_only() -> None:

@@ -13,6 +13,7 @@ from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.baselines.base import Scores
 from transfer.baselines.situation import FewShotSet, Situation
+from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import CasePlan, Regime
 from transfer.evaluate.onboarding_contenders import Point
 
@@ -40,6 +41,7 @@ def run(
     seeds: int = 2,
     samples: tuple[int, ...] = (0, 8),
     workers: int = 1,
+    dataset: Dataset = DATASET,
 ) -> list[Point]:
     plan = CurvePlan(
         cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=tuple(range(seeds))),
@@ -48,7 +50,7 @@ def run(
         config=CONFIG,
         samples=samples,
     )
-    return run_curve(DATASET, None, plan, workers=workers, kept=kept)
+    return run_curve(dataset, None, plan, workers=workers, kept=kept)
 
 
 def test_finished_cases_are_read_back_as_they_were(tmp_path: Path) -> None:
@@ -60,12 +62,8 @@ def test_finished_cases_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert counting.asked == asked
     assert len(first) == len(again)
     for one, other in zip(first, again, strict=True):
-        assert (one.contender, one.regime, one.target, one.k) == (
-            other.contender,
-            other.regime,
-            other.target,
-            other.k,
-        )
+        for name in ("contender", "regime", "target", "k"):
+            assert getattr(one, name) == getattr(other, name)
         for name in ("groups", "top1", "top5", "tau"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
@@ -124,14 +122,7 @@ def test_other_records_are_other_cases(tmp_path: Path) -> None:
     counting = Counting()
     run(counting, tmp_path, seeds=1)
     asked = counting.asked
-    plan = CurvePlan(
-        cases=CasePlan(regimes=tuple(Regime), targets=DEVICES[:2], seeds=(0,)),
-        contenders=(FewShot("counting", counting),),
-        selector=FewOfEach(),
-        config=CONFIG,
-        samples=(0, 8),
-    )
     changed = {"latency_secs": DATASET.latency_secs * 2, "hardware": DATASET.hardware * 2}
     for times, (name, values) in enumerate(changed.items(), start=2):
-        run_curve(replace(DATASET, **{name: values}), None, plan, kept=tmp_path)
+        run(counting, tmp_path, seeds=1, dataset=replace(DATASET, **{name: values}))
         assert counting.asked == times * asked, name

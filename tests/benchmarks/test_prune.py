@@ -70,8 +70,7 @@ def test_failed_candidates_are_thinned_out_like_the_others() -> None:
     latency = np.exp(np.linspace(0, 2, 100))
     latency[::4] = np.nan
     dataset = with_latency(latency)
-    dataset = replace(dataset, failed=np.isnan(dataset.latency_secs))
-    kept = prune(dataset, np.arange(100), Pruning(share=0.4))
+    kept = prune(replace(dataset, failed=np.isnan(dataset.latency_secs)), np.arange(100), Pruning(share=0.4))
     assert np.isnan(latency[kept]).sum() == 10
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.core.event_words import DeviceState
-from fleet.models.registry_reader import RegistryReader
-from tests.fleet.api.test_api import a_view
+from tests.fleet.api.test_api import a_view, metrics, sources_of
 
 RULES = Path(__file__).parents[3] / "docs" / "prometheus" / "alerts.yaml"
 _METRIC = re.compile(r"\b(?:fleet|process)_[a-z_]+\b")
@@ -30,23 +26,17 @@ def rules() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, str]]]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     """Every sample that the endpoint gives, while a training runs: its labels by its name."""
     folder = tmp_path_factory.mktemp("api")
     view = a_view()
     view["training"] = {"state": "running", "failures": {"cpu": 2}}
-    server = ApiServer(ApiSources(view=lambda: view, registry=RegistryReader(folder / "models")), folder)
-    try:
-        token = (folder / TOKEN).read_text().strip()
-        with httpx.Client(trust_env=False) as client:
-            text = client.get(server.url + "/metrics", headers={"Authorization": f"Bearer {token}"}).text
-        found: dict[str, list[dict[str, str]]] = {}
-        for family in text_string_to_metric_families(text):
+    found: dict[str, list[dict[str, str]]] = {}
+    with closing(ApiServer(replace(sources_of(folder / "models"), view=lambda: view), folder)) as server:
+        for family in metrics(server, folder).values():
             for sample in family.samples:
                 found.setdefault(sample.name, []).append(dict(sample.labels))
-        yield found
-    finally:
-        server.close()
+    return found
 
 
 def test_the_file_has_the_form_of_prometheus() -> None:

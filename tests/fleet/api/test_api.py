@@ -8,12 +8,14 @@ import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents.host.process_control import ProcessName
@@ -90,23 +92,23 @@ def sources_of(models: Path, **sources: Any) -> ApiSources:
     return ApiSources(view=a_view, registry=RegistryReader(models), **sources)
 
 
+def save_model(folder: Path, version: str) -> None:
+    manifest = {"version": version, "table_version": 3}
+    checkpoint.save(folder / version, FleetTLP(model_config(SPEC, SIZES), (BOARD,)), manifest)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for version in ("v000001", "v000002"):
-        checkpoint.save(
-            folder / version,
-            FleetTLP(model_config(SPEC, SIZES), (BOARD,)),
-            {"version": version, "table_version": 3},
-        )
+        save_model(folder, version)
     return folder
 
 
 @pytest.fixture
 def server(tmp_path: Path, models: Path) -> Iterator[ApiServer]:
-    made = ApiServer(sources_of(models), tmp_path)
-    yield made
-    made.close()
+    with closing(ApiServer(sources_of(models), tmp_path)) as made:
+        yield made
 
 
 def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Response:
@@ -115,27 +117,21 @@ def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Respo
         return client.get(server.url + path, headers={"Authorization": f"Bearer {token}", **headers})
 
 
+def metrics(server: ApiServer, root: Path) -> dict[str, Metric]:
+    text = get(server, "/metrics", root).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
 def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path) -> None:
     paths = ("/v1/status", "/v1/devices", f"/v1/devices/{BOARD}", "/v1/models", f"/v1/models/{BOARD}")
     with httpx.Client(trust_env=False) as client:
         for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics", "/openapi.json"):
-            for header in (
-                {},
-                {"Authorization": "Bearer wrong"},
-                {"Authorization": "Bearer gr\u00fcn"},
-                {"Authorization": "Basic x"},
-            ):
-                encoded = {name: value.encode("latin-1") for name, value in header.items()}
-                assert client.get(server.url + path, headers=encoded).status_code == 401
+            assert client.get(server.url + path).status_code == 401
+            for said in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
+                header = {"Authorization": said.encode("latin-1")}
+                assert client.get(server.url + path, headers=header).status_code == 401
         assert client.get(server.url + "/healthz").json() == {"state": "running"}
-        for path in (
-            "/docs",
-            "/redoc",
-            "/v1/nothing",
-            "/healthz/",
-            "/healthz?",
-            "//healthz",
-        ):
+        for path in ("/docs", "/redoc", "/v1/nothing", "/healthz/", "/healthz?", "//healthz"):
             assert client.get(server.url + path).status_code == (200 if path == "/healthz?" else 401)
             found = get(server, path, tmp_path).status_code
             assert found == {"/healthz?": 200, "/healthz/": 307}.get(path, 404)
@@ -147,8 +143,7 @@ def test_the_token_is_for_its_owner_only_and_stays(server: ApiServer, tmp_path: 
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     first = token.read_text()
     server.close()
-    again = ApiServer(sources_of(models), tmp_path)
-    again.close()
+    ApiServer(sources_of(models), tmp_path).close()
     assert token.read_text() == first
     assert first.strip() not in json.dumps(a_view())
     token.chmod(0o644)
@@ -175,15 +170,12 @@ def test_a_file_name_that_is_no_text_takes_the_view_from_nobody(tmp_path: Path, 
     name = os.fsdecode(b"f\xfcr.yaml")
     alarm = {"at": 15.0, "device_id": name, "text": f"{name}: cannot be used", "kind": "device_file"}
     view = {**a_view(), "alarms": [alarm], "clock": {"gap_secs": math.nan}}
-    server = ApiServer(replace(sources_of(models), view=lambda: view), tmp_path)
-    try:
+    with closing(ApiServer(replace(sources_of(models), view=lambda: view), tmp_path)) as server:
         answer = get(server, "/v1/status", tmp_path)
-        assert answer.status_code == 200
-        assert answer.json()["alarms"][0]["device_id"] == "f\\udcfcr.yaml"
-        assert answer.json()["clock"] == {"gap_secs": None}
-        assert answer.json()["devices"][BOARD]["records"] == 7
-    finally:
-        server.close()
+    assert answer.status_code == 200
+    assert answer.json()["alarms"][0]["device_id"] == "f\\udcfcr.yaml"
+    assert answer.json()["clock"] == {"gap_secs": None}
+    assert answer.json()["devices"][BOARD]["records"] == 7
 
 
 def test_models_by_device_and_version(server: ApiServer, tmp_path: Path, models: Path) -> None:
@@ -214,15 +206,10 @@ def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: 
 
 def test_a_champion_shows_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    server = ApiServer(sources_of(folder), tmp_path)
-    try:
+    with closing(ApiServer(sources_of(folder), tmp_path)) as server:
         assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
-        checkpoint.save(
-            folder / "v000001", FleetTLP(model_config(SPEC, SIZES), (BOARD,)), {"version": "v000001"}
-        )
+        save_model(folder, "v000001")
         assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
-    finally:
-        server.close()
 
 
 def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
@@ -231,8 +218,7 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
     registry.publish(registry.add(model, {}), {BOARD: {}})
-    server = ApiServer(sources_of(registry.folder), tmp_path)
-    try:
+    with closing(ApiServer(sources_of(registry.folder), tmp_path)) as server:
         registry.pin(BOARD, reason="for the release")
         registry.publish(registry.add(model, {}), {BOARD: {}})
         for found in (
@@ -251,23 +237,23 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
         assert f"stays; v000002: {BOARD} is pinned to v000001" in shown
         (registry.folder / "champions.json").write_text("{")
         assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
-    finally:
-        server.close()
 
 
 def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) -> None:
-    answer = get(server, "/metrics", tmp_path)
-    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    families = metrics(server, tmp_path)
     records = families["fleet_records"].samples[0]
     assert (records.labels, records.value) == ({"device": BOARD}, 7.0)
     states = {sample.labels["state"]: sample.value for sample in families["fleet_device_state"].samples}
     assert sum(states.values()) == 1
-    assert families["fleet_table_version"].samples[0].value == 3
-    assert families["fleet_journal_size_bytes"].samples[0].value == 4096
-    assert families["fleet_oldest_unacknowledged_record_age_seconds"].samples[0].value == 1.5
-    assert families["fleet_training_age_seconds"].samples[0].value == 12.5
+    expected = {
+        "fleet_table_version": 3,
+        "fleet_journal_size_bytes": 4096,
+        "fleet_oldest_unacknowledged_record_age_seconds": 1.5,
+        "fleet_training_age_seconds": 12.5,
+        "fleet_clock_gaps": 2,
+    }
+    assert {name: families[name].samples[0].value for name in expected} == expected
     assert families["fleet_lease_expiries"].samples[0].labels == {"device": BOARD}
-    assert families["fleet_clock_gaps"].samples[0].value == 2
     assert families["fleet_api_connections"].samples[0].value >= 1
     assert 0 < families["process_open_fds"].samples[0].value < families["process_max_fds"].samples[0].value
     free = {one.labels["folder"]: one.value for one in families["fleet_disk_free_bytes"].samples}
@@ -275,17 +261,11 @@ def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) ->
 
 
 def test_times_are_histograms_with_every_class_holding_those_below(server: ApiServer, tmp_path: Path) -> None:
-    text = get(server, "/metrics", tmp_path).text
-    families = {family.name: family for family in text_string_to_metric_families(text)}
+    families = metrics(server, tmp_path)
     turns = families["fleet_turn_seconds"].samples
     counts = {one.labels["le"]: one.value for one in turns if one.name.endswith("_bucket")}
-    assert (counts["0.001"], counts["0.0025"], counts["0.25"], counts["0.5"], counts["+Inf"]) == (
-        0,
-        1,
-        1,
-        2,
-        2,
-    )
+    expected = {"0.001": 0, "0.0025": 1, "0.25": 1, "0.5": 2, "+Inf": 2}
+    assert {name: counts[name] for name in expected} == expected
     assert {one.name: one.value for one in turns if one.name.endswith(("_sum", "_count"))} == {
         "fleet_turn_seconds_sum": pytest.approx(0.302),
         "fleet_turn_seconds_count": 2,

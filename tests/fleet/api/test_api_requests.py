@@ -263,10 +263,8 @@ def test_the_verbs_show_follow_and_cancel(
     assert run(["requests", "show", "t1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "queued"
     assert run(["requests", "show", "t9"]) == 1
-    assert (
-        capsys.readouterr().err.strip()
-        == "fleet: no request 't9'; `fleet requests list` shows those there are"
-    )
+    line = "fleet: no request 't9'; `fleet requests list` shows those there are"
+    assert capsys.readouterr().err.strip() == line
     assert run(["requests", "cancel", "t9"]) == 1
     assert "no request 't9'" in capsys.readouterr().err
     assert run(["requests", "cancel", "t1"]) == 0

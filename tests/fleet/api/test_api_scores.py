@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.api import score_service
 from fleet.api.client import TOKEN
@@ -29,7 +29,7 @@ from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.fleet.api.test_api import sources_of
+from tests.fleet.api.test_api import get, metrics, sources_of
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
@@ -61,9 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(made: Path) -> Iterator[ApiServer]:
     scoring = ScoreSettings(models=made / "models", store=made / "store", body_bytes=1 << 20, body_secs=0.5)
-    served = ApiServer(sources_of(made / "models", scoring=scoring), made)
-    yield served
-    served.close()
+    with closing(ApiServer(sources_of(made / "models", scoring=scoring), made)) as served:
+        yield served
 
 
 def post(server: ApiServer, root: Path, content: bytes, **headers: str) -> httpx.Response:
@@ -250,10 +249,9 @@ def test_nobody_else_may_send_a_body(server: ApiServer, made: Path) -> None:
 
 
 def test_the_openapi_description_needs_the_token_and_tells_the_body(server: ApiServer, made: Path) -> None:
-    token = (made / TOKEN).read_text().strip()
     with httpx.Client(trust_env=False) as client:
         assert client.get(server.url + "/openapi.json").status_code == 401
-        found = client.get(server.url + "/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
+    found = get(server, "/openapi.json", made).json()
     body = found["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["device", "workload", "traces"]
     assert body["properties"]["traces"]["maxItems"] == MOST_TRACES
@@ -262,16 +260,10 @@ def test_the_openapi_description_needs_the_token_and_tells_the_body(server: ApiS
 
 def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
     scoring = ScoreSettings(models=made / "models", store=made / "store")
-    server = ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)
-    try:
+    with closing(ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)) as server:
         assert post(server, tmp_path, asked()).status_code == 200
         assert post(server, tmp_path, asked(device="box.z")).status_code == 404
-        token = (tmp_path / TOKEN).read_text().strip()
-        with httpx.Client(trust_env=False) as client:
-            text = client.get(server.url + "/metrics", headers={"Authorization": f"Bearer {token}"}).text
-    finally:
-        server.close()
-    families = {one.name: one for one in text_string_to_metric_families(text)}
+        families = metrics(server, tmp_path)
     secs = {one.name: one.value for one in families["fleet_score_seconds"].samples if not one.labels}
     assert secs["fleet_score_seconds_count"] == 2
     assert secs["fleet_score_seconds_sum"] > 0
@@ -282,12 +274,9 @@ def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
 
 
 def test_without_what_to_score_from_there_is_no_such_path(made: Path, tmp_path: Path) -> None:
-    server = ApiServer(sources_of(made / "models"), tmp_path)
-    try:
+    with closing(ApiServer(sources_of(made / "models"), tmp_path)) as server:
         assert post(server, tmp_path, b"{}").status_code == 413
         assert post(server, tmp_path, b"").status_code == 404
-    finally:
-        server.close()
     with pytest.raises(FleetError, match="no daemon runs on"):
         score(tmp_path, A, ONE.workload_id, [])
 
@@ -309,8 +298,7 @@ def a_service(made: Path, tmp_path: Path, **changes: Any) -> ScoreService:
 
 def test_the_process_is_nice_has_one_thread_and_stays_on_its_cores(made: Path, tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
-    service = a_service(made, tmp_path, cores=(core,))
-    try:
+    with closing(a_service(made, tmp_path, cores=(core,))) as service:
         status, found = asyncio.run(service.answer(_body, _stays))
         assert (status, len(json.loads(found)["scores"])) == (200, 2)
         assert service._process is not None
@@ -318,8 +306,6 @@ def test_the_process_is_nice_has_one_thread_and_stays_on_its_cores(made: Path, t
         assert pid != os.getpid()
         assert os.sched_getaffinity(pid) == {core}
         assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
-    finally:
-        service.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -335,23 +321,16 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     assert status == 503
     assert json.loads(found)["detail"].startswith("the process that scores took longer than 0 s")
     assert service.view["refused"]["failed"] == 1
-    service = replace_limits(service, score_secs=60.0)
-    try:
+    service.settings = replace(service.settings, score_secs=60.0)
+    # A lock belongs to the loop that used it.
+    service._turn = asyncio.Lock()
+    with closing(service):
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
         # Killed by whoever wants memory: the answer says so, and the next one is whole.
         assert service._process is not None
         service._process.kill()
         service._process.wait()
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
-    finally:
-        service.close()
-
-
-def replace_limits(service: ScoreService, **changes: Any) -> ScoreService:
-    service.settings = replace(service.settings, **changes)
-    # A lock belongs to the loop that used it.
-    service._turn = asyncio.Lock()
-    return service
 
 
 def test_requests_wait_in_order_and_those_that_are_too_many_are_sent_away(
@@ -396,11 +375,8 @@ def test_requests_wait_in_order_and_those_that_are_too_many_are_sent_away(
 
 def test_too_many_requests_are_told_when_to_try_again(made: Path, tmp_path: Path) -> None:
     scoring = ScoreSettings(models=made / "models", store=made / "store", most=0)
-    server = ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)
-    try:
+    with closing(ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)) as server:
         answer = post(server, tmp_path, asked())
-    finally:
-        server.close()
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
     assert answer.json()["detail"] == "0 requests for scores are here already; try again in 5 s"
 
@@ -409,10 +385,8 @@ def test_a_damaged_champion_is_said(made: Path, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     registry.publish(registry.add(small_model(A), {}), {A: {}})
     (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
-    service = ScoreService(ScoreSettings(models=registry.folder, store=made / "store"), tmp_path)
-    try:
+    scoring = ScoreSettings(models=registry.folder, store=made / "store")
+    with closing(ScoreService(scoring, tmp_path)) as service:
         status, found = asyncio.run(service.answer(_body, _stays))
-    finally:
-        service.close()
     assert status == 503
     assert "torn or changed" in json.loads(found)["detail"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,7 @@ WORKLOADS = [make_workload(number) for number in (1, 2)]
 def named(record: Record) -> Record:
     """A record whose candidate has the id that it must have."""
     candidate = Candidate(workload_id=record.workload_id, trace=record.trace, dialect=record.dialect)
-    return make_copy(record, candidate_id=candidate.candidate_id)
-
-
-def make_copy(record: Record, **changes: Any) -> Record:
-    values = {name: getattr(record, name) for name in record.__dataclass_fields__}
-    return Record(**{**values, **changes})
+    return replace(record, candidate_id=candidate.candidate_id)
 
 
 def batch(start: int, count: int, device: str = "dev-a", workload: Workload = WORKLOADS[0]) -> list[Record]:
@@ -201,6 +197,10 @@ def _cut_file(folder: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+def _reworded(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
 def _commit_action(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = commit_path(folder / "records", 4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -274,18 +274,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "rows cannot be stored",
     ),
     "a commit without a line": (
-        lambda folder: commit_path(folder / "records", 3).write_text(
-            commit_path(folder / "records", 3).read_text().splitlines()[0] + "\n"
+        lambda folder: _reworded(
+            commit_path(folder / "records", 3), lambda text: text.splitlines()[0] + "\n"
         ),
-        "records",
-        "this commit is damaged",
+        *("records", "this commit is damaged"),
     ),
     "a commit with an unknown word": (
-        lambda folder: commit_path(folder / "records", 3).write_text(
-            commit_path(folder / "records", 3).read_text().replace('{"add"', '{"adf"')
+        lambda folder: _reworded(
+            commit_path(folder / "records", 3), lambda text: text.replace('{"add"', '{"adf"')
         ),
-        "records",
-        "this commit is damaged",
+        *("records", "this commit is damaged"),
     ),
     "commits that are gone": (
         lambda folder: [commit_path(folder / "records", number).unlink() for number in (3, 4)],
@@ -299,19 +297,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "a missing workload": (
         lambda folder: (folder / "workloads" / f"{WORKLOADS[1].workload_id}.json").unlink(),
-        "workloads",
-        "40 records name it",
+        *("workloads", "40 records name it"),
     ),
     "a missing device": (
         lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
-        "devices",
-        "60 records name it",
+        *("devices", "60 records name it"),
     ),
-    "an id too many in the cache": (
-        lambda folder: _cache_of_another(folder),
-        "ids",
-        "not in the table",
-    ),
+    "an id too many in the cache": (lambda folder: _cache_of_another(folder), "ids", "not in the table"),
 }
 
 

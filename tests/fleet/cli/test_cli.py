@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from tests.record_fixtures import make_descriptor, make_spec
 ROOT = Path(__file__).parents[3]
 VERBS = (
     *("init", "probe", "doctor", "demo", "collect", "train", "eval", "onboard", "status", "import", "export"),
-    *("tune", "up", "show", "workloads", "datasets"),
+    *("tune", "up", "show", "workloads", "datasets", "config show"),
+    *(f"models {verb}" for verb in ("list", "show", "diff", "rollback", "pin", "unpin")),
 )
 
 
@@ -46,9 +49,9 @@ def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([verb, "--help"]) == 0
-    output = capsys.readouterr().out
-    assert f"Example: fleet {verb}" in " ".join(output.split())
+    assert run([*verb.split(), "--help"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"Example: (\w+=\w+ )?fleet {verb}", output)
 
 
 def test_every_verb_that_reads_settings_can_change_them() -> None:
@@ -80,6 +83,7 @@ def test_a_setting_holds_for_verbs_that_read(verb: str, capsys: pytest.CaptureFi
         ["demo", "--folds", "1"],
         ["collect", "--noise", "5", "--remeasure", "5"],
         ["collect", "--noise", "0"],
+        *(["models", "no-such"], ["models", "show"], ["models", "diff", "v000001"]),
     ],
 )
 def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
@@ -87,8 +91,6 @@ def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
-    from importlib.metadata import version
-
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"tensor-fleet {version('tensor-fleet')}"
 
@@ -222,11 +224,3 @@ def test_a_missing_package_of_tvm_is_one_line(
     assert len(lines) == 1, done.stderr
     assert "no_such_extra_of_tvm" in lines[0]
     assert "fleet doctor" in lines[0]
-
-
-def test_probe_shows_the_eight_hardware_parameters_of_ansor(capsys: pytest.CaptureFixture[str]) -> None:
-    from agents.records import ANSOR_HARDWARE_PARAMS
-
-    assert run(["probe"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in ANSOR_HARDWARE_PARAMS)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner, Result
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.cli import device_files, devices
 from fleet.collection.device_choice import DeviceChoice
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.errors import FleetError
+from tests.cli_fixtures import json_of, run
 from tests.host_fixtures import x86_host
 
-app = typer.Typer()
-device_files.register(app)
-devices.register(app)
-
 FOLDER = Path("configs/hardware")
+ARM = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
+REPLAY = {
+    **{"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"},
+    "records": "nowhere.parquet",
+}
 
 
 def device(name: str, **changes: Any) -> dict[str, Any]:
@@ -43,10 +41,6 @@ def _box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (FOLDER / "box.yaml").write_text(yaml.safe_dump(device("box")))
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=True)
-
-
 def failure(*arguments: str) -> str:
     result = run(*arguments)
     assert isinstance(result.exception, FleetError), result.output
@@ -54,9 +48,7 @@ def failure(*arguments: str) -> str:
 
 
 def listed() -> dict[str, dict[str, Any]]:
-    result = run("devices", "list", "--json")
-    assert result.exit_code == 0, result.output
-    return {one["device"]: one for one in json.loads(result.stdout)}
+    return {one["device"]: one for one in json_of("devices", "list")}
 
 
 def test_a_device_is_added_listed_retired_and_brought_back() -> None:
@@ -102,16 +94,14 @@ def test_what_cannot_be_measured_is_not_added(changes: dict[str, Any], said: str
 
 
 def test_a_device_of_another_host_is_added_where_that_is_said() -> None:
-    arm = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
-    Path("new.yaml").write_text(yaml.safe_dump(device("shelf", target=arm)))
+    Path("new.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
     assert "--other-host" in failure("devices", "add", "new.yaml")
     assert run("devices", "add", "new.yaml", "--other-host").exit_code == 0
     assert set(listed()) == {"box", "shelf"}
 
 
 def test_a_replay_device_without_its_records_is_not_added() -> None:
-    value = {"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"}
-    Path("new.yaml").write_text(yaml.safe_dump(value | {"records": "nowhere.parquet"}))
+    Path("new.yaml").write_text(yaml.safe_dump(REPLAY))
     assert "nowhere.parquet does not exist" in failure("devices", "add", "new.yaml")
 
 
@@ -190,10 +180,8 @@ def test_a_process_that_keeps_off_timing_cores_still_knows_what_its_host_can_be(
 
 
 def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:
-    arm = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
-    (FOLDER / "shelf.yaml").write_text(yaml.safe_dump(device("shelf", target=arm)))
-    again = {"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"}
-    (FOLDER / "again.yaml").write_text(yaml.safe_dump(again | {"records": "nowhere.parquet"}))
+    (FOLDER / "shelf.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
+    (FOLDER / "again.yaml").write_text(yaml.safe_dump(REPLAY))
     (FOLDER / "broken.yaml").write_text("schema: [")
     files = DeviceChoice(load_fleet(environ={}).config).files
     assert set(files.specs) == {"box"}

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from fleet.cli.interchange import register
 from fleet.errors import FleetError
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of, run
 from tests.log_fixtures import CUDA_TARGET, ansor, autotvm, write_log
-
-app = typer.Typer()
-register(app)
 
 
 @pytest.fixture(autouse=True)
@@ -23,42 +17,26 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=True)
-
-
-def json_of(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def test_import_tells_what_became_of_every_line() -> None:
     write_log(Path("logs/resnet-18/xgb.jsonl"), [*(autotvm(n) for n in range(5)), "junk", "# note"])
     write_log(Path("logs/README.md"), ["about"])
     result = run("import", "logs", "--device", "board-7", "--store", "kept")
     assert result.exit_code == 0, result.output
     lines = " ".join(result.output.split())
-    assert "device board-7" in lines
-    assert "imported 5 new records" in lines
-    assert "rejected 1 not JSON" in lines
-    assert "not meant 1 comment line" in lines
-    assert "first not JSON: logs/resnet-18/xgb.jsonl:6: begins with 'junk'" in lines
-    assert "networks: resnet-18" in lines
-    assert "not logs: README.md" in lines
-    assert "outcomes: ok 5" in lines
+    for words in (
+        *("device board-7", "imported 5 new records", "rejected 1 not JSON", "not meant 1 comment line"),
+        *("networks: resnet-18", "not logs: README.md", "outcomes: ok 5"),
+        "first not JSON: logs/resnet-18/xgb.jsonl:6: begins with 'junk'",
+    ):
+        assert words in lines
     assert Store.read("kept").counts().keys() == {"board-7"}
 
 
 def test_import_as_json_has_the_documented_keys() -> None:
     write_log(Path("log.json.gz"), [*(ansor(n) for n in range(5)), ansor(0), "junk"])
     found = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
-    assert (found["lines"], found["imported"], found["duplicates"], found["unaccounted_lines"]) == (
-        7,
-        5,
-        1,
-        0,
-    )
+    counts = [found[name] for name in ("lines", "imported", "duplicates", "unaccounted_lines")]
+    assert counts == [7, 5, 1, 0]
     assert found["rejected_by_reason"] == {"not JSON": 1}
     assert found["first_examples"] == {"not JSON": "log.json.gz:7: begins with 'junk'"}
     assert (found["dialects"], found["outcomes"], found["networks"]) == ({"ansor": 6}, {"ok": 6}, ["net"])
@@ -76,20 +54,23 @@ def test_wrong_usage_is_told() -> None:
     assert run("export", "out", "--format", "tar").exit_code == 2
 
 
-@pytest.mark.parametrize(("path", "device"), [("missing", "x"), ("empty", "x"), ("log.json", "No Device")])
-def test_an_import_of_nothing_makes_no_store(path: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "device", "words"),
+    [
+        ("missing", "x", ""),
+        ("empty", "x", ""),
+        ("log.json", "No Device", ""),
+        ("README.md", "board-7", "no measurement in README.md"),
+    ],
+)
+def test_an_import_of_nothing_makes_no_store(path: str, device: str, words: str) -> None:
     write_log(Path("log.json"), [ansor(0)])
+    write_log(Path("README.md"), ["# about", "text"])
     Path("empty").mkdir()
     refused = run("import", path, "--device", device, "--store", "new")
     assert isinstance(refused.exception, FleetError)
+    assert words in str(refused.exception)
     assert not Path("new").exists()
-
-
-def test_a_file_without_a_measurement_is_no_import() -> None:
-    write_log(Path("README.md"), ["# about", "text"])
-    refused = run("import", "README.md", "--device", "board-7")
-    assert isinstance(refused.exception, FleetError)
-    assert "no measurement in README.md" in str(refused.exception)
 
 
 @pytest.mark.parametrize("lines", [["# about", "text"], [autotvm(0), autotvm(1, target=CUDA_TARGET)]])

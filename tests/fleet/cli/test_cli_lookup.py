@@ -21,6 +21,7 @@ from fleet.cli.training_request import each_family, request_trainings
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of
 from tests.record_fixtures import make_descriptor, make_spec, make_workload
 from tests.record_fixtures import make_record as any_record
 
@@ -56,11 +57,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_show_finds_a_record_a_candidate_and_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     record = make_record(1, measured_at=100.0)
-    assert run(["show", record.record_id[:8], "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of("show", record.record_id[:8])
     assert (found["kind"], [one["record_id"] for one in found["records"]]) == ("record", [record.record_id])
-    assert run(["show", record.candidate_id, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of("show", record.candidate_id)
     assert found["kind"] == "candidate"
     assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
     assert found["trace"] == record.trace
@@ -107,13 +106,11 @@ def test_a_module_that_no_agent_of_ours_made_becomes_no_script(
 
 
 def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["workloads", "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
+    [found] = json_of("workloads")
     assert (found["workload"], found["records"]) == (make_workload(1).name, 8)
     assert run(["workloads", "no-such-operator"]) == 0
     assert "0 workloads" in capsys.readouterr().out
-    assert run(["datasets", "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
+    [found] = json_of("datasets")
     assert (found["store"], found["records"]) == (str(store), 8)
     assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
     broken = store.parent / "broken/records/_delta_log"
@@ -149,8 +146,8 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
     monkeypatch.setattr("agents.networks.reader.network_workloads", read)
 
     def listed(*options: str) -> list[dict[str, Any]]:
-        assert run(["workloads", *options, "--network", "corpus", "--network", "bert-tiny", "--json"]) == 0
-        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        found: list[dict[str, Any]]
+        found = json_of("workloads", *options, "--network", "corpus", "--network", "bert-tiny")
         return found
 
     assert len(listed()) == 6

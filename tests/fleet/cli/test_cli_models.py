@@ -45,12 +45,6 @@ def shown(arguments: list[str], models: Path, capsys: pytest.CaptureFixture[str]
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "diff", "rollback", "pin", "unpin"])
-def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", verb, "--help"]) == 0
-    assert f"Example: fleet models {verb}" in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_list_tells_whom_each_version_serves(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = told(["list"], models, capsys)
     assert (first["serves"], second["serves"]) == (["box.b"], ["box.a"])
@@ -203,13 +197,6 @@ def test_a_failure_is_one_clear_line_and_exit_1(
     assert error.startswith("fleet: ")
     assert line in error
     assert len(error.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments", [["models", "no-such"], ["models", "show"], ["models", "diff", "v000001"]]
-)
-def test_wrong_usage_is_exit_2(arguments: list[str]) -> None:
-    assert run(arguments) == 2
 
 
 @pytest.mark.parametrize("form", ["md", "html"])

@@ -19,6 +19,7 @@ import yaml
 from agents.records import DeviceId
 from fleet.api.client import ask
 from fleet.store.store import Store
+from tests.coordinator_fixtures import write_replay_device
 from tests.daemon_fixtures import Up, fleet_command
 from tests.log_fixtures import autotvm, write_log
 from tests.onboarding_fixtures import NEW, SOURCES, WORKLOADS, fill
@@ -28,13 +29,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 LINES = 20
 NETWORK = "bert-tiny"
 _WITH_MODELS = {"collect", "train", "eval", "onboard", "tune", "models"}
-
-
-def device_file(path: Path, device_id: str, recorded: Path, device: str) -> Path:
-    value = {"schema": 1, "device_id": device_id, "kind": "replay", "family": "cpu"}
-    value |= {"records": str(recorded), "device": device}
-    path.write_text(yaml.safe_dump(value))
-    return path
 
 
 class Fleet:
@@ -51,7 +45,7 @@ class Fleet:
         hardware.mkdir()
         names = {"one": SOURCES[0], "two": SOURCES[1], "board": NEW}
         for name, device in names.items():
-            device_file(hardware / f"{name}.yaml", name, self.recorded, device)
+            write_replay_device(hardware, name, self.recorded, device=device)
         value = {
             "schema": 1,
             "devices": {"folder": str(hardware), "ids": list(names)},
@@ -76,22 +70,21 @@ class Fleet:
 
     def fails(self, *arguments: str) -> str:
         """Run a command that must fail in one line, and return this."""
-        command = fleet_command(self.settings, *arguments, *self._models(arguments[0]))
-        out, told = command.communicate(timeout=300)
-        assert command.returncode == 1, (arguments, out, told)
-        *_, last = told.strip().splitlines()
+        _, told = self._run(1, *arguments)
         assert "Traceback" not in told
-        return last
+        return told.strip().splitlines()[-1]
 
     def does(self, *arguments: str) -> Any:
         """Run a command, and return what it printed."""
-        command = fleet_command(self.settings, *arguments, *self._models(arguments[0]))
-        out, told = command.communicate(timeout=300)
-        assert command.returncode == 0, (arguments, told)
+        out, _ = self._run(0, *arguments)
         return json.loads(out) if "--json" in arguments else out
 
-    def _models(self, verb: str) -> tuple[str, ...]:
-        return ("--models", str(self.models)) if verb in _WITH_MODELS else ()
+    def _run(self, code: int, *arguments: str) -> tuple[str, str]:
+        models = ("--models", str(self.models)) if arguments[0] in _WITH_MODELS else ()
+        command = fleet_command(self.settings, *arguments, *models)
+        out, told = command.communicate(timeout=300)
+        assert command.returncode == code, (arguments, out, told)
+        return out, told
 
     def requests(self) -> list[tuple[str, str]]:
         """Kind and state of every request, the oldest first."""
@@ -190,7 +183,7 @@ def test_a_device_is_retired_and_added_again(fleet: Fleet) -> None:
     fleet.wait_for("board", "", "retired")
     assert DeviceId("board") in Store.read(fleet.store).devices()
     assert "board" in moved
-    path = device_file(fleet.folder / "board.yaml", "board", fleet.recorded, NEW)
+    path = write_replay_device(fleet.folder, "board", fleet.recorded, device=NEW)
     assert "the daemon follows within five seconds" in fleet.does("devices", "add", str(path))
     added = time.monotonic()
     while fleet.state_of("board") in ("", "retired"):

@@ -18,25 +18,13 @@ from fleet.collection.batch_plan import (
     plan_remeasure,
 )
 from fleet.store.noise import noise_floor
+from tests.fleet.collection.test_selection import workload
 from tests.record_fixtures import make_record
 
 PROTOCOL = Protocol()
 ONE, TWO = DeviceId("one"), DeviceId("two")
 BOTH = {ONE: PROTOCOL, TWO: dataclasses.replace(PROTOCOL, cooldown_ms=5.0)}
 NOW = 1_800_000_000.0
-
-
-def workload(name: str) -> Workload:
-    return Workload(
-        workload_id=WorkloadId(name),
-        name=name,
-        operator="GMM",
-        arg_shapes=((1,),),
-        arg_dtypes=("float32",),
-        flops=1e6,
-        networks=(),
-        module_json="{}",
-    )
 
 
 def candidates(workload_id: str, count: int) -> list[Candidate]:
@@ -110,9 +98,8 @@ def test_jobs_cover_what_is_missing_and_nothing_else(
 def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
     jobs = plan_jobs(BOTH, pools_of(dict.fromkeys("abcdefgh", 12)), known("abcdefgh"), {}, seed=0)
     first = [job for job in jobs if job.device_id == ONE]
-    assert [job.batch.candidates for job in first] == [
-        job.batch.candidates for job in jobs if job.device_id == TWO
-    ]
+    other = [job for job in jobs if job.device_id == TWO]
+    assert [job.batch.candidates for job in first] == [job.batch.candidates for job in other]
     assert all(len({one.workload_id for one in job.batch.candidates}) > 1 for job in first)
     order = [one.workload_id for one in first[0].batch.candidates]
     changes = sum(one != other for one, other in pairwise(order))
@@ -127,10 +114,8 @@ def test_a_lost_candidate_is_planned_again_with_the_next_attempt_until_given_up(
     twice = pool[WorkloadId("a")][0]
     progress.add(record(twice, outcome=Outcome.LOST, attempt=1))
     jobs = plan_jobs({ONE: PROTOCOL}, pool, known("a"), {ONE: progress}, seed=0)
-    assert {(job.batch.attempt, one.trace) for job in jobs for one in job.batch.candidates} == {
-        (2, "[0]"),
-        (1, "[1]"),
-    }
+    found = {(job.batch.attempt, one.trace) for job in jobs for one in job.batch.candidates}
+    assert found == {(2, "[0]"), (1, "[1]")}
     given_up = {ONE: {twice.candidate_id}}
     left = plan_jobs({ONE: PROTOCOL}, pool, known("a"), {ONE: progress}, seed=0, given_up=given_up)
     assert [one.trace for job in left for one in job.batch.candidates] == ["[1]"]

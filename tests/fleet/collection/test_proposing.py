@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +54,12 @@ class Log:
         self.records += records
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as made:
+        yield made
+
+
 def run(
     fleet: FakeFleet,
     store: Store,
@@ -76,11 +82,10 @@ def by_device(records: Sequence[Record]) -> dict[DeviceId, list[str]]:
     return found
 
 
-def test_random_candidates_come_first_and_the_rest_evolves_from_the_best(tmp_path: Path) -> None:
+def test_random_candidates_come_first_and_the_rest_evolves_from_the_best(store: Store) -> None:
     fleet = FakeFleet(SPECS)
-    with Store.open(tmp_path / "store") as store:
-        run(fleet, store)
-        records = list(store.records())
+    run(fleet, store)
+    records = list(store.records())
     measured = by_device(records)
     assert sorted(measured[ONE]) == sorted(measured[TWO])
     assert len(set(measured[ONE])) == len(measured[ONE]) == 24 * len(WORKLOADS)
@@ -100,16 +105,15 @@ def test_random_candidates_come_first_and_the_rest_evolves_from_the_best(tmp_pat
     assert any("/" in parent for *_, call in fleet.calls if len(call) == 5 for parent in call[1])
 
 
-def test_a_finished_collection_measures_nothing_more_and_a_larger_one_what_is_missing(tmp_path: Path) -> None:
+def test_a_finished_collection_measures_nothing_more_and_a_larger_one_what_is_missing(store: Store) -> None:
     fleet = FakeFleet(SPECS)
-    with Store.open(tmp_path / "store") as store:
-        run(fleet, store)
-        _, again = run(fleet, store)
-        assert again.records == []
-        assert ("evolve", 3) not in again.phases
-        _, more = run(fleet, store, dataclasses.replace(ROUNDS, samples=30, minimum=15))
-        assert len(more.records) == 2 * 6 * 3
-        assert len({record.record_id for record in store.records()}) == 2 * 30 * 3
+    run(fleet, store)
+    _, again = run(fleet, store)
+    assert again.records == []
+    assert ("evolve", 3) not in again.phases
+    _, more = run(fleet, store, dataclasses.replace(ROUNDS, samples=30, minimum=15))
+    assert len(more.records) == 2 * 6 * 3
+    assert len({record.record_id for record in store.records()}) == 2 * 30 * 3
 
 
 @hypothesis_settings(deadline=None, max_examples=5)
@@ -132,26 +136,23 @@ def test_after_any_kill_the_same_command_goes_on(kills: list[int]) -> None:
         assert all(record.attempt == 0 for record in records)
 
 
-def test_random_candidates_stand_in_where_evolution_finds_too_few(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        run(FakeFleet(SPECS, children=0), store)
-        origins = Counter(record.origin for record in store.records(device_id=ONE))
+def test_random_candidates_stand_in_where_evolution_finds_too_few(store: Store) -> None:
+    run(FakeFleet(SPECS, children=0), store)
+    origins = Counter(record.origin for record in store.records(device_id=ONE))
     assert origins == {"random": 24 * 3}
 
 
-def test_a_workload_without_a_working_candidate_still_gets_its_share(tmp_path: Path) -> None:
+def test_a_workload_without_a_working_candidate_still_gets_its_share(store: Store) -> None:
     fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED})
-    with Store.open(tmp_path / "store") as store:
-        run(fleet, store)
-        origins = Counter(record.origin for record in store.records(device_id=ONE))
+    run(fleet, store)
+    origins = Counter(record.origin for record in store.records(device_id=ONE))
     assert origins == {"random": 24 * 3}
 
 
-def test_a_space_that_is_used_up_ends_the_collection(tmp_path: Path) -> None:
+def test_a_space_that_is_used_up_ends_the_collection(store: Store) -> None:
     fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED}, space=5)
-    with Store.open(tmp_path / "store") as store:
-        run(fleet, store)
-        assert Counter(record.device_id for record in store.records()) == {ONE: 15, TWO: 15}
+    run(fleet, store)
+    assert Counter(record.device_id for record in store.records()) == {ONE: 15, TWO: 15}
 
 
 def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int], dict[str, Any]]:
@@ -165,52 +166,49 @@ def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int],
 RANDOM = CollectSettings(samples=12, protocol=Protocol(), batch_size=7)
 
 
-def test_a_lost_candidate_is_tried_once_more(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
-        assert collection.lost() == {}
-        again = [record for record in log.records if record.attempt == 1]
-        assert len(again) == 2 * 3
-        assert {record.outcome for record in again} == {Outcome.OK}
-        assert ("again", 6) in log.phases
-        _, later = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
-        assert later.records == []
+def test_a_lost_candidate_is_tried_once_more(store: Store) -> None:
+    collection, log = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
+    assert collection.lost() == {}
+    again = [record for record in log.records if record.attempt == 1]
+    assert len(again) == 2 * 3
+    assert {record.outcome for record in again} == {Outcome.OK}
+    assert ("again", 6) in log.phases
+    _, later = run(FakeFleet(SPECS, lost_for(1)), store, RANDOM)
+    assert later.records == []
 
 
-def test_a_candidate_lost_twice_waits_for_the_next_run(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(FakeFleet(SPECS, lost_for(9)), store, RANDOM)
-        assert collection.lost() == {ONE: 6}
-        lost = [record for record in log.records if record.outcome is Outcome.LOST]
-        assert Counter(record.attempt for record in lost) == {0: 6, 1: 6}
-        _, later = run(FakeFleet(SPECS, lost_for(3)), store, RANDOM)
-        assert Counter((record.attempt, record.outcome) for record in later.records) == {
-            (2, Outcome.LOST): 6,
-            (3, Outcome.OK): 6,
-        }
+def test_a_candidate_lost_twice_waits_for_the_next_run(store: Store) -> None:
+    collection, log = run(FakeFleet(SPECS, lost_for(9)), store, RANDOM)
+    assert collection.lost() == {ONE: 6}
+    lost = [record for record in log.records if record.outcome is Outcome.LOST]
+    assert Counter(record.attempt for record in lost) == {0: 6, 1: 6}
+    _, later = run(FakeFleet(SPECS, lost_for(3)), store, RANDOM)
+    assert Counter((record.attempt, record.outcome) for record in later.records) == {
+        (2, Outcome.LOST): 6,
+        (3, Outcome.OK): 6,
+    }
 
 
-def test_siblings_are_spared_what_kills_a_worker_three_times(tmp_path: Path) -> None:
+def test_siblings_are_spared_what_kills_a_worker_three_times(store: Store) -> None:
     def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
         if candidate.trace.endswith("3"):
             return {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true,"strikes":3}'}
         return {}
 
     fleet = FakeFleet(SPECS, fate)
-    with Store.open(tmp_path / "store") as store:
-        run(fleet, store, RANDOM, specs={ONE: SPECS[ONE]})
-        killers = {r.candidate_id for r in store.records() if r.outcome is Outcome.RUN_FAILED}
-        assert len(killers) == 3
-        run(fleet, store, RANDOM)
-        second = by_device(list(store.records(device_id=TWO)))[TWO]
-        assert not killers & set(second)
-        assert len(second) == 12 * 3
-        pools = known_candidates(store, [ONE, TWO], 100, live=True)
-        known = {one.candidate_id for pool in pools.values() for one in pool}
-        assert not killers & known
+    run(fleet, store, RANDOM, specs={ONE: SPECS[ONE]})
+    killers = {r.candidate_id for r in store.records() if r.outcome is Outcome.RUN_FAILED}
+    assert len(killers) == 3
+    run(fleet, store, RANDOM)
+    second = by_device(list(store.records(device_id=TWO)))[TWO]
+    assert not killers & set(second)
+    assert len(second) == 12 * 3
+    pools = known_candidates(store, [ONE, TWO], 100, live=True)
+    known = {one.candidate_id for pool in pools.values() for one in pool}
+    assert not killers & known
 
 
-def test_a_quarantine_of_this_run_takes_effect_at_once(tmp_path: Path) -> None:
+def test_a_quarantine_of_this_run_takes_effect_at_once(store: Store) -> None:
     killer = Candidate(workload_id=WORKLOADS[0].workload_id, trace="random-0-0")
 
     def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
@@ -219,93 +217,88 @@ def test_a_quarantine_of_this_run_takes_effect_at_once(tmp_path: Path) -> None:
         return {}
 
     how = dataclasses.replace(RANDOM, batch_size=1)
-    with Store.open(tmp_path / "store") as store:
-        run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
-        # Both devices keep two batches in flight, so the second may have had it in hand already.
-        assert sum(r.candidate_id == killer.candidate_id for r in store.records()) <= 2
-        _, log = run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
-        assert all(record.candidate_id != killer.candidate_id for record in log.records)
+    run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
+    # Both devices keep two batches in flight, so the second may have had it in hand already.
+    assert sum(r.candidate_id == killer.candidate_id for r in store.records()) <= 2
+    _, log = run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
+    assert all(record.candidate_id != killer.candidate_id for record in log.records)
 
 
 def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = FakeFleet(SPECS)
     how = dataclasses.replace(RANDOM, noise=10)
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(fleet, store, how)
-        monkeypatch.setattr(time, "time", lambda: 1_700_000_500.0)
-        before = len(log.records)
-        assert collection.measure_noise() == []
-        noise = log.records[before:]
-        assert Counter((record.device_id, record.attempt) for record in noise) == {
-            (device_id, attempt): 10 for device_id in SPECS for attempt in (3, 4)
-        }
-        assert {record.origin for record in noise} == {"noise"}
-        assert collection.measure_noise() == []
-        assert len(log.records) == before + 40
-        assert collection.measure_noise(only_due=False) == []
-        assert len(log.records) == before + 80
-        monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0 + NOISE_EVERY_SECS)
-        assert collection.measure_noise() == []
-        assert len(log.records) == before + 120
-        assert len({record.record_id for record in log.records}) == len(log.records)
+    collection, log = run(fleet, store, how)
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_500.0)
+    before = len(log.records)
+    assert collection.measure_noise() == []
+    noise = log.records[before:]
+    assert Counter((record.device_id, record.attempt) for record in noise) == {
+        (device_id, attempt): 10 for device_id in SPECS for attempt in (3, 4)
+    }
+    assert {record.origin for record in noise} == {"noise"}
+    assert collection.measure_noise() == []
+    assert len(log.records) == before + 40
+    assert collection.measure_noise(only_due=False) == []
+    assert len(log.records) == before + 80
+    monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0 + NOISE_EVERY_SECS)
+    assert collection.measure_noise() == []
+    assert len(log.records) == before + 120
+    assert len({record.record_id for record in log.records}) == len(log.records)
 
 
-def test_a_device_that_falls_out_costs_the_others_nothing(tmp_path: Path) -> None:
+def test_a_device_that_falls_out_costs_the_others_nothing(store: Store) -> None:
     fleet = FakeFleet(SPECS)
     fleet.lasts = {ONE: 2}
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(fleet, store)
-        measured = by_device(list(store.records()))
-        assert collection.fallen == {ONE: "device one: it broke"}
-        assert len(set(measured[TWO])) == len(measured[TWO]) == 24 * 3
-        assert ("evolve", 3) in log.phases
-        # Of what it had in hand at the end nobody told the driver, but it is stored.
-        assert 2 * 7 < len(measured[ONE]) < 4 * 7
-        run(FakeFleet(SPECS), store)
-        measured = by_device(list(store.records()))
-        assert sorted(measured[ONE]) == sorted(measured[TWO])
+    collection, log = run(fleet, store)
+    measured = by_device(list(store.records()))
+    assert collection.fallen == {ONE: "device one: it broke"}
+    assert len(set(measured[TWO])) == len(measured[TWO]) == 24 * 3
+    assert ("evolve", 3) in log.phases
+    # Of what it had in hand at the end nobody told the driver, but it is stored.
+    assert 2 * 7 < len(measured[ONE]) < 4 * 7
+    run(FakeFleet(SPECS), store)
+    measured = by_device(list(store.records()))
+    assert sorted(measured[ONE]) == sorted(measured[TWO])
 
 
-def test_the_last_device_that_falls_out_ends_the_collection(tmp_path: Path) -> None:
+def test_the_last_device_that_falls_out_ends_the_collection(store: Store) -> None:
     fleet = FakeFleet(SPECS)
     fleet.lasts = {ONE: 3, TWO: 1}
-    with Store.open(tmp_path / "store") as store, pytest.raises(DeviceUnusableError, match="it broke"):
+    with pytest.raises(DeviceUnusableError, match="it broke"):
         run(fleet, store)
 
 
-def test_candidates_that_kill_their_agent_again_and_again_are_told_and_left_out(tmp_path: Path) -> None:
+def test_candidates_that_kill_their_agent_again_and_again_are_told_and_left_out(store: Store) -> None:
     killer = Candidate(workload_id=WORKLOADS[0].workload_id, trace="random-0-0").candidate_id
     fleet = FakeFleet(SPECS)
     fleet.killers = {killer}
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(fleet, store, RANDOM)
-        assert collection.lost() == {ONE: 1, TWO: 1}
-        assert {phase for phase, _ in log.phases} == {"propose", "measure"}
-        assert killer not in {record.candidate_id for record in store.records()}
+    collection, log = run(fleet, store, RANDOM)
+    assert collection.lost() == {ONE: 1, TWO: 1}
+    assert {phase for phase, _ in log.phases} == {"propose", "measure"}
+    assert killer not in {record.candidate_id for record in store.records()}
 
 
-def test_what_somebody_else_measured_meanwhile_counts(tmp_path: Path) -> None:
+def test_what_somebody_else_measured_meanwhile_counts(store: Store) -> None:
     """Its records come to whoever asked first; the store has them."""
-    with Store.open(tmp_path / "store") as store:
-        fleet = FakeFleet(SPECS)
-        fleet.use(store)
-        store.put_workloads(WORKLOADS, own=True)
-        collection = Collection(fleet, SPECS, RANDOM, Log())
-        pools = collection.propose(WORKLOADS)
-        collection.measure({}, WORKLOADS)
-        collection._history.progress(ONE)
-        some = pools[Family.CPU][WORKLOADS[0].workload_id][:3]
-        fleet.measure(ONE, some)
-        collection.measure(pools, WORKLOADS)
-        measured = by_device(list(store.records()))
+    fleet = FakeFleet(SPECS)
+    fleet.use(store)
+    store.put_workloads(WORKLOADS, own=True)
+    collection = Collection(fleet, SPECS, RANDOM, Log())
+    pools = collection.propose(WORKLOADS)
+    collection.measure({}, WORKLOADS)
+    collection._history.progress(ONE)
+    some = pools[Family.CPU][WORKLOADS[0].workload_id][:3]
+    fleet.measure(ONE, some)
+    collection.measure(pools, WORKLOADS)
+    measured = by_device(list(store.records()))
     assert sorted(measured[ONE]) == sorted(measured[TWO])
     assert len(set(measured[ONE])) == len(measured[ONE]) == 36
     assert collection.lost() == {}
 
 
-def test_after_its_minutes_nothing_new_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_its_minutes_nothing_new_is_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("fleet.collection.collect.time", SimpleNamespace(monotonic=lambda: now))
 
@@ -314,28 +307,25 @@ def test_after_its_minutes_nothing_new_is_begun(tmp_path: Path, monkeypatch: pyt
         now += 1.0
         return {}
 
-    with Store.open(tmp_path / "store") as store:
-        _, log = run(FakeFleet(SPECS, fate), store, dataclasses.replace(RANDOM, minutes=0.5))
-        assert "again" not in dict(log.phases), "what was never tried is not lost"
-        # A device has two batches at a time, and those that are begun are waited for.
-        assert 30 <= len(list(store.records())) <= 30 + 4 * 7
-        _, later = run(FakeFleet(SPECS, fate), store, dataclasses.replace(RANDOM, minutes=0.0))
-        assert later.records == []
-        run(FakeFleet(SPECS), store, RANDOM)
-        assert len(list(store.records())) == 2 * 36
+    _, log = run(FakeFleet(SPECS, fate), store, dataclasses.replace(RANDOM, minutes=0.5))
+    assert "again" not in dict(log.phases), "what was never tried is not lost"
+    # A device has two batches at a time, and those that are begun are waited for.
+    assert 30 <= len(list(store.records())) <= 30 + 4 * 7
+    _, later = run(FakeFleet(SPECS, fate), store, dataclasses.replace(RANDOM, minutes=0.0))
+    assert later.records == []
+    run(FakeFleet(SPECS), store, RANDOM)
+    assert len(list(store.records())) == 2 * 36
 
 
-def test_a_device_without_candidates_has_no_noise_to_measure(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(FakeFleet(SPECS), store, dataclasses.replace(RANDOM, noise=5), workloads=[])
-        assert collection.measure_noise(only_due=False) == [ONE, TWO]
-        assert log.records == []
+def test_a_device_without_candidates_has_no_noise_to_measure(store: Store) -> None:
+    collection, log = run(FakeFleet(SPECS), store, dataclasses.replace(RANDOM, noise=5), workloads=[])
+    assert collection.measure_noise(only_due=False) == [ONE, TWO]
+    assert log.records == []
 
 
-def test_the_time_of_every_device_is_told(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        collection, log = run(FakeFleet(SPECS), store, RANDOM)
-        spent = collection.spent()
+def test_the_time_of_every_device_is_told(store: Store) -> None:
+    collection, log = run(FakeFleet(SPECS), store, RANDOM)
+    spent = collection.spent()
     assert [(one.device_id, one.records) for one in spent] == [(ONE, 36), (TWO, 36)]
     for one in spent:
         records = [record for record in log.records if record.device_id == one.device_id]

@@ -16,11 +16,12 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Pr
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
-from fleet.config.settings import ConfigError, load_fleet
+from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
+from tests.fleet.config.test_config import faults_of
 from tests.knob_fixtures import cache_text, cached
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 
@@ -33,13 +34,6 @@ YAML: dict[str, Any] = {
     "device": "dev-a",
 }
 WORKLOAD = make_workload(1, (("bert-tiny", 3),))
-
-
-def faults_of(change: dict[str, Any]) -> list[str]:
-    value = {key: entry for key, entry in {**YAML, **change}.items() if entry is not None}
-    with pytest.raises(ConfigError) as caught:
-        parse_device(value, "again")
-    return list(caught.value.args)
 
 
 def replaying(records: Path, **changes: Any) -> dict[DeviceId, DeviceSpec]:
@@ -88,7 +82,7 @@ def test_a_replay_device_needs_records_and_a_device_and_no_target() -> None:
     ],
 )
 def test_a_fault_names_key_and_cure(change: dict[str, Any], words: str) -> None:
-    found = faults_of(change)
+    found = faults_of(change, YAML)
     assert any(words in fault for fault in found), found
 
 
@@ -131,38 +125,33 @@ def test_other_devices_stay_as_they_are(tmp_path: Path) -> None:
     assert ready({local.device_id: local}, tmp_path / "replay") == {local.device_id: local}
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"records": "nowhere"}, "records: nowhere does not exist"),
+        ({"records": "nowhere"}, "records: .*nowhere does not exist"),
         ({"device": "dev-b"}, "records: no device 'dev-b' in .*did you mean 'dev-a'"),
         ({"device": "ghost"}, "does not say what device 'ghost' is"),
         ({"family": "gpu"}, "family is gpu, but dev-a is a cpu: write family: cpu"),
         ({"target": {"kind": "llvm", "num-cores": 1}}, "target differs from that of dev-a.*leave target out"),
+        ({"records": "folder"}, "records: there is no store at"),
+        ({"records": "x.parquet"}, "records: .*is no Parquet file"),
+        ({"records": "x" * 300}, "records: File name too long"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_starts(
-    store: Path, tmp_path: Path, changes: dict[str, Any], words: str
+    tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "x.parquet").write_text("x")
+    asked = {"records": "store"} | changes
+    asked["records"] = tmp_path / asked["records"]
     with pytest.raises(FleetError, match=f"^device again: .*{words}") as caught:
-        ready(
-            replaying(store, **changes) if "records" not in changes else replaying(Path("nowhere")),
-            tmp_path / "r",
-        )
+        ready(replaying(**asked), tmp_path / "r")
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_is_no_store_and_a_file_that_is_no_export_are_told(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="device again: records: there is no store at"):
-        ready(replaying(tmp_path), tmp_path / "r")
-    (tmp_path / "x.parquet").write_text("x")
-    with pytest.raises(FleetError, match=r"device again: records: .*is no Parquet file"):
-        ready(replaying(tmp_path / "x.parquet"), tmp_path / "r")
-
-
 def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FleetError, match=r"^device again: records: File name too long"):
-        ready(replaying(tmp_path / ("x" * 300)), tmp_path / "r")
     (tmp_path / "shut").mkdir()
 
     def refuse(*_: object) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Candidate, Outcome, Workload, WorkloadId
+from agents.records import Outcome, Workload, WorkloadId
 from fleet.collection.selection import (
     allocate,
     best_traces,
@@ -33,10 +33,6 @@ def workload(
     )
 
 
-def candidates(workload_id: str, count: int) -> list[Candidate]:
-    return [Candidate(workload_id=WorkloadId(workload_id), trace=f"[{i}]") for i in range(count)]
-
-
 def test_chosen_workloads_take_operators_in_turn_and_spread_over_sizes() -> None:
     listed = [workload(f"g{i}", "GMM", 1e6 * (i + 1)) for i in range(9)]
     listed += [workload(f"c{i}", "C2D", 1e6 * (i + 1)) for i in range(9)] + [workload("s0", "SFM", 1e6)]
@@ -49,11 +45,8 @@ def test_chosen_workloads_take_operators_in_turn_and_spread_over_sizes() -> None
 
 def test_chosen_workloads_respect_bounds_and_supply() -> None:
     listed = [workload(f"g{i}", "GMM", 10.0**i) for i in range(10)]
-    assert {one.flops for one in choose_workloads(listed, count=99, min_flops=10, max_flops=1000)} == {
-        10,
-        100,
-        1000,
-    }
+    chosen = choose_workloads(listed, count=99, min_flops=10, max_flops=1000)
+    assert {one.flops for one in chosen} == {10, 100, 1000}
     assert choose_workloads([], count=3) == []
 
 

@@ -41,11 +41,11 @@ def write(folder: Path, name: str, value: Any) -> Path:
     return path
 
 
-def faults_of(change: dict[str, Any]) -> list[str]:
-    """Faults of the good device with some keys changed; a value of None takes the key away."""
-    value = {key: entry for key, entry in {**GOOD, **change}.items() if entry is not None}
+def faults_of(change: dict[str, Any], good: dict[str, Any] = GOOD) -> list[str]:
+    """Faults of a good device with some keys changed; a value of None takes the key away."""
+    value = {key: entry for key, entry in {**good, **change}.items() if entry is not None}
     with pytest.raises(ConfigError) as caught:
-        parse_device(value, "box")
+        parse_device(value, good["device_id"])
     return list(caught.value.args)
 
 
@@ -230,15 +230,6 @@ def test_lists_in_the_environment_may_have_commas_or_brackets() -> None:
     for text in ("bert-tiny, resnet-50", "[bert-tiny, resnet-50]"):
         found = resolve({}, "f", {"FLEET_WORKLOADS__NETWORKS": text}, {})
         assert found.config.workloads.networks == ("bert-tiny", "resnet-50")
-
-
-def test_a_flag_may_take_a_value_back() -> None:
-    file = {"schema": 1, "workloads": {"minimum": 8}}
-    found = resolve(file, "f.yaml", {}, {"workloads.minimum": None})
-    assert found.config.workloads.minimum is None
-    assert found.origins["workloads.minimum"] == "flag"
-    with pytest.raises(ConfigError, match=r"^flag: protocol\.repeat: .*, got nothing"):
-        resolve({}, "f.yaml", {}, {"protocol.repeat": None})
 
 
 def test_an_unknown_key_of_a_policy_is_answered_with_the_nearest() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
-from fleet.config.device_changes import DeviceFiles, compare
+from fleet.config.device_changes import DeviceChanges, DeviceFiles, compare
 from tests.record_fixtures import make_spec
 
 A, B, C = map(DeviceId, "abc")
@@ -22,42 +24,41 @@ def spec_of(name: str, **changes: object) -> DeviceSpec:
 SPECS = {A: spec_of("a"), B: spec_of("b")}
 
 
+def changes(**found: Any) -> DeviceChanges:
+    """Nothing but what is named."""
+    nothing: dict[str, Any] = {"added": {}, "changed": {}, "retired": (), "faults": {}, "disturbing": {}}
+    return DeviceChanges(**nothing | found)
+
+
 def test_what_came_changed_and_left() -> None:
-    found = compare(SPECS, DeviceFiles(specs={A: spec_of("a", note="other"), C: spec_of("c")}))
-    assert dict(found.added) == {C: spec_of("c")}
-    assert dict(found.changed) == {A: spec_of("a", note="other")}
-    assert found.retired == (B,)
-    assert not found.faults
-    assert not found.disturbing
+    other, new = spec_of("a", note="other"), spec_of("c")
+    found = compare(SPECS, DeviceFiles(specs={A: other, C: new}))
+    assert found == changes(added={C: new}, changed={A: other}, retired=(B,))
 
 
-def test_a_device_whose_file_is_wrong_stays_as_it_was() -> None:
-    found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, faults={B: "b.yaml: line 3: threads: missing"}))
-    assert not found.changed
-    assert found.retired == ()
-    assert dict(found.faults) == {B: "b.yaml: line 3: threads: missing"}
-
-
-def test_a_folder_that_is_gone_retires_nobody() -> None:
-    found = compare(SPECS, DeviceFiles(specs={}, faults={DeviceId(""): "no such folder"}))
-    assert found.retired == ()
-    assert set(found.faults) == {""}
+@pytest.mark.parametrize(
+    "files",
+    [
+        DeviceFiles(specs={A: SPECS[A]}, faults={B: "b.yaml: line 3: threads: missing"}),
+        DeviceFiles(specs={}, faults={DeviceId(""): "no such folder"}),
+    ],
+    ids=["a wrong file", "a folder that is gone"],
+)
+def test_what_cannot_be_read_retires_nobody(files: DeviceFiles) -> None:
+    assert compare(SPECS, files) == changes(faults=files.faults)
 
 
 def test_another_kind_or_family_is_another_device() -> None:
     other = {A: spec_of("a", kind=DeviceKind.CUDA), B: spec_of("b", family=Family.GPU)}
     found = compare(SPECS, DeviceFiles(specs=other))
-    assert not found.changed
-    assert not found.added
-    assert found.retired == ()
+    assert found == changes(faults=found.faults)
     assert "kind: was 'local' and is 'cuda' now" in found.faults[A]
     assert "family: was 'cpu' and is 'gpu' now" in found.faults[B]
 
 
 def test_what_this_host_cannot_be_is_a_fault_of_a_known_device_only() -> None:
     found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, left_out={B: "no such core", C: "an Arm CPU"}))
-    assert dict(found.faults) == {B: "no such core"}
-    assert found.retired == ()
+    assert found == changes(faults={B: "no such core"})
 
 
 def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
@@ -104,10 +105,8 @@ def test_each_device_has_one_fate_and_following_it_is_the_end(
     after = {one: spec for one, spec in before.items() if one not in found.retired}
     after |= {**found.added, **found.changed}
     again = compare(after, files)
-    assert not again.added
-    assert not again.changed
-    assert again.retired == ()
-    assert again.faults == found.faults, "what is wrong stays wrong until it is mended"
+    # What is wrong stays wrong until it is mended.
+    assert again == changes(faults=found.faults)
     # Whoever has a file that says the same, or a broken one, is let alone.
     for one, spec in before.items():
         if one in broken or files.specs.get(one) == spec:

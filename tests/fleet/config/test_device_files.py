@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from agents.records import DeviceKind, Family, Protocol
-from fleet.cli.devices import register
 from fleet.config.device_files import load_device, parse_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import Action, Profile, render, write_profiles
 from fleet.config.yaml_files import ConfigError
+from tests.cli_fixtures import json_of
+from tests.fleet.config.test_config import faults_of
+from tests.host_fixtures import cuda_spec
 
 BOARD: dict[str, Any] = {
     "schema": 1,
@@ -30,31 +30,13 @@ BOARD: dict[str, Any] = {
     "tracker": "127.0.0.1:9190",
     "key": "rpi4",
 }
-CUDA_TARGET = {
-    "kind": "cuda",
-    "arch": "sm_87",
-    "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152,
-    "thread_warp_size": 32,
-}
-
-
-def faults_of(change: dict[str, Any]) -> list[str]:
-    """Faults of the good board with some keys changed; a value of None takes the key away."""
-    value = {key: entry for key, entry in {**BOARD, **change}.items() if entry is not None}
-    with pytest.raises(ConfigError) as caught:
-        parse_device(value, "board")
-    return list(caught.value.args)
+CUDA_TARGET = cuda_spec(arch="sm_87").target
 
 
 def test_a_board_behind_a_tracker_becomes_a_spec() -> None:
     spec = parse_device(BOARD, "board")
-    assert (spec.kind, spec.family, spec.tracker, spec.key) == (
-        DeviceKind.RPC,
-        Family.CPU,
-        "127.0.0.1:9190",
-        "rpi4",
-    )
+    assert (spec.kind, spec.family) == (DeviceKind.RPC, Family.CPU)
+    assert (spec.tracker, spec.key) == ("127.0.0.1:9190", "rpi4")
     assert spec.target == BOARD["target"]
     assert spec.protocol_changes == ()
 
@@ -93,14 +75,14 @@ def test_sensible_addresses_and_keys_are_taken(tracker: str, key: str) -> None:
     ],
 )
 def test_an_address_that_is_none_is_one_fault(tracker: str) -> None:
-    (fault,) = faults_of({"tracker": tracker})
+    (fault,) = faults_of({"tracker": tracker}, BOARD)
     assert fault.startswith("tracker: the text ")
     assert "host:port, such as 127.0.0.1:9190" in fault
 
 
 @pytest.mark.parametrize("key", ["a b", "a:b", "-a", ".", "é", "x" * 65, "a\n", "server:rpi4"])
 def test_a_key_that_the_tracker_would_split_is_one_fault(key: str) -> None:
-    (fault,) = faults_of({"key": key})
+    (fault,) = faults_of({"key": key}, BOARD)
     assert fault.startswith("key: the text ")
 
 
@@ -131,19 +113,14 @@ def test_a_key_that_the_tracker_would_split_is_one_fault(key: str) -> None:
     ],
 )
 def test_a_fault_names_key_value_and_cure(change: dict[str, Any], words: list[str]) -> None:
-    found = faults_of(change)
+    found = faults_of(change, BOARD)
     assert any(all(word in fault for word in words) for fault in found), found
 
 
 def test_all_faults_of_a_board_come_at_once() -> None:
-    found = faults_of({"tracker": "lab", "key": "a b", "index": 1, "protocol": {"repeat": 0, "repat": 1}})
-    assert {fault.partition(":")[0] for fault in found} == {
-        "tracker",
-        "key",
-        "index",
-        "protocol.repeat",
-        "protocol.repat",
-    }
+    changes = {"tracker": "lab", "key": "a b", "index": 1, "protocol": {"repeat": 0, "repat": 1}}
+    keys = {fault.partition(":")[0] for fault in faults_of(changes, BOARD)}
+    assert keys == {"tracker", "key", "index", "protocol.repeat", "protocol.repat"}
 
 
 def test_a_device_changes_the_protocol_of_the_fleet_for_itself() -> None:
@@ -198,9 +175,5 @@ def test_probing_for_a_board_on_another_host_does_not_fail(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "board.yaml").write_text(yaml.safe_dump(BOARD))
-    app = typer.Typer()
-    register(app)
-    result = CliRunner().invoke(app, ["probe", "--device", "board", "--folder", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    assert '"differences": []' in result.output
+    assert json_of("probe", "--device", "board", "--folder", str(tmp_path))["differences"] == []
     assert load_device(tmp_path, "board").key == "rpi4"

@@ -29,30 +29,32 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def settled(folder: DeviceFolder) -> FoundDevices | None:
+def settled(folder: DeviceFolder) -> FoundDevices:
     """What two looks find: the first one only sees that something moves."""
     assert folder.look() is None
-    return folder.look()
+    return found_by(folder)
+
+
+def found_by(folder: DeviceFolder) -> FoundDevices:
+    found = folder.look()
+    assert found is not None
+    return found
 
 
 def test_a_change_counts_when_it_is_seen_twice_and_only_then_is_parsed(folder: Path) -> None:
     watched = DeviceFolder(folder)
     assert set(watched.read().specs) == {"a"}
     with mock.patch.object(device_folder, "load_file", wraps=load_file) as parsed:
-        assert settled(watched) is None
+        assert watched.look() is None
+        assert watched.look() is None
         assert not parsed.called
         write(folder, "b.yaml", "schema: 1\n")
         assert watched.look() is None, "it may be half written"
         write(folder, "b.yaml", {**GOOD, "device_id": "b"})
-        assert watched.look() is None
-        found = watched.look()
-        assert found is not None
-        assert set(found.specs) == {"a", "b"}
+        assert set(settled(watched).specs) == {"a", "b"}
         assert [call.args for call in parsed.call_args_list] == [(folder / "b.yaml",)]
     (folder / "a.yaml").unlink()
-    found = settled(watched)
-    assert found is not None
-    assert set(found.specs) == {"b"}
+    assert set(settled(watched).specs) == {"b"}
     assert watched.look() is None
 
 
@@ -72,16 +74,13 @@ def test_a_broken_file_is_a_fault_with_file_line_and_key_until_it_is_mended(fold
     text = (folder / "a.yaml").read_text()
     (folder / "a.yaml").write_text(text + "threds: 2\n")
     found = settled(watched)
-    assert found is not None
     assert not found.specs
     line = len(text.splitlines()) + 1
     [fault] = found.faults[A]
     assert fault.startswith(f"{folder}/a.yaml: line {line}: threds: unknown key")
     (folder / "a.yaml").write_text(text)
     found = settled(watched)
-    assert found is not None
-    assert set(found.specs) == {"a"}
-    assert not found.faults
+    assert (set(found.specs), dict(found.faults)) == ({"a"}, {})
 
 
 def test_a_key_inside_of_a_mapping_has_its_line(folder: Path) -> None:
@@ -95,15 +94,12 @@ def test_a_folder_that_goes_away_changes_no_device(folder: Path, tmp_path: Path)
     watched = DeviceFolder(folder)
     before = watched.read()
     folder.rename(tmp_path / "elsewhere")
-    found = watched.look()
-    assert found is not None
+    found = found_by(watched)
     assert found.specs == before.specs
     assert "no such folder" in found.faults[DeviceId("")][0]
     assert watched.look() is None, "said once"
     (tmp_path / "elsewhere").rename(folder)
-    found = watched.look()
-    assert found is not None
-    assert not found.faults
+    assert not found_by(watched).faults
 
 
 def test_a_link_that_leads_nowhere_is_the_fault_of_one_device(folder: Path) -> None:

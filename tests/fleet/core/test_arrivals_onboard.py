@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agents.records import CandidateId, DeviceId, WorkloadId
+from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.core.events import Job, JobId, StartDriver
+from fleet.core.events import StartDriver
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
-from tests.fleet_world import LIMITS
+from tests.fleet_world import LIMITS, job
 
 OLD, NEW = DeviceId("old"), DeviceId("new")
 ASKED = RequestId("onboarding-new-1")
@@ -22,11 +22,26 @@ ASKED = RequestId("onboarding-new-1")
 def fleet(*, rules: int = ev.RULES, **limits: Any) -> FleetState:
     """A device with a head, on the host where a new one comes up."""
     state = FleetState()
-    chosen = replace(LIMITS, arrival_samples=64, return_samples=32, **limits)
+    chosen = replace(LIMITS, **{"arrival_samples": 64, "return_samples": 32} | limits)
     state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen, rules=rules))
     comes(state, OLD)
     state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
     return state
+
+
+def reopened(state: FleetState) -> FleetState:
+    """The state as a snapshot gives it back."""
+    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+
+
+def shown(state: FleetState, request_id: str) -> dict[str, Any]:
+    found = state.request(RequestId(request_id))
+    assert found is not None
+    return found
+
+
+def drivers(made: list[Any]) -> list[StartDriver]:
+    return [one for one in made if isinstance(one, StartDriver)]
 
 
 def comes(
@@ -41,15 +56,8 @@ def comes(
     if incarnation == 1:
         state.apply(ev.DeviceAdded(at_secs=120.0, device_id=device_id, family=family, neighbourhood="cores"))
     state.apply(ev.AgentStarted(at_secs=120.0, device_id=device_id, incarnation=incarnation))
-    return state.apply(
-        ev.ProbePassed(
-            at_secs=120.0,
-            device_id=device_id,
-            incarnation=incarnation,
-            environment_id=environment,
-            host=host,
-        )
-    )
+    told = {"device_id": device_id, "incarnation": incarnation, "environment_id": environment, "host": host}
+    return state.apply(ev.ProbePassed(at_secs=120.0, **told))
 
 
 def again(state: FleetState, device_id: DeviceId, incarnation: int, environment: str) -> list[Any]:
@@ -63,14 +71,7 @@ def ended(state: FleetState, reason: str = "", request_id: RequestId = ASKED) ->
 
 def leases(state: FleetState, device_id: DeviceId, number: int) -> int:
     """Leases of a device once a job of the background is there."""
-    job = Job(
-        job_id=JobId(f"j{number}"),
-        device_id=device_id,
-        workload_ids=(WorkloadId("w"),),
-        candidate_ids=(CandidateId(f"c{number}"),),
-        origin="random",
-    )
-    state.apply(ev.JobSubmitted(at_secs=125.0, job=job))
+    state.apply(ev.JobSubmitted(at_secs=125.0, job=job(f"j{number}", device_id)))
     return len(state.describe(device_id)["leases"])
 
 
@@ -78,19 +79,14 @@ def test_a_new_device_gets_a_head_at_once() -> None:
     state = fleet()
     made = comes(state, NEW)
     assert StartDriver(request_id=ASKED) in made
-    asked = state.request(ASKED)
-    assert asked is not None
+    asked = shown(state, ASKED)
     assert asked["state"] == "running"
     assert asked["arguments"] == {"device": "new", "samples": 64, "fewer": True}
 
 
 def test_nothing_is_asked_where_nobody_could_teach_it_or_it_is_switched_off() -> None:
-    assert not [one for one in comes(fleet(), NEW, family="gpu") if isinstance(one, StartDriver)]
-    state = FleetState()
-    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=LIMITS))
-    comes(state, OLD)
-    state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
-    assert not [one for one in comes(state, NEW) if isinstance(one, StartDriver)]
+    assert not drivers(comes(fleet(), NEW, family="gpu"))
+    assert not drivers(comes(fleet(arrival_samples=0, return_samples=0), NEW))
 
 
 def test_a_device_that_waited_for_a_first_model_gets_its_head_when_there_is_one() -> None:
@@ -116,7 +112,7 @@ def test_one_training_gives_heads_to_all_that_have_measured_enough() -> None:
         state.apply(ev.RecordsStored(at_secs=122.0, device_id=one, count=8))
     ended_now = state.apply(ev.TrainingFinished(at_secs=129.0, family="cpu", text="1 first, 4 refused"))
     made = state.apply(ev.ModelPublished(at_secs=130.0, version="v000001", device_ids=(OLD,)))
-    assert [one for one in made if isinstance(one, StartDriver)] == [StartDriver(request_id=ASKED)]
+    assert drivers(made) == [StartDriver(request_id=ASKED)]
     asked = [one for one in (*ended_now, *made) if isinstance(one, ev.StartTraining)]
     assert {reason.device_id for one in asked for reason in one.reasons} == set(waiting)
 
@@ -140,8 +136,7 @@ def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> N
 def test_an_arrival_does_not_wait_for_the_drivers_of_other_requests() -> None:
     state = fleet(drivers=0)
     assert StartDriver(request_id=ASKED) in comes(state, NEW)
-    others = comes(state, DeviceId("third"))
-    assert not [one for one in others if isinstance(one, StartDriver)]
+    assert not drivers(comes(state, DeviceId("third")))
     assert StartDriver(request_id=RequestId("onboarding-third-1")) in ended(state)
 
 
@@ -149,17 +144,15 @@ def test_it_is_asked_for_once_in_an_environment() -> None:
     state = fleet()
     comes(state, NEW)
     ended(state, "none of the samples ran")
-    assert not [one for one in again(state, NEW, 2, "e1") if isinstance(one, StartDriver)]
+    assert not drivers(again(state, NEW, 2, "e1"))
     assert StartDriver(request_id=RequestId("onboarding-new-3")) in again(state, NEW, 3, "e2")
 
 
 def test_a_device_in_another_environment_measures_fewer_and_asks_for_no_training() -> None:
     state = fleet()
     made = again(state, OLD, 2, "e2")
-    asked = state.request(RequestId("onboarding-old-2"))
     assert StartDriver(request_id=RequestId("onboarding-old-2")) in made
-    assert asked is not None
-    assert asked["arguments"]["samples"] == 32
+    assert shown(state, "onboarding-old-2")["arguments"]["samples"] == 32
     state.apply(ev.RecordsStored(at_secs=150.0, device_id=OLD, count=LIMITS.reason_records))
     assert state.training()["state"] == "idle"
 
@@ -194,10 +187,9 @@ def test_a_device_that_drifts_gets_a_head_from_few_new_samples() -> None:
     made = drifts(state, 200.0)
     request_id = RequestId("drift-old-200")
     assert StartDriver(request_id=request_id) in made
-    asked = state.request(request_id)
-    assert asked is not None
     # Records are stamped by the wall clock.
-    assert asked["arguments"] == {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    wanted = {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    assert shown(state, request_id)["arguments"] == wanted
     # A training follows all the same, once there is more to learn from.
     state.apply(ev.RecordsStored(at_secs=210.0, device_id=OLD, count=LIMITS.reason_records))
     assert [one["kind"] for one in state.training()["reasons"]] == ["drift"]
@@ -212,9 +204,7 @@ def test_a_drift_asks_once_in_an_hour_and_a_device_that_drifted_again_is_looked_
     assert stored(state, 3_799.0) == []
     made = stored(state, 3_801.0)
     assert StartDriver(request_id=RequestId("drift-old-3801")) in made
-    again = state.request(RequestId("drift-old-3801"))
-    assert again is not None
-    assert again["arguments"]["since"] == 300.0
+    assert shown(state, "drift-old-3801")["arguments"]["since"] == 300.0
     ended(state, request_id=RequestId("drift-old-3801"))
     assert stored(state, 9_000.0) == [], "it has what it asked for"
 
@@ -229,11 +219,10 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     state = fleet()
     comes(state, NEW)
     state.apply(ev.DriftAlarm(at_secs=130.0, device_id=NEW, text="drifts"))
-    over = ev.DriftEnded(at_secs=140.0, device_id=NEW)
-    assert not [one for one in state.apply(over) if isinstance(one, StartDriver)]
+    assert not drivers(state.apply(ev.DriftEnded(at_secs=140.0, device_id=NEW)))
     state = fleet()
     state.apply(ev.CoordinatorStarted(at_secs=150.0, limits=LIMITS))
-    assert not [one for one in drifts(state, 200.0) if isinstance(one, StartDriver)]
+    assert not drivers(drifts(state, 200.0))
 
 
 def test_a_steady_device_that_never_drifted_asks_for_nothing() -> None:
@@ -254,14 +243,14 @@ def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
 def test_a_kill_between_alarm_and_head_loses_neither() -> None:
     state = fleet()
     drifts(state, 200.0)
-    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    copy = reopened(state)
     made = copy.apply(ev.CoordinatorStarted(at_secs=260.0))
     again = comes_up(copy, made)
     assert StartDriver(request_id=RequestId("drift-old-200")) in again
     # One that waits for its hour still waits after it.
     ended(copy, request_id=RequestId("drift-old-200"))
     drifts(copy, 300.0)
-    copy = FleetState.from_json(json.loads(json.dumps(copy.to_json())))
+    copy = reopened(copy)
     assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
 
 
@@ -303,7 +292,7 @@ def comes_up(state: FleetState, made: list[Any]) -> list[Any]:
 def test_a_snapshot_keeps_all_of_it() -> None:
     state = fleet()
     comes(state, NEW)
-    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    copy = reopened(state)
     assert leases(copy, OLD, 2) == leases(state, OLD, 2) == 0
     assert ended(copy) == ended(state)
     assert copy.to_json() == state.to_json()
@@ -321,7 +310,7 @@ def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
     ended(state)
     state.apply(ev.ModelPublished(at_secs=150.0, version="v000002", device_ids=(OLD, NEW)))
     assert state.open_requests() == [], "the onboarding has measured that of the new one"
-    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    state = reopened(state)
     again(state, OLD, 2, "e1")
     assert state.open_requests() == []
     again(state, OLD, 3, "e2")
@@ -334,14 +323,8 @@ def test_a_fingerprint_waits_for_all_else() -> None:
     assert state.to_json()["leasing"]["devices"][0]["fingerprinted_in"] == "e1"
     assert (asked.priority, asked.is_background) == (0, True)
     comes(state, NEW)  # on the same host: the neighbours wait
-    waits = Job(
-        job_id=JobId("f1"),
-        device_id=OLD,
-        workload_ids=(WorkloadId("w"),),
-        candidate_ids=(CandidateId("c"),),
-        origin="fingerprint",
-        request_id=asked.request_id,
-        priority=asked.priority,
+    waits = replace(
+        job("f1", OLD), origin="fingerprint", request_id=asked.request_id, priority=asked.priority
     )
     made = state.apply(ev.JobSubmitted(at_secs=130.0, job=waits))
     assert not any(isinstance(one, ev.GrantLease) for one in made)

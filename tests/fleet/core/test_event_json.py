@@ -18,8 +18,6 @@ from tests.fleet_world import job
 KINDS = get_args(ev.Event)
 #: Values of fields that hypothesis would not find by their types' names alone.
 WORDS = st.text(max_size=8)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),

@@ -25,12 +25,8 @@ R1, R2 = RequestId("r1"), RequestId("r2")
 
 
 def training(request_id: RequestId = R1, family: str = "cpu", minutes: float | None = None) -> Request:
-    return Request(
-        request_id=request_id,
-        kind=RequestKind.TRAINING,
-        arguments={"family": family},
-        minutes=minutes,
-    )
+    arguments = {"family": family}
+    return Request(request_id=request_id, kind=RequestKind.TRAINING, arguments=arguments, minutes=minutes)
 
 
 def begun() -> FleetState:
@@ -49,6 +45,11 @@ def shown(state: FleetState, request_id: RequestId = R1) -> dict[str, Any]:
     found = state.request(request_id)
     assert found is not None
     return found
+
+
+def again(state: FleetState) -> FleetState:
+    """The state as a snapshot gives it back."""
+    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
 
 
 def judged(at_secs: float = 130.0) -> ev.TrainingFinished:
@@ -167,10 +168,8 @@ def test_its_minutes_count_from_its_start() -> None:
     assert state.is_news(ev.Tick(at_secs=3120.0))
     made = state.apply(ev.Tick(at_secs=3120.0))
     assert made == [ShowRequest(request_id=R1), StopTraining(family="cpu")]
-    assert (shown(state)["state"], shown(state)["reason"]) == (
-        "failed",
-        "it was not done after its 2 minutes",
-    )
+    assert shown(state)["state"] == "failed"
+    assert shown(state)["reason"] == "it was not done after its 2 minutes"
 
 
 def test_an_id_is_used_once_and_an_unknown_one_is_refused() -> None:
@@ -188,7 +187,7 @@ def test_a_restart_goes_on_with_the_training_and_its_request() -> None:
     state = begun()
     submit(state, training())
     state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
-    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    state = again(state)
     made = state.apply(ev.CoordinatorStarted(at_secs=200.0))
     starts = [one for one in made if isinstance(one, StartTraining)]
     assert [one.request_id for one in starts[0].reasons] == [R1]
@@ -264,7 +263,7 @@ def at_work(*jobs: tuple[str, int, int]) -> FleetState:
             state.apply(ev.JobSubmitted(at_secs=110.0, job=one))
     passed = {"at_secs": 120.0, "device_id": DeviceId("a"), "incarnation": 1}
     state.apply(ev.ProbePassed(**passed, environment_id="e"))
-    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    return again(state)
 
 
 def test_requests_of_one_priority_take_turns() -> None:
@@ -296,7 +295,7 @@ def test_a_retirement_ends_with_its_device_and_is_begun_again_after_a_restart() 
     asked = collection("r1", RequestKind.RETIREMENT)
     taken = ev.RetireDevice(request_id=R1, device_id=DeviceId("a"))
     assert submit(state, asked) == [ShowRequest(request_id=R1), taken]
-    state = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    state = again(state)
     assert taken in state.apply(ev.CoordinatorStarted(at_secs=150.0))
     assert shown(state)["state"] == "running"
     state.apply(ev.DeviceRetired(at_secs=160.0, device_id=DeviceId("a"), reason="no file"))

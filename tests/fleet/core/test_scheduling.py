@@ -68,6 +68,14 @@ def over_time(view: FleetView, turns: int, count: int = 32) -> Counter[tuple[str
     return counts
 
 
+def by_workload(view: FleetView) -> Counter[str]:
+    """What each workload gets over time, whatever the origin."""
+    counts: Counter[str] = Counter()
+    for (workload, _), count in over_time(view, turns=40).items():
+        counts[workload] += count
+    return counts
+
+
 def test_new_devices_come_first() -> None:
     view = fleet(device("old"), device("new", records=3), device("newest", records=0))
     order = list(dict.fromkeys(ask.device_id for ask in plan(view, room(view), seed=0)))
@@ -90,9 +98,7 @@ def test_nobody_waits_for_a_device_that_cannot_measure(is_up: bool) -> None:
 
 
 def test_large_workloads_get_more_but_not_everything() -> None:
-    counts: Counter[str] = Counter()
-    for (workload, _), count in over_time(fleet(device("d")), turns=40).items():
-        counts[workload] += count
+    counts = by_workload(fleet(device("d")))
     # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.
     assert 6 < counts["large"] / counts["small"] < 11
 
@@ -100,9 +106,7 @@ def test_large_workloads_get_more_but_not_everything() -> None:
 def test_weight_counts_like_flops() -> None:
     view = fleet(device("d"), large=1e6, small=1e6)
     view = replace(view, workloads={**view.workloads, LARGE: WorkloadView(weight=100.0, flops=1e6)})
-    counts: Counter[str] = Counter()
-    for (workload, _), count in over_time(view, turns=40).items():
-        counts[workload] += count
+    counts = by_workload(view)
     assert 6 < counts["large"] / counts["small"] < 11
 
 
@@ -112,20 +116,12 @@ def test_what_was_measured_before_counts() -> None:
     assert got["small"] >= 56  # all but what is scattered
 
 
-def test_wide_intervals_get_more() -> None:
-    view = fleet(
-        device("d", large=Cell(measured=50, interval=0.05), small=Cell(measured=50, interval=0.25)),
-        large=1e6,
-        small=1e6,
-    )
-    got = given_by(plan(view, room(view), seed=0), "workload_id")
-    assert got["small"] > 2 * got["large"]
-
-
-def test_a_workload_that_no_head_was_judged_on_gets_more() -> None:
-    view = fleet(
-        device("d", large=Cell(measured=50, interval=0.1), small=Cell(measured=50)), large=1e6, small=1e6
-    )
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [(0.05, 0.25), (0.1, None)], ids=["a wide interval", "no head was judged on it"]
+)
+def test_a_workload_of_which_little_is_known_gets_more(narrow: float, wide: float | None) -> None:
+    cells = {"large": Cell(measured=50, interval=narrow), "small": Cell(measured=50, interval=wide)}
+    view = fleet(device("d", **cells), large=1e6, small=1e6)
     got = given_by(plan(view, room(view), seed=0), "workload_id")
     assert got["small"] > 2 * got["large"]
 

@@ -29,6 +29,11 @@ from tests.fleet_world import job
 A = DeviceId("a")
 #: Midnight UTC.
 START = 1_700_006_400.0
+#: The first agent is ended, and another one takes its place.
+REPLACED = [
+    ev.StopAgent(device_id=A, incarnation=1, kill=True),
+    ev.StartAgent(device_id=A, incarnation=2),
+]
 
 
 class Fleet:
@@ -64,11 +69,13 @@ class Fleet:
             ev.ProbePassed, device_id=device_id, incarnation=incarnation, environment_id=environment_id
         )
 
-    def submit(self, *names: str, expected_secs: float = 10.0, size: int = 2) -> list[Instruction]:
-        made = []
-        for name in names:
-            made += self.tell(ev.JobSubmitted, job=job(name, A, size=size, expected_secs=expected_secs))
-        return made
+    def submit(self, *names: str, expected_secs: float = 10.0) -> list[Instruction]:
+        jobs = [job(name, A, expected_secs=expected_secs) for name in names]
+        return [one for each in jobs for one in self.tell(ev.JobSubmitted, job=each)]
+
+    def with_jobs(self, *names: str, expected_secs: float = 10.0) -> Fleet:
+        self.submit(*names, expected_secs=expected_secs)
+        return self
 
     def finish(self, name: str, fencing_token: int, device_secs: float = 10.0) -> list[Instruction]:
         return self.of_a(
@@ -101,6 +108,10 @@ class Fleet:
             if only(ev.StopAgent, made):
                 return made
         raise AssertionError("nothing came of it")
+
+    def training_fails(self, **fields: Any) -> list[Instruction]:
+        self.tell(ev.TrainingStarted, family="cpu")
+        return self.tell(ev.TrainingFailed, family="cpu", reason="no memory", **fields)
 
     def dies(self) -> list[Instruction]:
         return self.of_a(ev.AgentDied, incarnation=self.show()["incarnation"], reason="killed by signal 9")
@@ -195,8 +206,7 @@ def test_a_quarantine_is_lifted_by_hand() -> None:
 
 
 def test_a_finished_candidate_ends_a_row_of_failures() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     for _ in range(7):
         fleet.dies()
         fleet.wait(10.0)
@@ -207,8 +217,7 @@ def test_a_finished_candidate_ends_a_row_of_failures() -> None:
 
 
 def test_a_finished_job_ends_a_row_of_failures_too() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     fleet.dies()
     fleet.passes()
     fleet.finish("j1", 2)
@@ -219,10 +228,7 @@ def test_an_agent_that_never_passes_its_probe_is_replaced() -> None:
     fleet = Fleet(Limits(start_secs=100.0))
     fleet.of_a(ev.DeviceAdded, family="cpu")
     assert fleet.wait(99.0) == []
-    assert fleet.wait(1.0) == [
-        ev.StopAgent(device_id=A, incarnation=1, kill=True),
-        ev.StartAgent(device_id=A, incarnation=2),
-    ]
+    assert fleet.wait(1.0) == REPLACED
 
 
 def test_a_zombie_is_ended_and_not_listened_to() -> None:
@@ -239,8 +245,7 @@ def test_a_zombie_is_ended_and_not_listened_to() -> None:
 
 
 def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     made = fleet.of_a(ev.DeviceRetired, reason="sold")
     assert made == [ev.StopAgent(device_id=A, incarnation=1, kill=False)]
     assert fleet.count(JobState.CANCELLED) == 3
@@ -251,14 +256,9 @@ def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
 
 
 def test_a_changed_device_gets_another_agent_at_once_and_keeps_its_jobs() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     assert fleet.leases() == {"j1": 1, "j2": 2}
-    made = fleet.of_a(ev.DeviceChanged, reason="its file changed")
-    assert made == [
-        ev.StopAgent(device_id=A, incarnation=1, kill=True),
-        ev.StartAgent(device_id=A, incarnation=2),
-    ]
+    assert fleet.of_a(ev.DeviceChanged, reason="its file changed") == REPLACED
     shown = fleet.show()
     assert (shown["state"], shown["failures"], shown["crashes"], shown["queued"]) == ("probing", 0, 0, 3)
     assert fleet.verdict("j1", 1) is Verdict.COUNTS, "what the spool holds"
@@ -285,8 +285,7 @@ def test_a_change_while_the_coordinator_stops_starts_nothing() -> None:
 
 
 def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.of_a(ev.DeviceLeftOut, reason="others were asked for")
     before = fleet.show()
     assert (before["state"], before["reason"], before["queued"]) == ("absent", "others were asked for", 3)
@@ -307,8 +306,7 @@ def test_a_retired_device_that_is_left_out_stays_retired() -> None:
 
 
 def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.wait(60.0)  # expired: j1 and j2
     fleet.passes()
     assert fleet.leases() == {"j2": 3, "j3": 4}
@@ -346,8 +344,7 @@ def test_two_leases_at_once_and_the_next_when_one_is_done() -> None:
 
 
 def test_progress_and_work_renew_all_leases_of_the_device() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.now += 50.0
     fleet.heartbeat(1, done=0)
     assert [one["deadline"] for one in fleet.show()["leases"]] == [START + 110.0] * 2
@@ -357,8 +354,7 @@ def test_progress_and_work_renew_all_leases_of_the_device() -> None:
 
 
 def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     fleet.now += 50.0
     for fencing_token in (None, 1, 1):
         fleet.heartbeat(fencing_token, busy=Busy.IDLE)
@@ -368,8 +364,7 @@ def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> Non
 
 
 def test_work_without_an_end_does_not_renew_for_ever() -> None:
-    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
-    fleet.submit("j1")
+    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up().with_jobs("j1")
     made: list[Instruction] = []
     while not made:
         fleet.heartbeat(1)
@@ -378,13 +373,8 @@ def test_work_without_an_end_does_not_renew_for_ever() -> None:
 
 
 def test_results_of_an_expired_lease_are_late_for_ever() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
-    made = fleet.wait(60.0)
-    assert made[:2] == [
-        ev.StopAgent(device_id=A, incarnation=1, kill=True),
-        ev.StartAgent(device_id=A, incarnation=2),
-    ]
+    fleet = Fleet().up().with_jobs("j1", "j2")
+    assert fleet.wait(60.0)[:2] == REPLACED
     assert fleet.count(JobState.QUEUED) == 2
     for name, fencing_token in (("j1", 1), ("j2", 2)):
         assert fleet.verdict(name, fencing_token) is Verdict.LATE
@@ -396,8 +386,7 @@ def test_results_of_an_expired_lease_are_late_for_ever() -> None:
 
 
 def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.stalls(1)
     assert (fleet.show()["failures"], fleet.show()["outages"], fleet.show()["expiries"]) == (1, 0, 2)
     fleet.passes()
@@ -407,8 +396,7 @@ def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
 @pytest.mark.parametrize("heard", [False, True])
 def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> None:
     """As of a host that sleeps each time that the same jobs are leased, more often than any limit allows."""
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     made: list[Instruction] = []
     for times in range(1, 21):
         job_id, fencing_token = next(iter(fleet.leases().items()))
@@ -429,8 +417,7 @@ def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> N
 
 
 def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
-    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up()
-    fleet.submit("j1")
+    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up().with_jobs("j1")
     for _ in range(16):
         fleet.heartbeat(1)
         fleet.wait(10.0)
@@ -439,8 +426,7 @@ def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
 
 
 def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     for times in range(1, 8):
         incarnation = fleet.show()["incarnation"]
         fleet.of_a(ev.AgentDied, incarnation=incarnation, reason="no living host", is_outage=True)
@@ -467,8 +453,7 @@ def test_a_journal_of_before_is_replayed_by_the_rules_of_its_time() -> None:
 
 
 def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.dies()
     assert fleet.count(JobState.QUEUED) == 2
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
@@ -481,8 +466,7 @@ def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> No
 
 
 def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.dies()
     fleet.of_a(ev.JobCancelled, job_id=JobId("j1"))  # its request has ended meanwhile
     assert fleet.verdict("j1", 1) is Verdict.REPEATED, "stored, for no job"
@@ -492,8 +476,7 @@ def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled()
 
 
 def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.now += 59.0
     made = fleet.of_a(
         ev.LeaseReturned, job_id=JobId("j1"), fencing_token=1, reason="its traces are looked for"
@@ -512,8 +495,7 @@ def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
 
 
 def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.tell(ev.CoordinatorStopping)
     fleet.now += 10.0
     for fencing_token, name in ((2, "j2"), (1, "j1")):
@@ -526,16 +508,14 @@ def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> Non
 
 
 def test_released_jobs_are_next_in_their_order() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.dies()
     fleet.passes()
     assert list(fleet.leases()) == ["j1", "j2"]
 
 
 def test_a_second_delivery_is_told_from_a_late_one() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     fleet.finish("j1", 1)
     assert fleet.verdict("j1", 1) is Verdict.REPEATED
     before = fleet.state.to_json()["leasing"]
@@ -544,8 +524,7 @@ def test_a_second_delivery_is_told_from_a_late_one() -> None:
 
 
 def test_an_id_that_is_used_again_does_not_wake_old_results() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.of_a(ev.JobCancelled, job_id=JobId("j1"))
     fleet.submit("j1")
     assert fleet.leases() == {"j2": 2, "j1": 3}
@@ -553,8 +532,7 @@ def test_an_id_that_is_used_again_does_not_wake_old_results() -> None:
 
 
 def test_a_new_coordinator_releases_all_leases_and_starts_all_agents() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     made = fleet.tell(ev.CoordinatorStarted, records={A: 7})
     assert made == [ev.StartAgent(device_id=A, incarnation=2)]
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
@@ -576,8 +554,7 @@ def test_limits_come_with_the_coordinator() -> None:
 
 
 def test_a_job_that_kills_three_agents_is_quarantined_with_their_last_words() -> None:
-    fleet = Fleet().up()
-    fleet.submit("bad")
+    fleet = Fleet().up().with_jobs("bad")
     for time in (1, 2):
         made = fleet.crashes("bad", fleet.leases()["bad"])
         assert not only(ev.Quarantine, made)
@@ -598,8 +575,7 @@ def test_a_job_that_kills_three_agents_is_quarantined_with_their_last_words() ->
 
 
 def test_one_lease_is_one_crash_however_it_is_told() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.dies()
     for _ in range(3):
         fleet.crashes("j1", 1)
@@ -612,8 +588,7 @@ def test_one_lease_is_one_crash_however_it_is_told() -> None:
 
 
 def test_what_the_spool_still_holds_of_a_quarantined_job_counts() -> None:
-    fleet = Fleet(Limits(job_crashes=1)).up()
-    fleet.submit("j1")
+    fleet = Fleet(Limits(job_crashes=1)).up().with_jobs("j1")
     fleet.crashes("j1", 1)
     assert fleet.count(JobState.QUARANTINED) == 1
     fleet.finish("j1", 1)
@@ -622,8 +597,7 @@ def test_what_the_spool_still_holds_of_a_quarantined_job_counts() -> None:
 
 
 def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_device() -> None:
-    fleet = Fleet().up()
-    fleet.submit("wedge", "good")
+    fleet = Fleet().up().with_jobs("wedge", "good")
     made: list[Instruction] = []
     for _ in range(12):
         for name, fencing_token in sorted(fleet.leases().items()):
@@ -652,8 +626,7 @@ def test_the_lease_at_work_is_the_one_that_beats_name() -> None:
 
 
 def test_an_hour_without_budget_ends() -> None:
-    fleet = Fleet().up(DevicePolicy(secs_per_hour=25.0))
-    fleet.submit("j1", "j2", "j3", "j4")
+    fleet = Fleet().up(DevicePolicy(secs_per_hour=25.0)).with_jobs("j1", "j2", "j3", "j4")
     assert fleet.leases() == {"j1": 1, "j2": 2}  # twice 10 s fit into 25
     fleet.finish("j1", 1)
     assert fleet.leases() == {"j2": 2}  # a third might overspend by two
@@ -667,8 +640,7 @@ def test_an_hour_without_budget_ends() -> None:
 
 
 def test_without_an_estimate_no_lease_waits_behind_another_under_a_budget() -> None:
-    fleet = Fleet().up(DevicePolicy(secs_per_hour=1000.0))
-    fleet.submit("j1", "j2", expected_secs=0.0)
+    fleet = Fleet().up(DevicePolicy(secs_per_hour=1000.0)).with_jobs("j1", "j2", expected_secs=0.0)
     assert fleet.leases() == {"j1": 1}
     fleet.finish("j1", 1)
     assert fleet.leases() == {"j2": 2}
@@ -685,8 +657,7 @@ def test_a_day_is_the_hosts_own() -> None:
 
 
 def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.now += 30.0
     fleet.dies()
     assert fleet.show()["budget"]["device_secs"] == 30.0
@@ -697,8 +668,7 @@ def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None
 
 
 def test_each_lease_of_a_job_is_charged() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     fleet.now += 30.0
     fleet.dies()
     fleet.passes()
@@ -707,8 +677,7 @@ def test_each_lease_of_a_job_is_charged() -> None:
 
 
 def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2")
+    fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.now += 40.0
     fleet.heartbeat(1)
     fleet.finish("j1", 1, device_secs=40.0)
@@ -727,8 +696,7 @@ def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
     ],
 )
 def test_windows(window: TimeWindow, opens: float) -> None:
-    fleet = Fleet().up(DevicePolicy(windows=(window,)))
-    fleet.submit("j1")
+    fleet = Fleet().up(DevicePolicy(windows=(window,))).with_jobs("j1")
     if opens:
         assert fleet.show()["closed"] == "outside of its time windows"
         assert fleet.wait(opens - 1.0) == []
@@ -755,8 +723,7 @@ def test_a_new_agent_must_say_again_that_the_host_is_idle() -> None:
 
 
 def test_a_policy_may_change() -> None:
-    fleet = Fleet().up(DevicePolicy(idle_only=True))
-    fleet.submit("j1")
+    fleet = Fleet().up(DevicePolicy(idle_only=True)).with_jobs("j1")
     made = fleet.of_a(ev.DeviceAdded, family="cpu")
     assert [one.job_id for one in only(ev.GrantLease, made)] == ["j1"]
 
@@ -765,8 +732,7 @@ def test_a_policy_may_change() -> None:
 
 
 def test_a_full_disk_stops_grants_and_expiry() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     assert fleet.tell(ev.DiskFull) == []
     assert fleet.wait(500.0) == []
     assert fleet.finish("j1", 1) == []
@@ -777,8 +743,7 @@ def test_a_full_disk_stops_grants_and_expiry() -> None:
 
 
 def test_a_stopping_coordinator_grants_and_starts_nothing() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.tell(ev.CoordinatorStopping)
     assert fleet.finish("j1", 1) == []
     assert fleet.dies() == []
@@ -806,6 +771,10 @@ def test_time_that_goes_back_stands_still() -> None:
     assert fleet.wait(30.0) == []
 
 
+#: A policy, and after how long its budget is there again.
+BUDGETS = [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)]
+
+
 def right_again(fleet: Fleet) -> list[Instruction]:
     """The next start of a coordinator, after a life whose clock was ten thousand days ahead."""
     fleet.state = FleetState.from_json(json.loads(json.dumps(fleet.state.to_json())))
@@ -814,8 +783,7 @@ def right_again(fleet: Fleet) -> list[Instruction]:
 
 
 def test_agents_and_leases_do_not_wait_for_a_future_in_which_the_clock_was() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     right_again(fleet)
     fleet.passes()
     assert fleet.leases() == {"j1": 2}
@@ -836,15 +804,11 @@ def test_a_quarantine_does_not_wait_for_a_future_in_which_the_clock_was() -> Non
     assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "secs"),
-    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
-)
+@pytest.mark.parametrize(("policy", "secs"), BUDGETS, ids=["an hour", "a day"])
 def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
     policy: DevicePolicy, secs: float
 ) -> None:
-    fleet = Fleet().up(policy)
-    fleet.submit("j1")
+    fleet = Fleet().up(policy).with_jobs("j1")
     fleet.now += 30.0
     fleet.heartbeat(1)
     fleet.now += 20.0
@@ -859,8 +823,7 @@ def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
 def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
     fleet = Fleet().up()
     asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    fleet.training_fails()
     assert only(ev.StartTraining, right_again(fleet)) == []
     assert fleet.state.training()["since"] == fleet.now
     assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 60.0))
@@ -870,32 +833,24 @@ def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
 
 @pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
 def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1", "j2", "j3")
+    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.of_a(ev.RecordsStored, count=600)
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    fleet.training_fails()
     before = fleet.state.to_json()
     assert fleet.tell(ev.ClockSet, wall_secs=fleet.now + step) == []
-    assert fleet.state.to_json() == before | {
-        "leasing": before["leasing"] | {"wall_ahead_secs": step},
-    }
+    assert fleet.state.to_json() == before | {"leasing": before["leasing"] | {"wall_ahead_secs": step}}
     assert fleet.show()["leases"][0]["deadline"] == fleet.now + step + 60.0, "people see the wall clock"
     assert fleet.state.deadline(A, 1) == fleet.now + 60.0
     assert not only(ev.StopAgent, fleet.wait(59.0))
     assert only(ev.StartTraining, fleet.wait(1.0)), "a minute after it failed"
 
 
-@pytest.mark.parametrize(
-    ("policy", "secs"),
-    [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)],
-)
+@pytest.mark.parametrize(("policy", "secs"), BUDGETS, ids=["an hour", "a day"])
 @pytest.mark.parametrize("at_start", [False, True])
 def test_budgets_go_by_the_wall_clock_and_wait_for_no_future(
     policy: DevicePolicy, secs: float, at_start: bool
 ) -> None:
-    fleet = Fleet().up(policy)
-    fleet.submit("j1")
+    fleet = Fleet().up(policy).with_jobs("j1")
     fleet.finish("j1", 1, device_secs=30.0)
     fleet.submit("j2")
     assert fleet.show()["closed"].startswith("spent 30 of 25")
@@ -926,8 +881,7 @@ def test_windows_go_by_the_wall_clock() -> None:
 
 
 def test_only_beats_that_matter_are_news() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     fleet.heartbeat(1)
 
     def is_news(after: float, **fields: Any) -> bool:
@@ -1019,8 +973,7 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
     asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
     assert asked == [[ReasonKind.NEW_DEVICE, ReasonKind.NEW_RECORDS]]
     for wait in (60.0, 120.0, 240.0):
-        fleet.tell(ev.TrainingStarted, family="cpu")
-        assert fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory") == []
+        assert fleet.training_fails() == []
         assert only(ev.StartTraining, fleet.wait(wait - 1.0)) == []
         assert kinds(fleet.wait(1.0)) == asked
     assert fleet.state.training()["failures"] == {"cpu": 3}
@@ -1029,8 +982,7 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
 def test_a_hopeless_training_is_tried_again_with_new_records_only() -> None:
     fleet = Fleet().up()
     fleet.of_a(ev.RecordsStored, count=600)
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    fleet.tell(ev.TrainingFailed, family="cpu", reason="not done in time", is_hopeless=True)
+    fleet.training_fails(is_hopeless=True)
     assert only(ev.StartTraining, fleet.wait(365 * 86_400.0)) == []
     assert kinds(fleet.of_a(ev.RecordsStored, count=511)) == []
     assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_RECORDS]]
@@ -1049,8 +1001,7 @@ def test_an_interrupted_training_that_fails_leaves_its_reasons() -> None:
     asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
     fleet.tell(ev.TrainingStarted, family="cpu")
     fleet.tell(ev.CoordinatorStarted)
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    fleet.tell(ev.TrainingFailed, family="cpu", reason="no memory")
+    fleet.training_fails()
     assert kinds(fleet.wait(60.0)) == asked
 
 
@@ -1095,8 +1046,7 @@ def test_an_impossible_event_names_the_last_ones_and_changes_nothing(event: ev.E
 
 
 def test_beats_do_not_drive_out_what_says_more() -> None:
-    fleet = Fleet().up()
-    fleet.submit("j1")
+    fleet = Fleet().up().with_jobs("j1")
     for done in range(30):
         fleet.now += 1.0
         fleet.heartbeat(1, done=done)

@@ -58,6 +58,10 @@ class Fleet(RuleBasedStateMachine):
         self.world.now = max(0.0, self.world.now + step)
         return self.world.now
 
+    def tell(self, kind: type[Any], device: str, **values: Any) -> None:
+        """An event of a device, now."""
+        self.world.tell(kind(at_secs=self.at(), device_id=DeviceId(device), **values))
+
     def incarnation(self, name: str, behind: int) -> int:
         known = DeviceId(name) in self.world.state.device_ids()
         return (self.world.device(name)["incarnation"] if known else 1) - behind
@@ -66,44 +70,32 @@ class Fleet(RuleBasedStateMachine):
     def begin(self, limits: Any) -> None:
         self.world.tell(ev.CoordinatorStarted(at_secs=self.at(), limits=limits))
         for name in ("a", "b"):
-            self.world.tell(ev.DeviceAdded(at_secs=self.at(), device_id=DeviceId(name), family="cpu"))
+            self.tell(ev.DeviceAdded, name, family="cpu")
             self.passed(name, 0, "e1")
             self.submitted(name, 3)
 
     @rule(device=DEVICES, policy=POLICIES, family=st.sampled_from(["cpu", "gpu"]))
     def added(self, device: str, policy: DevicePolicy, family: str) -> None:
-        self.world.tell(
-            ev.DeviceAdded(at_secs=self.at(), device_id=DeviceId(device), family=family, policy=policy)
-        )
+        self.tell(ev.DeviceAdded, device, family=family, policy=policy)
 
     @rule(device=ANY_DEVICE, now=SELDOM, is_left_out=st.booleans())
     def changed(self, device: str, now: bool, is_left_out: bool) -> None:
-        kind = ev.DeviceLeftOut if is_left_out else ev.DeviceChanged
         if now:
-            self.world.tell(kind(at_secs=self.at(), device_id=DeviceId(device), reason="its file"))
+            self.tell(ev.DeviceLeftOut if is_left_out else ev.DeviceChanged, device, reason="its file")
 
     @rule(device=ANY_DEVICE, now=SELDOM)
     def retired(self, device: str, now: bool) -> None:
         if now:
-            self.world.tell(ev.DeviceRetired(at_secs=self.at(), device_id=DeviceId(device)))
+            self.tell(ev.DeviceRetired, device)
 
     @rule(device=ANY_DEVICE, behind=BEHIND)
     def started(self, device: str, behind: int) -> None:
-        incarnation = self.incarnation(device, behind)
-        self.world.tell(
-            ev.AgentStarted(at_secs=self.at(), device_id=DeviceId(device), incarnation=incarnation)
-        )
+        self.tell(ev.AgentStarted, device, incarnation=self.incarnation(device, behind))
 
     @rule(device=ANY_DEVICE, behind=BEHIND, environment=st.sampled_from(["e1", "e1", "e2"]))
     def passed(self, device: str, behind: int, environment: str) -> None:
-        self.world.tell(
-            ev.ProbePassed(
-                at_secs=self.at(),
-                device_id=DeviceId(device),
-                incarnation=self.incarnation(device, behind),
-                environment_id=environment,
-            )
-        )
+        incarnation = self.incarnation(device, behind)
+        self.tell(ev.ProbePassed, device, incarnation=incarnation, environment_id=environment)
 
     @rule(device=DEVICES)
     def comes_up(self, device: str) -> None:
@@ -114,25 +106,11 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(device=ANY_DEVICE, behind=BEHIND)
     def refused(self, device: str, behind: int) -> None:
-        self.world.tell(
-            ev.ProbeRefused(
-                at_secs=self.at(),
-                device_id=DeviceId(device),
-                incarnation=self.incarnation(device, behind),
-                reason="wrong CPU",
-            )
-        )
+        self.tell(ev.ProbeRefused, device, incarnation=self.incarnation(device, behind), reason="wrong CPU")
 
     @rule(device=ANY_DEVICE, behind=BEHIND)
     def died(self, device: str, behind: int) -> None:
-        self.world.tell(
-            ev.AgentDied(
-                at_secs=self.at(),
-                device_id=DeviceId(device),
-                incarnation=self.incarnation(device, behind),
-                reason="killed",
-            )
-        )
+        self.tell(ev.AgentDied, device, incarnation=self.incarnation(device, behind), reason="killed")
 
     @rule(
         device=ANY_DEVICE,
@@ -148,16 +126,15 @@ class Fleet(RuleBasedStateMachine):
     ) -> None:
         known = DeviceId(device) in self.world.state.device_ids()
         fencing_token = self.world.device(device)["epoch"] - lease if known else 1
-        self.world.tell(
-            ev.AgentHeartbeat(
-                at_secs=self.at(step),
-                device_id=DeviceId(device),
-                incarnation=self.incarnation(device, behind),
-                fencing_token=None if fencing_token <= 0 else fencing_token,
-                done=done,
-                busy=busy,
-                is_host_idle=idle,
-            )
+        self.at(step)
+        self.tell(
+            ev.AgentHeartbeat,
+            device,
+            incarnation=self.incarnation(device, behind),
+            fencing_token=None if fencing_token <= 0 else fencing_token,
+            done=done,
+            busy=busy,
+            is_host_idle=idle,
         )
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 3))
@@ -183,16 +160,14 @@ class Fleet(RuleBasedStateMachine):
     def finished(self, data: st.DataObject, secs: float, astray: int) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
-            self.world.tell(
-                ev.JobFinished(
-                    at_secs=self.at(),
-                    device_id=grant.device_id,
-                    job_id=grant.job_id,
-                    fencing_token=grant.fencing_token + astray,
-                    incarnation=grant.incarnation,
-                    outcomes={"ok": 1, "run_failed": 1},
-                    device_secs=secs,
-                )
+            self.tell(
+                ev.JobFinished,
+                grant.device_id,
+                job_id=grant.job_id,
+                fencing_token=grant.fencing_token + astray,
+                incarnation=grant.incarnation,
+                outcomes={"ok": 1, "run_failed": 1},
+                device_secs=secs,
             )
 
     @rule(device=DEVICES, kinds=st.lists(st.sampled_from(ENDS), min_size=1, max_size=5))
@@ -207,85 +182,56 @@ class Fleet(RuleBasedStateMachine):
                 self.lease_ends(device, kind, *lease)
 
     def lease_ends(self, device: str, kind: str, job_id: JobId, fencing_token: int) -> None:
-        device_id = DeviceId(device)
         if kind == "died":
             self.died(device, 0)
         elif kind == "expired":
             self.tick(61.0)
         elif kind == "crashed":
-            at_secs = self.at(5.0)
-            self.world.tell(
-                ev.JobCrashed(
-                    at_secs=at_secs, device_id=device_id, job_id=job_id, fencing_token=fencing_token
-                )
-            )
+            self.at(5.0)
+            self.tell(ev.JobCrashed, device, job_id=job_id, fencing_token=fencing_token)
         else:
-            self.world.tell(
-                ev.JobFinished(
-                    at_secs=self.at(5.0),
-                    device_id=device_id,
-                    job_id=job_id,
-                    fencing_token=fencing_token,
-                    incarnation=self.incarnation(device, 0),
-                    outcomes={"ok": 2},
-                    device_secs=20.0,
-                )
+            self.at(5.0)
+            self.tell(
+                ev.JobFinished,
+                device,
+                job_id=job_id,
+                fencing_token=fencing_token,
+                incarnation=self.incarnation(device, 0),
+                outcomes={"ok": 2},
+                device_secs=20.0,
             )
 
     @rule(data=st.data())
     def crashed(self, data: st.DataObject) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
-            self.world.tell(
-                ev.JobCrashed(
-                    at_secs=self.at(),
-                    device_id=grant.device_id,
-                    job_id=grant.job_id,
-                    fencing_token=grant.fencing_token,
-                )
-            )
+            leased = {"job_id": grant.job_id, "fencing_token": grant.fencing_token}
+            self.tell(ev.JobCrashed, grant.device_id, **leased)
 
     @rule(device=DEVICES, place=st.integers(0, 1))
     def returned(self, device: str, place: int) -> None:
         leases = self.world.device(device)["leases"]
         for lease in leases[place : place + 1]:
-            self.world.tell(
-                ev.LeaseReturned(
-                    at_secs=self.at(),
-                    device_id=DeviceId(device),
-                    job_id=lease["job_id"],
-                    fencing_token=lease["epoch"],
-                )
-            )
+            self.tell(ev.LeaseReturned, device, job_id=lease["job_id"], fencing_token=lease["epoch"])
 
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
-            self.world.tell(
-                ev.ResultArrivedLate(
-                    at_secs=self.at(),
-                    device_id=grant.device_id,
-                    job_id=grant.job_id,
-                    fencing_token=grant.fencing_token,
-                    incarnation=grant.incarnation,
-                    count=1,
-                )
-            )
+            leased = {"job_id": grant.job_id, "fencing_token": grant.fencing_token}
+            self.tell(ev.ResultArrivedLate, grant.device_id, incarnation=grant.incarnation, count=1, **leased)
 
     @rule(data=st.data(), device=DEVICES)
     def cancelled(self, data: st.DataObject, device: str) -> None:
         if self.world.submitted:
             name = data.draw(st.sampled_from(sorted(self.world.submitted)))
-            self.world.tell(
-                ev.JobCancelled(at_secs=self.at(), device_id=DeviceId(device), job_id=JobId(name))
-            )
+            self.tell(ev.JobCancelled, device, job_id=JobId(name))
 
     @rule(data=st.data(), device=ANY_DEVICE, is_job=st.booleans())
     def lifted(self, data: st.DataObject, device: str, is_job: bool) -> None:
         names = sorted(self.world.submitted) or ["none"]
         job_id = JobId(data.draw(st.sampled_from(names))) if is_job else None
-        self.world.tell(ev.QuarantineLifted(at_secs=self.at(), device_id=DeviceId(device), job_id=job_id))
+        self.tell(ev.QuarantineLifted, device, job_id=job_id)
 
     @rule(step=STEPS)
     def tick(self, step: float) -> None:
@@ -318,15 +264,15 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 150))
     def stored(self, device: str, count: int) -> None:
-        self.world.tell(ev.RecordsStored(at_secs=self.at(), device_id=DeviceId(device), count=count))
+        self.tell(ev.RecordsStored, device, count=count)
 
     @rule(device=ANY_DEVICE)
     def drifted(self, device: str) -> None:
-        self.world.tell(ev.DriftAlarm(at_secs=self.at(), device_id=DeviceId(device)))
+        self.tell(ev.DriftAlarm, device)
 
     @rule(device=ANY_DEVICE)
     def is_steady(self, device: str) -> None:
-        self.world.tell(ev.DriftEnded(at_secs=self.at(), device_id=DeviceId(device)))
+        self.tell(ev.DriftEnded, device)
 
     @rule(
         event=st.sampled_from(["started", "finished", "failed", "published"]),
@@ -524,7 +470,6 @@ def test_a_budget_is_overspent_by_one_lease_at_most(
         leases = world.device("a")["leases"]
         if leases:
             first = leases[0]
-            world.now = max(world.now, 0.0)
             world.tell(
                 ev.JobFinished(
                     at_secs=world.now,

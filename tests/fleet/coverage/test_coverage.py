@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ A, B = DeviceId("dev-a"), DeviceId("dev-b")
 W = WorkloadId("a1b2")
 FAMILIES = {A: "cpu", B: "cpu"}
 ENVIRONMENT = "e" * 32
+Make = Callable[[list[Record]], Coverage]
 
 
 def counts(coverage: Coverage, device: DeviceId) -> tuple[int, int]:
@@ -49,7 +51,7 @@ def read(records: list[Record], folder: Path) -> Coverage:
 
 
 @pytest.fixture(params=["told", "read"])
-def make(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def made(records: list[Record]) -> Coverage:
         coverage = told(records) if request.param == "told" else read(records, tmp_path)
         for device in FAMILIES:
@@ -59,13 +61,11 @@ def make(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-unt
     return made
 
 
-def test_gaps_are_what_siblings_know(make) -> None:  # type: ignore[no-untyped-def]
+def test_gaps_are_what_siblings_know(make: Make) -> None:
     records = [make_record(number, device="dev-a") for number in range(1, 7)]
     coverage = make([*records, make_record(2, device="dev-b")])
     wanted = [one.candidate_id for one in records]
-    assert counts(coverage, A)[0] == 6
-    assert counts(coverage, B)[0] == 1
-    assert counts(coverage, B)[1] == 5
+    assert (counts(coverage, A)[0], counts(coverage, B)) == (6, (1, 5))
     assert coverage.gaps(A, W, 10) == []
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
@@ -74,7 +74,7 @@ def test_gaps_are_what_siblings_know(make) -> None:  # type: ignore[no-untyped-d
     assert set(coverage.latest("cpu", W, 1000)) == set(wanted)
 
 
-def test_another_environment_has_measured_nothing(make) -> None:  # type: ignore[no-untyped-def]
+def test_another_environment_has_measured_nothing(make: Make) -> None:
     records = [make_record(number) for number in (1, 2)]
     coverage = make(records)
     coverage.set_environment(A, "f" * 32)
@@ -84,7 +84,7 @@ def test_another_environment_has_measured_nothing(make) -> None:  # type: ignore
     assert coverage.best(A, W, 4) == []
 
 
-def test_proposed_candidates_are_gaps_of_every_device(make) -> None:  # type: ignore[no-untyped-def]
+def test_proposed_candidates_are_gaps_of_every_device(make: Make) -> None:
     coverage = make([make_record(1)])
     new = CandidateId(content_hash("new"))
     coverage.propose("cpu", W, [new])
@@ -97,7 +97,7 @@ def test_proposed_candidates_are_gaps_of_every_device(make) -> None:  # type: ig
     assert counts(coverage, A)[1] == 0
 
 
-def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> None:
     lost = [
         make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}")
         for attempt in range(MAX_LOSSES)
@@ -119,7 +119,7 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make) -> None:  #
     assert coverage.next_attempts(A).get(one, 0) == 0
 
 
-def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(make) -> None:  # type: ignore[no-untyped-def]
+def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(make: Make) -> None:
     coverage = make([make_record(number, device="dev-b") for number in (1, 2, 3)])
     for number in (1, 2):
         for attempt in range(MAX_LOSSES + 1):
@@ -134,24 +134,24 @@ def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(ma
     assert coverage.gaps(A, W, 9) == [make_record(3).candidate_id]
 
 
-def test_a_quarantined_candidate_is_no_gap_of_siblings(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_quarantined_candidate_is_no_gap_of_siblings(make: Make) -> None:
     coverage = make([make_record(4, quality='{"quarantined":true}'), make_record(5)])
     assert coverage.gaps(B, W, 9) == [make_record(5).candidate_id]
 
 
-def test_the_best_are_steady_and_fast(make) -> None:  # type: ignore[no-untyped-def]
+def test_the_best_are_steady_and_fast(make: Make) -> None:
     records = [make_record(number, run_secs=(1.0 / number,)) for number in (1, 2, 3, 5, 6, 7)]
     suspect = make_record(9, run_secs=(1e-6,), quality='{"suspect":true}')
     coverage = make([*records, suspect])
     assert coverage.best(A, W, 4) == [[one.candidate_id for one in records[::-1][:4]]]
 
 
-def test_a_whole_aa_run_is_known(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_whole_aa_run_is_known(make: Make) -> None:
     first = make_record(1, origin="noise", attempt=1, measured_at=50.0)
     assert make([first]).noise_at(A) == 0.0
 
 
-def test_an_aa_run_whose_records_were_lost_is_not_done(make) -> None:  # type: ignore[no-untyped-def]
+def test_an_aa_run_whose_records_were_lost_is_not_done(make: Make) -> None:
     measured = make_record(1, origin="noise", attempt=2, measured_at=50.0)
     lost = make_record(
         2, origin="noise", attempt=4, measured_at=90.0, outcome=Outcome.LOST, run_secs=(), quality="{}"
@@ -159,7 +159,7 @@ def test_an_aa_run_whose_records_were_lost_is_not_done(make) -> None:  # type: i
     assert make([measured, lost]).noise_at(A) == 50.0
 
 
-def test_a_sample_is_of_what_was_measured(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_sample_is_of_what_was_measured(make: Make) -> None:
     records = [make_record(number) for number in range(1, 30)]
     coverage = make(records)
     sample = coverage.sample(A, 10, seed=1)
@@ -169,7 +169,7 @@ def test_a_sample_is_of_what_was_measured(make) -> None:  # type: ignore[no-unty
     assert coverage.sample(B, 10, seed=1) == []
 
 
-def test_records_of_other_workloads_and_devices_are_passed_over(make) -> None:  # type: ignore[no-untyped-def]
+def test_records_of_other_workloads_and_devices_are_passed_over(make: Make) -> None:
     coverage = make([make_record(1, workload="other"), make_record(1, device="foreign")])
     assert coverage.latest("cpu", W, 1000) == []
     assert coverage.records(A) == 0
@@ -209,7 +209,7 @@ def test_open_places_are_those_that_are_not_set(places: set[int], count: int) ->
     assert list(bits.open_places(count)) == [place for place in range(count) if place not in places]
 
 
-def test_a_few_devices_hold_what_is_looked_for(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_few_devices_hold_what_is_looked_for(make: Make) -> None:
     both = [make_record(number, device=device) for number in range(8) for device in ("dev-a", "dev-b")]
     coverage = make([*both, make_record(9, device="dev-b")])
     one, other = make_record(3).candidate_id, make_record(9).candidate_id
@@ -237,9 +237,7 @@ def test_no_more_gaps_are_made_than_are_asked_for(monkeypatch: pytest.MonkeyPatc
         return unpackbits(part, **options)
 
     monkeypatch.setattr(np, "unpackbits", noted)
-    coverage.add(
-        [replace(make_record(0), candidate_id=ids[0]), replace(make_record(0), candidate_id=ids[-1])]
-    )
+    coverage.add([replace(make_record(0), candidate_id=one) for one in (ids[0], ids[-1])])
     assert coverage.gaps(A, W, 64) == ids[1:65]
     assert looked == list(range(1, 65))
     assert sum(unpacked) < 50_000 / 8, "the rest of the row is not looked at"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from agents.records import DeviceId
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE
 from fleet.api.client import ADDRESS
+from fleet.config.device_folder import retire_file
 from fleet.config.sections import PolicySection, window_secs
 from fleet.config.settings import ConfigError, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
@@ -29,7 +31,7 @@ from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, recorded_file, write_replay_device
 from tests.daemon_fixtures import Up, fleet_command
 from tests.refresh_fixtures import DEVICES, make_store, some_workloads
 
@@ -43,9 +45,7 @@ def settings(tmp_path: Path) -> Path:
     folder = tmp_path / "hardware"
     folder.mkdir()
     for name in ("one", "two"):
-        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
-        device |= {"records": str(recorded), "device": "dev-a"}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
+        write_replay_device(folder, name, recorded)
     value = {
         "schema": 1,
         "devices": {"folder": str(folder), "ids": ["one", "two"]},
@@ -129,18 +129,22 @@ class Api:
         self.is_closed = True
 
 
+def said_by(settings: Path, serve: Any = None, **options: Any) -> str:
+    """What a daemon in this process says until it ends."""
+    text = io.StringIO()
+    told = UpOptions(models=settings.parent / "models", **options)
+    run_daemon(load_fleet(settings).config, told, Console(file=text), serve=serve)
+    return text.getvalue()
+
+
 @pytest.mark.usefixtures("local")
 def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
-    config, api = load_fleet(settings).config, Api()
-    with (tmp_path / "log").open("w") as log:
-        run_daemon(
-            config, UpOptions(models=tmp_path / "models", once=True), Console(file=log), serve=api.serve
-        )
+    api = Api()
+    text = said_by(settings, api.serve, once=True)
     assert 0 < records(settings) <= 2 * ALL
     assert spooled(settings) == 0, "the next start has nothing to bring again"
     assert api.is_closed
     assert set(api.views[0]["devices"]) == {"one", "two"}
-    text = (tmp_path / "log").read_text()
     assert "fleet is up: 2 devices, API http://127.0.0.1:1, store" in text
     assert text.rstrip().endswith("fleet is down; the same command goes on")
     assert not (tmp_path / "runs" / "fleet" / "daemon.pid").exists()
@@ -148,18 +152,14 @@ def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order_and_handlers_come_back(
-    settings: Path, tmp_path: Path, number: int
-) -> None:
-    config, before = load_fleet(settings).config, signal.getsignal(number)
+def test_a_signal_ends_it_in_order_and_handlers_come_back(settings: Path, number: int) -> None:
+    before = signal.getsignal(number)
 
     def serve(coordinator: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Any:
         os.kill(os.getpid(), number)
         return Api()
 
-    with (tmp_path / "log").open("w") as log:
-        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(file=log), serve=serve)
-    assert "stopping: no new batch begins" in (tmp_path / "log").read_text()
+    assert "stopping: no new batch begins" in said_by(settings, serve)
     assert signal.getsignal(number) is before
 
 
@@ -167,13 +167,10 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(
 def test_it_stops_after_its_time_and_drops_the_address_of_one_that_was_killed(
     settings: Path, tmp_path: Path
 ) -> None:
-    config = load_fleet(settings).config
     address = tmp_path / "runs" / "fleet" / ADDRESS
     address.parent.mkdir(parents=True)
     address.write_text('{"url": "http://127.0.0.1:8640", "pid": 1, "started": 1}')
-    with (tmp_path / "log").open("w") as log:
-        run_daemon(config, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(file=log))
-    assert "fleet is down" in (tmp_path / "log").read_text()
+    assert "fleet is down" in said_by(settings, for_secs=0.0)
     assert not address.exists()
 
 
@@ -223,8 +220,7 @@ def test_a_policy_of_no_device_is_refused_and_of_one_not_chosen_is_not(
     options = UpOptions(models=Path("m"))
     changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
     assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
-    (settings.parent / "hardware" / "retired").mkdir()
-    (settings.parent / "hardware" / "two.yaml").rename(settings.parent / "hardware" / "retired" / "two.yaml")
+    retire_file(settings.parent / "hardware", settings.parent / "hardware" / "two.yaml")
     assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
     changes["daemon.policies"] = {"onne": {"idle_only": True}}
     with pytest.raises(FleetError, match=r"daemon\.policies: no device 'onne' in .*; did you mean 'one'"):

@@ -33,7 +33,7 @@ from fleet.journal.journal import Journal
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import WORKLOADS, recorded_file
+from tests.coordinator_fixtures import WORKLOADS, recorded_file, write_replay_device
 from tests.fleet.collection.test_proposing import Log
 from tests.record_fixtures import make_record
 
@@ -66,11 +66,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(recorded: Path, tmp_path: Path) -> FleetConfig:
     """Two replay devices, one of which has a protocol of its own."""
     (tmp_path / "hardware").mkdir()
-    for name, more in ((ONE, ""), (TWO, "protocol: {repeat: 2, cooldown_ms: 50}\n")):
-        (tmp_path / "hardware" / f"{name}.yaml").write_text(
-            f"schema: 1\ndevice_id: {name}\nkind: replay\nfamily: cpu\n"
-            f"records: {recorded}\ndevice: dev-a\n{more}"
-        )
+    write_replay_device(tmp_path / "hardware", ONE, recorded)
+    write_replay_device(tmp_path / "hardware", TWO, recorded, protocol={"repeat": 2, "cooldown_ms": 50})
     return FleetConfig.model_validate(
         {
             "store": {"path": str(tmp_path / "store")},
@@ -89,10 +86,9 @@ def run(settings: FleetConfig, work: Callable[[EngineSession], _Value]) -> _Valu
 def collect(settings: FleetConfig, display: Shown | None = None) -> Shown:
     """What `fleet collect` does."""
     display = display or Shown()
-    arguments = {"devices": list(settings.devices.ids)}
     work = Work(
         kind=RequestKind.COLLECTION,
-        arguments=arguments,
+        arguments={"devices": list(settings.devices.ids)},
         minutes=None,
         settings=settings,
         models=Path(settings.store.path).parent / "models",

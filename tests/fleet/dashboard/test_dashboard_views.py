@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,25 +29,15 @@ from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
-from fleet.dashboard.device_timeline import (
-    MOST_POINTS,
-    TIMELINE_COLUMNS,
-    DeviceTimeline,
-    canary_ratios,
-)
+from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline, canary_ratios
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
-from fleet.dashboard.workload_view import (
-    MATRIX_COLUMNS,
-    MOST_SCORED,
-    CandidateMatrix,
-    predicted,
-    sample,
-)
+from fleet.dashboard.workload_view import MATRIX_COLUMNS, MOST_SCORED, CandidateMatrix, predicted, sample
 from fleet.models.registry import Registry
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.dashboard_fixtures import EVIL
 from tests.dataset_fixtures import cpu_device
@@ -78,24 +69,19 @@ def test_without_a_noise_nothing_is_said() -> None:
 # ---- comparisons ----
 
 
-def fill(path: Path, factors: dict[str, float], *, aa_change: float = 0.01, **changes: Any) -> None:
-    """Devices that differ by a factor, each with an A/A run of a known noise."""
+def fill(path: Path, factors: dict[str, float]) -> None:
+    """Devices that differ by a factor, each with an A/A run whose second half is 1 % slower."""
     with Store.open(path) as store:
         store.put_workloads([make_workload(1)], own=True)
         for device, factor in factors.items():
             store.put_device(make_spec(device), make_descriptor())
             records = []
-            for number in range(1, 40):
-                if number % 4 == 0:
-                    continue
-                one = make_record(number, device=device, workload=make_workload(1).workload_id, **changes)
+            for number in (place for place in range(1, 40) if place % 4):
+                one = make_record(number, device=device, workload=make_workload(1).workload_id)
                 one = replace(one, run_secs=tuple(factor * secs for secs in one.run_secs))
-                records.append(one)
-                for attempt in (1, 2):
-                    scale = 1 + aa_change if attempt == 2 else 1.0
-                    secs = tuple(scale * secs for secs in one.run_secs)
-                    again = replace(one, origin=NOISE, attempt=attempt, run_secs=secs)
-                    records.append(again)
+                again = replace(one, origin=NOISE, attempt=1)
+                slower = tuple(1.01 * secs for secs in one.run_secs)
+                records += [one, again, replace(again, attempt=2, run_secs=slower)]
             store.append(records)
 
 
@@ -147,17 +133,11 @@ def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
             if number % 4
         ]
         store.append(later)
-    sides = [f"one@{parse_day(day + offset)}" for offset in (0.0, DAY)]
+    sides = [f"one@{datetime.fromtimestamp(day + offset).date()}" for offset in (0.0, DAY)]
     [row] = compared(path, *sides)["rows"]
     assert row["change"] == pytest.approx(0.3, abs=0.01)
     assert row["pairs"] == 20, "suspect ones are left out"
     assert compared(path, sides[0], "one@1999-01-01")["notes"] == ["one has no record there."]
-
-
-def parse_day(at: float) -> str:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(at).date().isoformat()
 
 
 def test_two_environments_are_two_series(tmp_path: Path) -> None:
@@ -293,8 +273,9 @@ def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Pat
     registry.rollback("one", reason="it got worse", by_hand=True)
     found = champion_ladder(registry, "one")
     assert found["champion"]["version"] == first
-    assert [step["kind"] for step in found["steps"]] == ["rolled_back", "published", "published", "kept"]
-    assert [step["version"] for step in found["steps"]] == [first, third, first, "v000002"]
+    assert [(step["kind"], step["version"]) for step in found["steps"]] == [
+        *(("rolled_back", first), ("published", third), ("published", first), ("kept", "v000002"))
+    ]
     assert found["steps"][1]["challenger"] == [0.9, 0.8, 1.0]
     assert found["of"] == 4
     assert champion_ladder(registry, "nobody") == {"champion": None, "steps": [], "of": 0}
@@ -320,10 +301,7 @@ def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> N
     (tmp_path / "standings/standings-1.json").write_text(json.dumps(known))
     (tmp_path / "standings/standings-2.json").write_text("{")
     request = {
-        "id": "r",
-        "kind": "onboarding",
-        "arguments": {"device": "new"},
-        "submitted_at": 1.0,
+        **{"id": "r", "kind": "onboarding", "arguments": {"device": "new"}, "submitted_at": 1.0},
         "result": {"taken": "momentum", "samples": 64},
     }
     found = onboarding_curve("new", [{**request, "id": "older", "submitted_at": 0.5}, request], tmp_path)
@@ -331,11 +309,8 @@ def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> N
     assert found["request"] is request
     assert found["scratch"] == [[64, 0.5], [256, 0.7]]
     gain = 0.2 * math.log((1 + 64 + MORE_SAMPLES) / 65) / math.log(257 / 65)
-    assert found["more"] == {
-        "samples": 64 + MORE_SAMPLES,
-        "gain": round(gain, 4),
-        "top1": round(0.564 + gain, 4),
-    }
+    more = {"samples": 64 + MORE_SAMPLES, "gain": round(gain, 4), "top1": round(0.564 + gain, 4)}
+    assert found["more"] == more
 
 
 # ---- workloads and candidates ----
@@ -355,12 +330,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
+def matrix(reader: StoreReader, workload_id: str, *devices: str) -> CandidateMatrix:
+    made = CandidateMatrix(workload_id, list(devices))
+    for device, batch in reader.columns(MATRIX_COLUMNS):
+        if device in devices:
+            made.add(device, batch)
+    return made
+
+
 def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measured: Path) -> None:
     reader = Store.read(measured)
     workload_id = next(iter(reader.workloads()))
-    made = CandidateMatrix(workload_id, ["box.b", "box.a", "none"])
-    for device, batch in reader.columns(MATRIX_COLUMNS):
-        made.add(device, batch)
+    made = matrix(reader, workload_id, "box.b", "box.a", "none")
     page = made.page(0, 4)
     assert (page["total"], page["filled"], page["of"], page["is_last"]) == (6, 12, 18, False)
     cells = [row["cells"] for row in [*page["rows"], *made.page(4, 4)["rows"]]]
@@ -377,14 +358,10 @@ def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measu
 
 def test_a_candidate_measured_again_counts_with_its_fastest_latency() -> None:
     rows = [("a", 4e-3), ("b", 2e-3), ("a", 1e-3)]
-    batch = pa.RecordBatch.from_pylist(
-        [
-            {"candidate_id": name, "workload_id": "w", "outcome": "ok", "latency_secs": secs, "origin": ""}
-            for name, secs in rows
-        ]
-    )
+    same = {"workload_id": "w", "outcome": "ok", "origin": ""}
+    found = [{"candidate_id": name, "latency_secs": secs, **same} for name, secs in rows]
     made = CandidateMatrix("w", ["box"])
-    made.add("box", batch)
+    made.add("box", pa.RecordBatch.from_pylist(found))
     assert made.spreads()["box"] == pytest.approx([1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3])
     speeds = {row["candidate_id"]: row["speed"] for row in made.page(0, 9)["rows"]}
     assert speeds == {"a": 1.0, "b": 0.5}, "no candidate is faster than the best one"
@@ -393,9 +370,7 @@ def test_a_candidate_measured_again_counts_with_its_fastest_latency() -> None:
 def test_a_candidate_stands_beside_the_best_one(measured: Path) -> None:
     reader = Store.read(measured)
     workload_id = next(iter(reader.workloads()))
-    made = CandidateMatrix(workload_id, ["box.a"])
-    for device, batch in reader.columns(MATRIX_COLUMNS, device_ids=["box.a"]):
-        made.add(device, batch)
+    made = matrix(reader, workload_id, "box.a")
     best, *_, last = (row["candidate_id"] for row in made.page(0, 9)["rows"])
     found = candidate_view(reader, workload_id, last, ["box.a", "box.b"], "box.a")
     assert found["best"]["candidate_id"] == best
@@ -555,13 +530,9 @@ def test_a_webhook_sends_each_new_alert_once_and_tries_again() -> None:
     pauses = [hook.look() for _ in range(12)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (2 * LOOK_SECS, MOST_PAUSE_SECS)
-    assert hook.view == {
-        "host": "chat.example",
-        "sent": 0,
-        "waiting": 1,
-        "dropped": 0,
-        "last_error": "it cannot be reached (ConnectError)",
-    }
+    error = "it cannot be reached (ConnectError)"
+    counts = {"sent": 0, "waiting": 1, "dropped": 0}
+    assert hook.view == {"host": "chat.example", **counts, "last_error": error}
     assert hook.look() == LOOK_SECS
     shown = alert_list([alarm("quarantine", NOW + 2), alarm("disk", NOW + 1)], [])
     assert [hook.look(), hook.look()] == [LOOK_SECS] * 2

@@ -38,6 +38,7 @@ from fleet.datasets.dataset_files import (
 from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 from transfer.language.budget import MAX_TEXT
 
@@ -253,22 +254,38 @@ def told(**changes: Any) -> Change:
     return change
 
 
-def rows(edit: Callable[[pa.Table], pa.Table], **head: Any) -> Change:
-    """A publisher whose rows or footer are others, with right sums."""
+def rewritten(edit: Callable[[pa.Table, dict[str, Any], list[Any]], pa.Table | None]) -> Change:
+    """A publisher whose rows, head or workloads are others, with right sums; None leaves the rows."""
 
     def change(folder: Path) -> None:
         with pq.ParquetFile(folder / RECORDS) as file:
-            table = edit(file.read())
-            kept = file.metadata.metadata
-        entries = {key: kept[key] for key in (HEAD_KEY, WORKLOADS_KEY)}
-        if head:
-            entries[HEAD_KEY] = json.dumps(json.loads(entries[HEAD_KEY]) | head).encode()
+            table, kept = file.read(), file.metadata.metadata
+        head = json.loads(kept[HEAD_KEY])
+        workloads = json.loads(zlib.decompress(base64.b64decode(kept[WORKLOADS_KEY])))
+        edited = edit(table, head, workloads)
+        table = table if edited is None else edited
+        packed = base64.b64encode(zlib.compress(json.dumps(workloads).encode()))
         with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
             writer.write_table(table)
-            writer.add_key_value_metadata(entries)
+            writer.add_key_value_metadata({HEAD_KEY: json.dumps(head).encode(), WORKLOADS_KEY: packed})
         write_sums(folder)
 
     return change
+
+
+def rows(edit: Callable[[pa.Table], pa.Table], **changes: Any) -> Change:
+    def change(table: pa.Table, head: dict[str, Any], _: list[Any]) -> pa.Table:
+        head.update(changes)
+        return edit(table)
+
+    return rewritten(change)
+
+
+def described(edit: Callable[[Any, Any], object]) -> Change:
+    def change(_: pa.Table, head: dict[str, Any], workloads: list[Any]) -> None:
+        edit(head["devices"], workloads)
+
+    return rewritten(change)
 
 
 def replaced(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
@@ -308,24 +325,6 @@ def no_text(name: str) -> Callable[[pa.Table], pa.Table]:
         return table.set_column(table.schema.get_field_index(name), name, broken)
 
     return edit
-
-
-def described(edit: Callable[[Any, Any], object]) -> Change:
-    """A publisher whose devices or workloads are described otherwise, with right sums."""
-
-    def change(folder: Path) -> None:
-        with pq.ParquetFile(folder / RECORDS) as file:
-            table, kept = file.read(), file.metadata.metadata
-        head = json.loads(kept[HEAD_KEY])
-        workloads = json.loads(zlib.decompress(base64.b64decode(kept[WORKLOADS_KEY])))
-        edit(head["devices"], workloads)
-        packed = base64.b64encode(zlib.compress(json.dumps(workloads).encode()))
-        with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata({HEAD_KEY: json.dumps(head).encode(), WORKLOADS_KEY: packed})
-        write_sums(folder)
-
-    return change
 
 
 #: More values than any text of ours has.
@@ -460,19 +459,15 @@ def test_the_command_line_publishes_verifies_opens_and_lists(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def json_of(*words: str) -> Any:
-        assert run(["datasets", *words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    made = json_of("publish", str(store), "lab-two", "--fault", "Loud.", "--device", "dev-b")
+    made = json_of("datasets", "publish", str(store), "lab-two", "--fault", "Loud.", "--device", "dev-b")
     assert (made["card"]["name"], list(made["card"]["devices"])) == ("lab-two", ["dev-b"])
     assert made["card"]["faults"] == ["Loud."]
-    checked = json_of("verify", "lab-two", "--sha256", made["sha256"])
+    checked = json_of("datasets", "verify", "lab-two", "--sha256", made["sha256"])
     assert (checked["records"], checked["sha256"]) == (11, made["sha256"])
-    opened = json_of("open", "lab-two", "--store", "runs/store")
+    opened = json_of("datasets", "open", "lab-two", "--store", "runs/store")
     assert (opened["appended"], opened["devices"]) == (11, ["lab-two.dev-b"])
     for words in ((), ("list",), ("runs",), ("list", "runs")):
-        [listed] = json_of(*words)
+        [listed] = json_of("datasets", *words)
         assert (listed["store"], listed["records"]) == ("runs/store", 11)
     assert run(["datasets", "verify", "lab-two"]) == 0
     assert "lab-two: whole, 11 records" in capsys.readouterr().out

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -141,15 +142,14 @@ def test_a_device_of_another_host_is_a_note_with_its_reason(
 
 
 def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
-    spec = V3
     state = replace(QUIET, core_groups=((0, 2), (1, 3)))
-    found = only(diagnose(x86_host(), [spec], state))
+    found = only(diagnose(x86_host(), [V3], state))
     assert "CPU 2 " in found.what
     assert "taskset -c 0,1,3" in found.do
-    assert diagnose(x86_host(usable=(0, 1, 3)), [spec], state) == []
+    assert diagnose(x86_host(usable=(0, 1, 3)), [V3], state) == []
     # Neither a replay nor a board behind a wire times on this host's cores.
-    assert diagnose(x86_host(), [replace(spec, kind=DeviceKind.REPLAY)], state) == []
-    board = replace(spec, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    assert diagnose(x86_host(), [replace(V3, kind=DeviceKind.REPLAY)], state) == []
+    board = replace(V3, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     assert diagnose(x86_host(), [board], state) == []
 
 
@@ -163,10 +163,8 @@ def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_be
     state = replace(QUIET, confinement=weaker)
     found = only(diagnose(x86_host(), [], state))
     assert (found.level, found.what) == (Level.WARNING, "worker processes can write, kill")
-    assert "Landlock" in found.do
-    assert "SECCOMP" in found.do
-    assert "1 of 3" in confinement_line(state)
-    assert "neither" in confinement_line(state)
+    assert all(word in found.do for word in ("Landlock", "SECCOMP"))
+    assert all(words in confinement_line(state) for words in ("1 of 3", "neither"))
     half = replace(QUIET, confinement=replace(weaker, has_filter=True))
     assert "SECCOMP" not in only(diagnose(x86_host(), [], half)).do
     unknown = replace(QUIET, confinement="it did not answer")
@@ -240,11 +238,8 @@ def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
 
 def test_the_worst_comes_first() -> None:
     state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
-    assert [finding.level for finding in diagnose(gpu_host(GPU), [], state)] == [
-        Level.ERROR,
-        Level.WARNING,
-        Level.NOTE,
-    ]
+    levels = [finding.level for finding in diagnose(gpu_host(GPU), [], state)]
+    assert levels == [Level.ERROR, Level.WARNING, Level.NOTE]
 
 
 def test_this_host_can_be_looked_at_and_judged(tmp_path: Path) -> None:
@@ -274,10 +269,8 @@ def test_only_interrupts_of_devices_are_read() -> None:
         (41, "virtio3-rx", 1): 20,
     }
     # Cores that are switched off have no column.
-    assert parse_interrupts("  CPU0 CPU3\n 5: 1 2 IO-APIC timer\n") == {
-        (5, "timer", 0): 1,
-        (5, "timer", 3): 2,
-    }
+    few = parse_interrupts("  CPU0 CPU3\n 5: 1 2 IO-APIC timer\n")
+    assert few == {(5, "timer", 0): 1, (5, "timer", 3): 2}
 
 
 @given(st.text(alphabet="CPU0123456789: \nabc-", max_size=200))
@@ -383,8 +376,6 @@ def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pyt
 
 
 def test_looking_loads_no_tvm() -> None:
-    import subprocess
-
     code = (
         "import sys; from pathlib import Path; from fleet.doctor.look import look; look(Path('.')); "
         "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -20,13 +20,13 @@ from fleet.coverage.table_summary import TableSummary
 from fleet.drivers.driver_display import DriverDisplay
 from fleet.drivers.work import Work, perform
 from fleet.engine.coordinator import Coordinator
-from fleet.errors import FleetError, StoreFull
+from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
-from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.requests.session import EngineSession
 from fleet.store.intake import Intake
 from fleet.store.store import Store
-from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet
+from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet, without_room
 from tests.log_fixtures import autotvm, write_log
 
 ONE = DeviceId("one")
@@ -102,92 +102,73 @@ def measure_some(session: EngineSession) -> dict[str, Any]:
     return {"measured": len({one.candidate_id for one in records})}
 
 
-def run_to_end(fleet: Fleet, coordinator: Coordinator, request_id: str = R1) -> dict[str, Any]:
-    def is_over(coordinator: Coordinator) -> bool:
+def turn_until(fleet: Fleet, coordinator: Coordinator, is_so: Callable[[], bool]) -> None:
+    def is_so_now(_: Coordinator) -> bool:
         fleet.clock.now += 0.2
         threading.Event().wait(0.005)  # the driver is a thread
+        return is_so()
+
+    Fleet.turn_until(coordinator, is_so_now, turns=3000)
+
+
+def run_to_end(fleet: Fleet, coordinator: Coordinator, request_id: str = R1) -> dict[str, Any]:
+    def is_over() -> bool:
         shown = coordinator.desk.get(request_id)
         return shown is not None and shown["ended_at"] is not None
 
-    Fleet.turn_until(coordinator, is_over, turns=3000)
+    turn_until(fleet, coordinator, is_over)
     found = coordinator.desk.get(request_id)
     assert found is not None
     return dict(found)
 
 
+def end_of(fleet: Fleet, request: Request) -> dict[str, Any]:
+    """How a request ends that is the only one in the life of a coordinator."""
+    with fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(request)
+        return run_to_end(fleet, coordinator, request.request_id)
+
+
 def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
     fleet.launch = Drivers(fleet, measure_some)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert ended["state"] == "succeeded"
-    assert ended["result"] == {"measured": SOME}
+    ended = end_of(fleet, collection())
+    assert (ended["state"], ended["result"]) == ("succeeded", {"measured": SOME})
     assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
 
 
 def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> None:
     fleet.launch = Drivers(fleet, measure_some)
-    put, fails = Store.put_workloads, [StoreFull("no room")] * 2
-
-    def put_workloads(store: Store, workloads: Any, **how: Any) -> int:
-        if fails:
-            raise fails.pop()
-        return put(store, workloads, **how)
-
-    with fleet.coordinator() as (coordinator, _), mock.patch.object(Store, "put_workloads", put_workloads):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert (ended["state"], fails) == ("succeeded", [])
+    left = [2.0]
+    with without_room(Store, "put_workloads", left):
+        ended = end_of(fleet, collection())
+    assert (ended["state"], left) == ("succeeded", [0.0])
 
 
 def test_a_driver_that_found_no_room_is_started_once_there_is_some(fleet: Fleet) -> None:
-    drivers, fails = Drivers(fleet, measure_some), [StoreFull("no room")] * 4
-
-    def launch(request: Request) -> Driver:
-        if fails:
-            raise fails.pop()
-        return drivers(request)
-
-    fleet.launch = launch
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert (ended["state"], fails, len(drivers.started)) == ("succeeded", [], 1)
+    fleet.launch, left = Drivers(fleet, measure_some), [4.0]
+    with without_room(Drivers, "__call__", left):
+        ended = end_of(fleet, collection())
+    assert (ended["state"], left, len(fleet.launch.started)) == ("succeeded", [0.0], 1)
 
 
 def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(fleet: Fleet) -> None:
-    drivers, fails = Drivers(fleet, measure_some), [StoreFull("no room")]
-
-    def launch(request: Request) -> Driver:
-        if fails:
-            raise fails.pop()
-        return drivers(request)
-
-    fleet.launch = launch
-    with fleet.coordinator() as (coordinator, _):
+    fleet.launch, left = Drivers(fleet, measure_some), [1.0]
+    with without_room(Drivers, "__call__", left), fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
-        Fleet.turn_until(coordinator, lambda _: not fails)
+        Fleet.turn_until(coordinator, lambda _: not left[0])
         coordinator.desk.cancel(R1)
         assert run_to_end(fleet, coordinator)["state"] == "cancelled"
         for _ in range(5):
             fleet.clock.now += 2.0
             coordinator.turn(0.0)
-    assert drivers.started == []
+    assert fleet.launch.started == []
 
 
 def test_a_driver_reads_the_store_once_there_is_room_for_what_waits_for_the_table(fleet: Fleet) -> None:
-    flush, fails = Intake.flush, [StoreFull("no room")] * 3
-
-    def flush_then(intake: Intake, **how: Any) -> None:
-        if fails:
-            raise fails.pop()
-        flush(intake, **how)
-
-    fleet.launch = Drivers(fleet, lambda session: {"version": session.store().version})
-    with fleet.coordinator() as (coordinator, _), mock.patch.object(Intake, "flush", flush_then):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert (ended["state"], fails) == ("succeeded", [])
+    fleet.launch, left = Drivers(fleet, lambda session: {"version": session.store().version}), [3.0]
+    with without_room(Intake, "flush", left):
+        ended = end_of(fleet, collection())
+    assert (ended["state"], left) == ("succeeded", [0.0])
 
 
 def test_the_background_measures_nothing_on_a_device_that_a_driver_uses(tmp_path: Path) -> None:
@@ -225,13 +206,7 @@ def test_a_coordinator_that_is_killed_starts_the_driver_again_and_nothing_counts
     fleet.launch = drivers
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
-
-        def is_stored(coordinator: Coordinator) -> bool:
-            fleet.clock.now += 0.2
-            threading.Event().wait(0.005)
-            return coordinator.view()["devices"][ONE]["records"] >= SOME
-
-        fleet.turn_until(coordinator, is_stored, turns=3000)
+        turn_until(fleet, coordinator, lambda: coordinator.view()["devices"][ONE]["records"] >= SOME)
     drivers.work = measure_some
     with fleet.coordinator() as (coordinator, _):
         ended = run_to_end(fleet, coordinator)
@@ -246,9 +221,7 @@ def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) 
         raise SystemExit
 
     drivers = fleet.launch = Drivers(fleet, die)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
+    ended = end_of(fleet, collection())
     assert ended["state"] == "failed"
     assert ended["reason"] == "its driver ended 3 times; the last time it was killed"
     assert len(drivers.started) == 3
@@ -266,20 +239,12 @@ def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: F
     drivers = fleet.launch = Drivers(fleet, ask_for_much)
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
-
-        def has_measured(coordinator: Coordinator) -> bool:
-            fleet.clock.now += 0.2
-            threading.Event().wait(0.005)
-            return bool(coordinator.view()["devices"][ONE]["records"])
-
-        fleet.turn_until(coordinator, has_measured, turns=3000)
+        turn_until(fleet, coordinator, lambda: bool(coordinator.view()["devices"][ONE]["records"]))
         coordinator.desk.cancel(R1)
         ended = run_to_end(fleet, coordinator)
         fleet.clock.now += 2.0
-        for _ in range(50):
-            coordinator.turn(0.0)
-        fleet.clock.now += 2.0
-        coordinator.turn(0.0)
+        fleet.turn(coordinator, 50)
+        fleet.turn(coordinator, 1, 2.0)
         jobs = coordinator.view()["jobs"]
     assert ended["state"] == "cancelled"
     assert drivers.started[0].is_stopped
@@ -296,48 +261,34 @@ def test_a_request_that_is_cancelled_in_the_turn_in_which_it_came_starts_no_driv
     assert drivers.started == []
 
 
-def test_a_device_that_is_not_there_is_told_to_the_driver(fleet: Fleet) -> None:
-    told: list[str] = []
-
-    def ask(session: EngineSession) -> dict[str, Any]:
-        with pytest.raises(DeviceUnusableError) as error:
-            session.ready([DeviceId("ghost")])
-        told.append(str(error.value))
-        return {}
-
-    fleet.launch = Drivers(fleet, ask)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert ended["state"] == "succeeded"
-    assert told == ["ghost is no device of the fleet just now"]
+def ask_for_an_unknown_workload(session: EngineSession) -> dict[str, Any]:
+    session.ready([ONE])
+    return {"drawn": session.propose(ONE, WORKLOADS[0], 1, 0, ()).result()}
 
 
-def test_an_unknown_workload_is_one_clear_error(fleet: Fleet) -> None:
-    def ask(session: EngineSession) -> dict[str, Any]:
-        session.ready([ONE])
-        session.propose(ONE, WORKLOADS[0], 1, 0, ()).result()
-        return {}
+def babble(session: EngineSession) -> dict[str, Any]:
+    question = {"op": "measure", "device": ONE, "candidates": [["only", "three", "words"]]}
+    return {"told": session.ask(question).result()}
 
-    fleet.launch = Drivers(fleet, ask)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (
+            ask_for_an_unknown_workload,
+            f"the store has no module of workload {WORKLOADS[0].workload_id} for one$",
+        ),
+        (babble, "its driver says what cannot be understood: "),
+    ],
+    ids=["unknown workload", "no question"],
+)
+def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
+    fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]], reason: str
+) -> None:
+    fleet.launch = Drivers(fleet, work)
+    ended = end_of(fleet, collection())
     assert ended["state"] == "failed"
-    assert ended["reason"] == f"the store has no module of workload {WORKLOADS[0].workload_id} for one"
-
-
-def test_what_cannot_be_understood_ends_the_request(fleet: Fleet) -> None:
-    def babble(session: EngineSession) -> dict[str, Any]:
-        session.ask({"op": "measure", "device": ONE, "candidates": [["only", "three", "words"]]}).result()
-        return {}
-
-    fleet.launch = Drivers(fleet, babble)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        ended = run_to_end(fleet, coordinator)
-    assert ended["state"] == "failed"
-    assert ended["reason"].startswith("its driver says what cannot be understood: ")
+    assert re.match(reason, ended["reason"])
 
 
 def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:
@@ -353,22 +304,6 @@ def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(f
         ended = run_to_end(fleet, coordinator)
     assert ended["state"] == "cancelled"
     assert "same command goes on" in ended["reason"]
-
-
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [
-        (collection(devices=["ghost"]), "no device 'ghost' here"),
-        (collection(samples=0), "samples: input should be greater than or equal to 1, got 0"),
-        (collection(color="red"), "color: extra inputs are not permitted, got 'red'"),
-    ],
-)
-def test_a_request_for_what_is_not_there_is_refused(fleet: Fleet, request_: Request, words: str) -> None:
-    with fleet.coordinator() as (coordinator, _):
-        answer = coordinator.desk.submit(request_)
-        coordinator.turn(0.0)
-        with pytest.raises(FleetError, match=words):
-            answer.result(1)
 
 
 def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None:
@@ -409,9 +344,7 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
 ) -> None:
     log = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)] + ["no record"])
     fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device))
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(import_request(paths=[str(log)], device=device))
-        ended = run_to_end(fleet, coordinator)
+    ended = end_of(fleet, import_request(paths=[str(log)], device=device))
     assert ended["state"] == "succeeded", ended["reason"]
     assert (ended["result"]["imported"], ended["result"]["unaccounted_lines"]) == (40, 0)
     assert list((tmp_path / "driver").glob("*")) == []
@@ -428,34 +361,37 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
         assert TableSummary.open(store).counts[DeviceId(device)].imported == 40
     # The same once more adds nothing.
     fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device, again=True))
-    with fleet.coordinator() as (coordinator, _):
-        again = import_request(paths=[str(log)], device=device, again=True)
-        coordinator.desk.submit(replace(again, request_id=RequestId("r2")))
-        ended = run_to_end(fleet, coordinator, "r2")
+    again = import_request(paths=[str(log)], device=device, again=True)
+    ended = end_of(fleet, replace(again, request_id=RequestId("r2")))
     assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (0, 40)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("asked", "words"),
     [
-        ({"paths": [], "device": "board"}, "paths: list should have at least 1 item"),
-        ({"paths": ["logs"], "device": "board"}, "paths.0: string should match pattern"),
-        ({"paths": ["/logs"]}, "device: field required"),
-        ({"paths": ["/logs"], "device": "board", "dialect": 3}, "dialect: input should be a valid string"),
+        (collection(devices=["ghost"]), "no device 'ghost' here"),
+        (collection(samples=0), "samples: input should be greater than or equal to 1, got 0"),
+        (collection(color="red"), "color: extra inputs are not permitted, got 'red'"),
+        (import_request(paths=[], device="board"), "paths: list should have at least 1 item"),
+        (import_request(paths=["logs"], device="board"), "paths.0: string should match pattern"),
+        (import_request(paths=["/logs"]), "device: field required"),
+        (
+            import_request(paths=["/logs"], device="board", dialect=3),
+            "dialect: input should be a valid string",
+        ),
     ],
 )
-def test_an_import_of_nothing_is_refused(fleet: Fleet, arguments: dict[str, Any], words: str) -> None:
+def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, words: str) -> None:
     with fleet.coordinator() as (coordinator, _):
-        answer = coordinator.desk.submit(import_request(**arguments))
+        answer = coordinator.desk.submit(asked)
         Fleet.turn_until(coordinator, lambda _: answer.done())
-    assert words in str(answer.exception())
+        with pytest.raises(FleetError, match=words):
+            answer.result(1)
 
 
 def test_an_import_that_cannot_be_read_ends_with_one_reason(fleet: Fleet, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     fleet.launch = Drivers(fleet, import_logs_of(missing, tmp_path / "driver", "board-7"))
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(import_request(paths=[str(missing)], device="board-7"))
-        ended = run_to_end(fleet, coordinator)
+    ended = end_of(fleet, import_request(paths=[str(missing)], device="board-7"))
     assert ended["state"] == "failed"
     assert str(missing) in ended["reason"]

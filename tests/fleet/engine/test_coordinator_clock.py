@@ -64,9 +64,7 @@ def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, wh
             check_nobody_is_blamed(coordinator.view())
         for asked in held:
             transport.measure(*asked)
-        fleet.turn_until(coordinator, everything_measured(fleet), 400)
-        view = coordinator.view()
-        coordinator.close()
+        view = fleet.finish(coordinator, 400)
     check_nobody_is_blamed(view)
     assert {one["incarnation"] for one in view["devices"].values()} == {1}, "no agent was stopped"
     assert view["store"]["records"] == len(MANY) * ALL
@@ -112,9 +110,7 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
                 fleet.clock.skip(5.0)
                 assert state.describe(one)["failures"] == 0
         assert state.describe(one)["outages"] == 6
-        fleet.turn_until(coordinator, everything_measured(fleet), 400)
-        view = coordinator.view()
-        coordinator.close()
+        view = fleet.finish(coordinator, 400)
     expiries = view["devices"]["one"]["expiries"]
     assert expiries >= 7
     check_nobody_is_blamed(view, expiries=expiries)

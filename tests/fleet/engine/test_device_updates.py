@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection.replay_files import ready
@@ -23,7 +22,7 @@ from fleet.errors import FleetError, StoreFull
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, make_fleet, write_replay_device
 from tests.record_fixtures import make_spec
 from tests.transport_fixtures import PROTOCOL
 
@@ -69,9 +68,13 @@ class Lab:
         self.write("one")
 
     def write(self, name: str, **changes: Any) -> None:
-        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu"}
-        device |= {"records": str(self.recorded), "device": "dev-a", **changes}
-        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(device))
+        write_replay_device(self.folder, name, self.recorded, **changes)
+
+    def jobs_of_two(self) -> int:
+        """How many jobs device two has after a life in which nothing was measured."""
+        with self.running() as run, mock.patch.object(run.transport, "measure"):
+            run.until(lambda: run.state(TWO)["queued"] > 0)
+            return run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
 
     @contextmanager
     def running(self) -> Iterator[Run]:
@@ -108,8 +111,7 @@ class Run:
     def end(self) -> dict[str, Any]:
         self.coordinator.stop()
         self.until(lambda: self.coordinator.is_quiet)
-        self.fleet.clock.skip(2.0)
-        self.coordinator.turn(0.0)
+        self.fleet.turn(self.coordinator, 1, 2.0)
         view = self.coordinator.view()
         self.coordinator.close()
         return view
@@ -278,9 +280,7 @@ def test_a_restart_gives_the_state_that_was(lab: Lab) -> None:
 
 def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.transport, "measure"):
-        run.until(lambda: run.state(TWO)["queued"] > 0)
-        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    jobs = lab.jobs_of_two()
     (lab.folder / "two.yaml").write_text("schema: 2\n")
     with lab.running() as run:
         run.until(run.measured(ONE))
@@ -294,9 +294,7 @@ def test_a_file_that_is_broken_at_the_start_leaves_the_device_out_with_its_jobs(
 
 def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     lab.write("two")
-    with lab.running() as run, mock.patch.object(run.transport, "measure"):
-        run.until(lambda: run.state(TWO)["queued"] > 0)
-        jobs = run.state(TWO)["queued"] + len(run.state(TWO)["leases"])
+    jobs = lab.jobs_of_two()
 
     class Narrow(ReplayFiles):
         def _files(self, found: FoundDevices) -> DeviceFiles:
@@ -307,9 +305,7 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     with lab.running() as run:
         run.until(run.measured(ONE))
         lab.write("two", seed=4)
-        for _ in range(10):
-            run.coordinator.turn(0.0)
-            lab.fleet.clock.skip(0.5)
+        lab.fleet.turn(run.coordinator, 10, 0.5)
         found = run.state(TWO)
         assert (found["state"], found["queued"]) == ("absent", jobs)
         assert "other devices were asked for" in found["reason"]
@@ -354,9 +350,7 @@ def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab)
         lab.write("two")
         run.until(lambda: run.knows(TWO, "idle"))
         assert run.coordinator._parts.coverage.records(TWO) == ALL
-        for _ in range(40):
-            run.coordinator.turn(0.0)
-            lab.fleet.clock.skip(0.5)
+        lab.fleet.turn(run.coordinator, 40, 0.5)
         view = run.end()
     assert view["store"]["records"] == 2 * ALL
 

@@ -9,7 +9,7 @@ from agents.device.messages import Heartbeat
 from agents.records import DeviceId
 from fleet.engine.liveness import LivenessMonitor
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, everything_measured, make_fleet
+from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, make_fleet
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
 
@@ -45,23 +45,15 @@ def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: 
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, transport):
         with mock.patch.object(LocalTransport, "propose"):  # so that it is up and has no lease
-            for _ in range(5):
-                coordinator.turn(0.0)
+            fleet.turn(coordinator, 5)
         assert not coordinator._parts.state.describe(ONE)["leases"]
         transport.freeze(ONE, 1)
-        for _ in range(40):
-            fleet.clock.now += 5.0
-            coordinator.turn(0.0)
-            if coordinator._parts.state.describe(ONE)["incarnation"] == 2:
-                break
-        shown = coordinator._parts.state.describe(ONE)
+        describe = coordinator._parts.state.describe
+        fleet.turn_until(
+            coordinator, lambda _: fleet.clock.skip(5.0) > 0 and describe(ONE)["incarnation"] == 2, 40
+        )
+        shown = describe(ONE)
         assert (shown["incarnation"], shown["failures"], shown["outages"]) == (2, 0, 1)
-        is_done = everything_measured(fleet)
-        for _ in range(400):
-            coordinator.turn(0.0)
-            if is_done(coordinator):
-                break
-        view = coordinator.view()
-        coordinator.close()
+        view = fleet.finish(coordinator, 400)
     assert view["store"]["records"] == OFFERED * len(WORKLOADS)
     assert any("says nothing any more" in line for line in fleet.lines)
