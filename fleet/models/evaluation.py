@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId
 from fleet.errors import FleetError
+from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, published_layout, read_snapshot, train_config
@@ -51,8 +52,6 @@ BASELINES = (
     "nearest-device",
     "mean-rank",
 )
-#: Candidates measured twice that tell a noise floor or a ceiling at least; fewer are an anecdote.
-LEAST_PAIRS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

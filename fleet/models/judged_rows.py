@@ -25,7 +25,7 @@ from fleet.store.reader import StoreReader
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
 
-#: Pairs of measurements of one program that tell a noise floor at least; fewer are an anecdote.
+#: Pairs of measurements of one program that tell a noise floor or a ceiling at least; fewer are an anecdote.
 LEAST_PAIRS = 8
 
 
@@ -49,6 +49,8 @@ def judging_columns(
     for column, device_id in enumerate(dataset.device_ids):
         found = reader.columns(READING_COLUMNS, device_ids=[device_id], version=version)
         batches = [batch for _, batch in found]
+        if not batches:
+            continue
         if (floor := known_floor(device_id, batches)) is not None:
             floors[device_id] = floor
         table = pa.Table.from_batches(batches)

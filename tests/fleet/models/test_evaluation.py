@@ -21,12 +21,12 @@ from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.evaluation import (
     BASELINES,
-    LEAST_PAIRS,
     Evaluation,
     _Repeats,
     evaluate_model,
     evaluate_store,
 )
+from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.noise import Reading

@@ -58,19 +58,24 @@ def planner_of(coverage: Coverage, pools: CandidatePools, job_sink: Outlet) -> J
     )
 
 
+def planner_of_measured(folder: Path) -> tuple[JobPlanner, Outlet]:
+    """A planner of a device that has measured some candidates, so that others may evolve from them."""
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
+    coverage.add(records)
+    pools = CandidatePools(folder)
+    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
+    job_sink = Outlet()
+    return planner_of(coverage, pools, job_sink), job_sink
+
+
 def drawn(count: int) -> list[Candidate]:
     return [Candidate(workload_id=WORKLOAD.workload_id, trace=f"[[{number}]]") for number in range(count)]
 
 
 def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path: Path) -> None:
-    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
-    coverage.set_environment(DEVICE, "e" * 32)
-    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    coverage.add(records)
-    pools = CandidatePools(tmp_path)
-    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
-    job_sink = Outlet()
-    planner = planner_of(coverage, pools, job_sink)
+    planner, job_sink = planner_of_measured(tmp_path)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
@@ -107,14 +112,7 @@ def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None
 
 
 def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
-    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
-    coverage.set_environment(DEVICE, "e" * 32)
-    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    coverage.add(records)
-    pools = CandidatePools(tmp_path)
-    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
-    job_sink = Outlet()
-    planner = planner_of(coverage, pools, job_sink)
+    planner, job_sink = planner_of_measured(tmp_path)
     planner.heads.add(DEVICE)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
