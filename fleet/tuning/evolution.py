@@ -27,7 +27,7 @@ FIRST = 48
 #: Best candidates of a population that the whole head judges, and of these that a batch is chosen from.
 _DRAFTED, _FINAL = 512, 256
 #: Standard deviations that a candidate gets as credit for being uncertain.
-_BOLDNESS = 0.5
+_BOLDNESS = 2.0
 #: Candidates that are made for each one wanted, and calls at most: some fit no program, or are known.
 _SPARE, _CALLS = 1.25, 4
 #: Share of a batch that may be the best of like devices, where nothing was measured yet.

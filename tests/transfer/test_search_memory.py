@@ -18,6 +18,7 @@ from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from transfer.errors import TraceError
 from transfer.features.extractor import Extractor
 from transfer.search.decisions import DesignTable, Genes
+from transfer.search.grown_trees import GrownTrees, left_out_means
 from transfer.search.learner import Learner
 from transfer.search.population import EvolutionSettings, Individual, evolve
 from transfer.search.process import Process, fit_process
@@ -210,6 +211,16 @@ def test_rounds_move_the_order_and_the_gain_shrinks() -> None:
     assert np.corrcoef(order, y[200:])[0, 1] > 0.8
     best = x[np.argsort(-y[:96])[:4]]
     assert learner.gain(best, np.zeros(4), 0) < 0.1 < gains[1] <= gains[0]
+
+
+def test_trees_judge_a_measured_candidate_without_its_own_measurement() -> None:
+    x, y = sample(160, 8)
+    head, lucky = np.zeros(160), y.copy()
+    lucky[5] = y.max() + 3
+    others = GrownTrees(x[:80], head[:80], y[:80]).mean(x[80:], head[80:])
+    assert np.corrcoef(others, y[80:])[0, 1] > 0.8
+    assert np.corrcoef(left_out_means(x, head, y), y)[0, 1] > 0.8
+    assert left_out_means(x, head, lucky)[5] < y.max() < GrownTrees(x, head, lucky).mean(x[5:6], head[:1])[0]
 
 
 def test_a_leader_that_was_fast_by_chance_is_learnt_anew() -> None:

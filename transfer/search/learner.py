@@ -1,11 +1,12 @@
-"""What a search learns of one workload while it goes on: a process on the errors of the head.
+"""What a search learns of one workload while it goes on: a process on the errors of the head, then trees.
 
-With no measurement the order is the head's; with a few hundred it is mostly theirs. The process also says how
-sure it is of each candidate: that is what choosing a diverse batch, and stopping, are made of.
+With no measurement the order is the head's, with a handful that of a process on its errors, and from two
+rounds on that of trees, which read the head's opinion as well. The process also says how sure it is of each
+candidate: that is what choosing a diverse batch, and stopping, are made of.
 
-A guard keeps it from harm: of every measured candidate it is asked what the process says without that one;
-where the head alone orders all of them better, its order counts. All of them, and not the last rounds: those
-are candidates that look alike to the process, so of what the head is wrong about they show nothing.
+A guard keeps it from harm: of every measured candidate it is asked what trees say that do not know it; where
+the head alone orders all of them better, its order counts. All of them, and not the last rounds: those are
+candidates that look alike, so of what the head is wrong about they show nothing.
 
 Legend: N candidates, n measured ones, P features.
 """
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from transfer.data.ranking import rank_agreement
+from transfer.search.grown_trees import GrownTrees, left_out_means
 from transfer.search.process import Floats, Process, fit_process
 
 #: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
 _MOST = 320
-#: Measured candidates from which on the guard judges: of a handful, one that is left out is missed too much.
+#: Measured candidates from which on trees order the others, and the guard judges them.
 _LEAST = 16
 #: Candidates slower than the best by more than this factor, as a logarithm, count as this slow.
 _SLOWEST = 2.0
@@ -43,12 +45,13 @@ class Learner:
     other on one core took forty times as long.
     """
 
-    #: Whether the process orders what was measured as well as the head alone, as of the last question.
+    #: Whether what was learnt orders what was measured as well as the head alone, as of the last question.
     is_trusted: bool = True
     _features: list[NDArray[np.float32]] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
     _process: Process | None = None
+    _trees: GrownTrees | None = None
     _blas: ThreadpoolController = field(default_factory=_blas)
 
     @property
@@ -88,8 +91,8 @@ class Learner:
         if not self.count:
             return head
         with self._blas.limit(limits=1):
-            process = self._fitted(features)
-            return process.mean(features, head) if self.is_trusted else head
+            self._fitted(features)
+            return self._mean(features, head) if self.is_trusted else head
 
     def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.
@@ -134,11 +137,20 @@ class Learner:
         noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(head)))
         with self._blas.limit(limits=1):
             process = self._fitted(features)
-            mean, covariance = process.mean(features, head), process.covariance(features, head)
+            covariance = process.covariance(features, head)
+            # Far from what was measured a process expects little of everything, and near it trees flatten
+            # what they know: the more hopeful of both counts.
+            mean = np.maximum(self._mean(features, head), process.mean(features, head))
             values, vectors = np.linalg.eigh(covariance)
             drawn = mean + (noise * np.sqrt(np.maximum(values, 0))) @ vectors.T
         highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
         return float(-np.expm1(min(0.0, self.best - highest)))
+
+    def _mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
+        """(N,) expected logarithms of speeds, of what is fitted."""
+        assert self._process is not None
+        learnt = self._trees or self._process
+        return learnt.mean(features, head)
 
     def _fitted(self, features: NDArray[np.float32]) -> Process:
         if self._process is None:
@@ -158,9 +170,10 @@ class Learner:
             features, head, speed = features[kept], head[kept], speed[kept]
         # How slow the slow ones are exactly is nothing to learn from.
         speed = np.maximum(speed, speed.max() - _SLOWEST)
-        process = fit_process(features, head, speed, others)
-        if len(speed) >= _LEAST and np.ptp(head) > 0:
-            one = np.zeros(len(speed), dtype=np.int32)
-            mine = rank_agreement(process.left_out(speed), speed, one)
-            self.is_trusted = mine >= rank_agreement(head, speed, one)
-        return process
+        if len(speed) >= _LEAST:
+            self._trees = GrownTrees(features, head, speed)
+            if np.ptp(head) > 0:
+                one = np.zeros(len(speed), dtype=np.int32)
+                mine = rank_agreement(left_out_means(features, head, speed), speed, one)
+                self.is_trusted = mine >= rank_agreement(head, speed, one)
+        return fit_process(features, head, speed, others)

@@ -57,16 +57,6 @@ class Process:
         """(N,) expected y of candidates with (N, P) features and (N,) priors."""
         return prior + self.level + self._cross(self._scaled(features), prior) @ self.weights
 
-    def left_out(self, values: Floats) -> Floats:
-        """(n,) expected y of each measured candidate by all others (Rasmussen and Williams, eq. 5.12).
-
-        Args:
-            values: (n,) what was measured, as at the fit.
-        """
-        inverse = cho_solve((self.lower, True), np.eye(len(self.weights)), check_finite=False)
-        left: Floats = values - self.weights / np.diag(inverse)
-        return left
-
     def covariance(self, features: NDArray[np.floating], prior: Floats) -> Floats:
         """(N, N) of y without noise, given what was measured."""
         x = self._scaled(features)
