@@ -36,13 +36,13 @@ _PARTS = 4
 class GrownTrees:
     """Trees of (n, P) features, (n,) opinions of the head and (n,) values, higher for faster ones."""
 
-    def __init__(self, features: NDArray[np.float32], head: Floats, values: Floats, seed: int = 0) -> None:
+    def __init__(self, features: NDArray[np.float32], head: Floats, values: Floats) -> None:
         import xgboost
 
         rows = xgboost.DMatrix(
             _inputs(features, head), label=values, weight=np.exp(_WEIGHT * (values - values.max()))
         )
-        settings: dict[str, Any] = _SETTINGS | {"seed": seed, "base_score": float(values.mean())}
+        settings: dict[str, Any] = _SETTINGS | {"base_score": float(values.mean())}
         self._booster = xgboost.train(settings, rows, num_boost_round=_TREES)
 
     def mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
