@@ -5,11 +5,11 @@ held out together: a model learns from the other groups on the other profiles an
 without a measurement (`transfer.adapt.nearest`), then with k samples of the other groups, as `fleet onboard`
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
 workloads, as many as the store of `make run` has, and training from scratch. Each group is held out with
-every profile or every `--target`, with `--quick` once. With several datasets (`--dataset` again) one model
-learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the profile's
-only. With `--breadth 12 50` there are models of so many workloads too, and a power law through all of them
-for 1,000 and 10,000. With `--strategies maml multitask` these make heads too, from the samples and all that
-the other profiles measured.
+every profile or every `--target`, with `--quick` once a seed. With several datasets (`--dataset` again) one
+model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
+profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too, and
+a power law through all of them for 1,000 and 10,000. With `--strategies maml` that makes heads too,
+from the samples and all that the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -59,6 +59,8 @@ Rows = NDArray[np.int64]
 GROUPS = 5
 #: Workloads of the store of `make run`.
 FEW_WORKLOADS = 32
+#: The shipped model's way; the same from few workloads; the same without the profile's processor.
+CONTENDERS = ("shipped", "few", "elsewhere")
 #: Samples of one workload, as long as there are enough workloads.
 _PER_WORKLOAD = 8
 #: Candidates of a workload that is judged.
@@ -86,11 +88,14 @@ class Asked(NamedTuple):
     breadth: tuple[int, ...] = ()
     #: Further ways to make the head, by name.
     strategies: tuple[str, ...] = ()
+    #: Of `CONTENDERS`; the first is always there.
+    contenders: tuple[str, ...] = CONTENDERS
 
     @property
     def name(self) -> str:
         """Tells kept cases apart."""
-        return "-".join(map(str, (self.epochs, *self.samples, *self.breadth, *self.strategies)))
+        only = () if self.contenders == CONTENDERS else self.contenders
+        return "-".join(map(str, (self.epochs, *self.samples, *self.breadth, *self.strategies, *only)))
 
 
 def architecture(network: str) -> str:
@@ -113,13 +118,13 @@ def groups_of(networks: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_quick: bool) -> list[_Case]:
-    """Pairs of a group and a profile; with `is_quick` each group once."""
+    """Pairs of a group and a profile; with `is_quick` each group once a seed, each time with another one."""
     return [
         _Case(group, target, seed)
         for seed in range(seeds)
         for place, group in enumerate(sorted(groups))
         for number, target in enumerate(sorted(targets))
-        if not is_quick or number == place % len(targets)
+        if not is_quick or number == (place + seed) % len(targets)
     ]
 
 
@@ -135,7 +140,7 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
     test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
     how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
     found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
-    for name, (rows, sources) in _contenders(snapshot, split.train, case, asked.breadth).items():
+    for name, (rows, sources) in _contenders(snapshot, split.train, case, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
@@ -169,19 +174,21 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
 
 
 def _contenders(
-    snapshot: DatasetSnapshot, rows: Rows, case: _Case, breadth: Sequence[int]
+    snapshot: DatasetSnapshot, rows: Rows, case: _Case, asked: Asked
 ) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
     dataset = snapshot.dataset
     sources = [str(one) for one in dataset.device_ids if one != case.target]
     order = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[rows]))
     found = {"shipped": (rows, sources)}
-    for name, count in (("few", FEW_WORKLOADS), *((broad(one), one) for one in breadth)):
-        if name == "few" or count < len(order):
-            found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
+    counts = {broad(one): one for one in asked.breadth if one < len(order)}
+    if "few" in asked.contenders:
+        counts["few"] = FEW_WORKLOADS
+    for name, count in counts.items():
+        found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
     processors = {str(one): told.cpu_model for one, (_, told) in snapshot.devices.items()}
     elsewhere = [one for one in sources if processors[one] != processors[case.target]]
-    if elsewhere and len(elsewhere) < len(sources):
+    if "elsewhere" in asked.contenders and elsewhere and len(elsewhere) < len(sources):
         found["elsewhere"] = (_measured_by(dataset, rows, elsewhere), elsewhere)
     return found
 
@@ -253,8 +260,17 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if unknown := set(options.target) - set(targets):
         raise FleetError(f"no profile {min(unknown)!r} in the datasets; they have {', '.join(targets)}")
     held_out = [one for one in targets if not options.target or one in options.target]
-    cases = cases_of(list(groups_of(networks)), held_out, seeds=options.seeds, is_quick=options.quick)
-    asked = Asked(options.epochs, tuple(options.samples), tuple(options.breadth), tuple(options.strategies))
+    groups = [one for one in groups_of(networks) if not options.group or one in options.group]
+    if not groups:
+        raise FleetError(f"no group {options.group[0]!r}; there are {', '.join(groups_of(networks))}")
+    cases = cases_of(groups, held_out, seeds=options.seeds, is_quick=options.quick)
+    asked = Asked(
+        epochs=options.epochs,
+        samples=tuple(options.samples),
+        breadth=tuple(options.breadth),
+        strategies=tuple(options.strategies),
+        contenders=tuple(one for one in CONTENDERS if one in {CONTENDERS[0], *options.contenders}),
+    )
     kept = folder / f"cases-{sums}-{asked.name}"
     kept.mkdir(exist_ok=True)
     waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
@@ -273,7 +289,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, options.samples, options.strategies),
+        **figures(done, options.samples),
         **breadth_figures(done, options.samples, options.breadth),
     }
     if options.ship is not None:
@@ -299,9 +315,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="", help="device of this host for secs_to_first_head")
     parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
-    parser.add_argument("--quick", action="store_true", help="each group with one profile")
+    parser.add_argument("--quick", action="store_true", help="each group with one profile a seed")
     parser.add_argument(
         "--target", action="append", default=[], help="hold out only this profile; may be given again"
+    )
+    parser.add_argument(
+        "--group", action="append", default=[], help="hold out only this group; may be given again"
     )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
@@ -316,6 +335,9 @@ def main() -> None:
         choices=NAMES,
         default=[],
         help="further ways to make the head, of all records",
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="models compared (all)"
     )
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))

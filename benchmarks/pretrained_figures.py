@@ -16,35 +16,33 @@ from transfer.evaluate.onboarding_cases import Regime
 SAMPLES = 64
 #: Numbers of workloads that the power law is asked for, and resamples of its intervals.
 _ASKED, _RESAMPLES = (1_000, 10_000), 1_000
+#: Contenders whose name in a gain is longer.
+_SPOKEN = {"few": "store_only", "elsewhere": "other_processors"}
 #: Points of the curve that a law is drawn through, at least.
 _LEAST_POINTS = 3
 
 
-def figures(
-    cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int], strategies: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains."""
+def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
+    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains.
+
+    Gains are of the shipped model's way over each contender that was there.
+    """
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
         result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
     for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
         result[f"top5_{name.replace('/', '_k')}"] = _figure(_of_all(cases, "top5", name))
-    result["top1_k0"] = result["top1_shipped_k0"][0]
-    for k in samples:
-        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
+    for k in (0, *samples):
         mine = arrays[f"shipped/{k}"]
-        result[f"gain_over_scratch_k{k}"] = _figure(mine - arrays[f"scratch/{k}"])
-        result[f"gain_over_store_only_k{k}"] = _figure(mine - arrays[f"few/{k}"])
-        for one in strategies:
-            result[f"gain_over_{one}_k{k}"] = _figure(mine - arrays[f"{one}/{k}"])
-        result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
-        if f"elsewhere/{k}" in arrays:
-            result[f"gain_of_like_processors_k{k}"] = _figure(mine - arrays[f"elsewhere/{k}"])
-    if "elsewhere/0" in arrays:
-        result["gain_of_like_processors"] = _figure(arrays["shipped/0"] - arrays["elsewhere/0"])
-    result["gain_over_mixed"] = _figure(arrays["shipped/0"] - arrays["mixed/0"])
-    result["gain_over_store_only"] = _figure(arrays["shipped/0"] - arrays["few/0"])
+        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
+        at = f"_k{k}" if k else ""
+        for name in sorted(arrays):
+            other, number = name.split("/")
+            if other not in ("shipped", "random") and int(number) == k:
+                result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = _figure(mine - arrays[name])
+        if k:
+            result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
     return result
 
 

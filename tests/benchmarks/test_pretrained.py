@@ -35,12 +35,15 @@ def test_all_sizes_of_an_architecture_are_in_one_group() -> None:
             assert {other for other in networks if architecture(other) == architecture(one)} <= {*members}
 
 
-def test_quick_holds_each_group_out_once_and_each_profile_at_least_once() -> None:
+def test_quick_holds_each_group_out_once_a_seed_with_another_profile_each_time() -> None:
     groups, targets = [f"group-{place}" for place in range(5)], ["a", "b", "c", "d"]
     quick = cases_of(groups, targets, seeds=1, is_quick=True)
     assert [one.group for one in quick] == groups
     assert {one.target for one in quick} == set(targets)
-    assert len(cases_of(groups, targets, seeds=2, is_quick=False)) == 40
+    every = cases_of(groups, targets, seeds=2, is_quick=False)
+    assert len(every) == 40
+    four = cases_of(groups, targets, seeds=4, is_quick=True)
+    assert {one[:2] for one in four} == {one[:2] for one in every}
 
 
 def test_gains_are_paired_by_workload() -> None:
@@ -53,13 +56,14 @@ def test_gains_are_paired_by_workload() -> None:
         top1["scratch/64"] = top1["maml/64"] = top1["few/0"]
         return {"top1": top1, "top5": top1}
 
-    found = figures({"one": case(0.0), "two": case(0.05)}, [64], ["maml"])
+    found = figures({"one": case(0.0), "two": case(0.05)}, [64])
     assert found["judged"] == 18
     assert found["top1_k0"] == pytest.approx(0.725, abs=1e-4)
     # The same difference everywhere has no width.
     assert found["gain_over_store_only"] == [0.1, 0.1, 0.1]
     assert found["gain_over_maml_k64"] == [0.1, 0.1, 0.1]
     assert found["gain_of_64_samples"] == [0.0, 0.0, 0.0]
+    assert not any("shipped" in name or "elsewhere" in name for name in found if name.startswith("gain"))
     expected = expectations(found, 4)
     assert expected["0"]["top1"] == found["top1_k0"]
     assert (expected["64"]["samples"], expected["0"]["devices"]) == (64, 4)
@@ -96,6 +100,9 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
         *("scratch/64", "multitask/64", "mixed/0", "random/0"),
     } == set(found["top1"])
     assert found["workloads"]["of-2"] == 2
+    alone = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))
+    assert list(alone["workloads"]) == ["shipped"]
+    assert alone["top1"]["shipped/64"] == found["top1"]["shipped/64"]
     judged = set(found["top1"]["shipped/0"])
     assert all(set(one) == judged for one in found["top1"].values())
     workloads = Store.read(store).workloads()
