@@ -21,6 +21,7 @@ from typing import Any
 
 from agents.records import DeviceId
 from benchmarks.learning_failures import FailuresTold, failures_table, judge_failures
+from benchmarks.learning_lost import as_sentence, lost_by_published
 from benchmarks.learning_parts import (
     NETWORK,
     OURS,
@@ -111,6 +112,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "secs": round(time.perf_counter() - started, 1),
         **comparison.as_json(),
     }
+    if set(options.rankers) & set(_SLOW):
+        result["lost_by_published"] = lost_by_published(reader, snapshot)
     if options.failures:
         told = judge_failures(
             whole.dataset,
@@ -138,6 +141,8 @@ def table(comparison: Comparison, result: dict[str, Any], title: str, command: s
         "are paired. `nearest-device`, where it stands, is told what other devices measured of the very "
         "candidates that are judged: it is no cost model, and not among the baselines.",
     ]
+    if "lost_by_published" in result:
+        head += ["", as_sentence(result["lost_by_published"])]
     text = document(comparison, result["shares"], head)
     told = [FailuresTold(**one) for one in result.get("failures", [])]
     if told:

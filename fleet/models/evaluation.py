@@ -362,13 +362,13 @@ def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.floa
     # A baseline reads logs of CPUs and GPUs alike, in the layout of the first.
     layout = published_layout([snapshot.devices[dataset.device_ids[0]][0]])
     read = Extractor().read
-    candidates = _candidates(reader, snapshot)
+    candidates = candidates_of(reader, snapshot)
     return published_rows(
         dataset, candidates, lambda one: read(one, snapshot.workloads[one.workload_id]), layout
     )
 
 
-def _candidates(reader: StoreReader, snapshot: DatasetSnapshot) -> Iterator[Candidate]:
+def candidates_of(reader: StoreReader, snapshot: DatasetSnapshot) -> Iterator[Candidate]:
     """Each candidate of the dataset once, from the first row that holds it."""
     missing = set(snapshot.dataset.candidate_ids)
     names = ("candidate_id", "workload_id", "trace", "dialect")
