@@ -5,8 +5,9 @@ this host with the same number of trials by `fleet tune` with a head, by `fleet 
 evolutionary search with its XGBoost model and with its MLP, and by random draws, all on our builder and
 runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
 256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
-(`benchmarks.pretrained`), without a sample. None of the searches knows an earlier record of the workload.
-After the searches of a workload the best program of each is timed again by one agent, in turn.
+(`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
+of the searches knows an earlier record of the workload. After the searches of a workload the best program of
+each is timed again by one agent, in turn.
 
 `--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
 workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
@@ -39,6 +40,7 @@ from benchmarks.search_figures import (
     curves,
     final_losses,
     gain,
+    leading,
     noise_floor,
     scoring_share,
     trials_ratios,
@@ -84,7 +86,7 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         plan: How much.
         ends_at: `time.monotonic` after which nothing more begins.
     """
-    head = bench.head()
+    head = bench.head() if OURS in plan.sides else None
     chosen = bench.workloads(NETWORKS, plan.workloads, plan.most_flops)
     runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     early: dict[tuple[str, int], dict[str, float | None]] = {}
@@ -127,17 +129,19 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
 
 def _keys(runs: Any, early: Any, final: Any) -> dict[str, Any]:
     """The figures that the comparison is about; each is a ratio or a share."""
-    trials, wall, losses = trials_ratios(runs), wall_ratios(runs, final), final_losses(final)
-    head_gain = gain(early, NO_HEAD)
+    ours = leading(runs)
+    trials, wall, losses = trials_ratios(runs), wall_ratios(runs, final), final_losses(final, ours)
+    head_gain = gain(early, NO_HEAD, ours)
     return {
+        "ours": ours,
         "median_trials_ratio": round(statistics.median(trials), 3) if trials else None,
         "trials_ratios": [round(one, 3) for one in trials],
         "head_gain": None if head_gain is None else head_gain["value"],
         "head_gain_interval": None if head_gain is None else head_gain["interval"],
         "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
-        "early_gains": {side: gain(early, side) for side in (NO_HEAD, XGB, MLP, RANDOM)},
-        "final_gains": {side: gain(final, side) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
+        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM)},
+        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
         "worst_final_loss": round(max(losses.values()), 4) if losses else None,
         "median_wall_ratio_vs_stock": round(statistics.median(wall), 2) if wall else None,
         "wall_ratios": [round(one, 2) for one in wall],

@@ -46,11 +46,16 @@ def best(run: Run, trials: int | None = None) -> float:
     return min(found, default=math.inf)
 
 
+def leading(sides: Iterable[str]) -> str:
+    """Which of our sides the figures are about: the store's head, and where it did not search, day zero's."""
+    return DAY_ZERO if DAY_ZERO in (known := set(sides)) and OURS not in known else OURS
+
+
 def trials_ratios(runs: Runs) -> list[float]:
     """Trials that XGBoost needs for its best, over ours to get there; 0 where ours never did."""
     found = []
     for place, theirs in runs.get(XGB, {}).items():
-        mine = runs.get(OURS, {}).get(place)
+        mine = runs.get(leading(runs), {}).get(place)
         goal = best(theirs)
         if mine is None or not math.isfinite(goal):
             continue
@@ -66,7 +71,7 @@ def wall_ratios(runs: Runs, timed: Timed) -> list[float]:
     """
     found = []
     for place, theirs in runs.get(STOCK, {}).items():
-        mine, goal = runs.get(OURS, {}).get(place), timed.get(place, {}).get(STOCK)
+        mine, goal = runs.get(leading(runs), {}).get(place), timed.get(place, {}).get(STOCK)
         if mine is None or goal is None:
             continue
         needed, got = reached(theirs, best(theirs)), reached(mine, goal)
@@ -97,12 +102,12 @@ def gain(timed: Timed, over: str, side: str = OURS) -> dict[str, Any] | None:
     }
 
 
-def final_losses(timed: Timed) -> dict[str, float]:
-    """By workload, how much slower ours is than the best of all sides; the worst of its seeds."""
+def final_losses(timed: Timed, side: str = OURS) -> dict[str, float]:
+    """By workload, how much slower one side is than the best of all; the worst of its seeds."""
     found: dict[str, float] = {}
     for (workload, _), latencies in timed.items():
         known = [one for one in latencies.values() if one]
-        mine = latencies.get(OURS)
+        mine = latencies.get(side)
         if mine and known:
             found[workload] = max(found.get(workload, 0.0), mine / min(known) - 1)
     return found
@@ -110,7 +115,7 @@ def final_losses(timed: Timed) -> dict[str, float]:
 
 def scoring_share(runs: Runs) -> float | None:
     """Share of the wall time of our rounds that scoring populations and learning take."""
-    spent = [run["parts"] for run in runs.get(OURS, {}).values() if run.get("parts")]
+    spent = [run["parts"] for run in runs.get(leading(runs), {}).values() if run.get("parts")]
     rounds = ("rank", "learn", "draw", "measure", "confirm")
     total = sum(parts.get(name, 0.0) for parts in spent for name in rounds)
     scoring = sum(parts.get(name, 0.0) for parts in spent for name in _SCORING)

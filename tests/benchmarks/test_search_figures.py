@@ -37,6 +37,12 @@ def test_trials_until_the_rivals_best() -> None:
     assert trials_ratios({"ours": runs["ours"]}) == []
 
 
+def test_the_figures_are_about_the_first_head_where_no_other_searched() -> None:
+    runs = {"xgb": {A: run(5.0, 3.0)}, "ours": {A: run(3.0)}, "ours_day_zero": {A: run(4.0, 3.0)}}
+    assert trials_ratios(runs) == [2.0]
+    assert trials_ratios({side: found for side, found in runs.items() if side != "ours"}) == [1.0]
+
+
 def test_wall_seconds_until_the_rivals_best_as_timed_beside_ours() -> None:
     runs = {"stock": {A: run(9.0, 8.0, secs=100.0)}, "ours": {A: run(7.0, 5.0)}}
     # On our runner the stock program takes 6: the second trial is the first that is as fast.
