@@ -6,7 +6,7 @@ jobs like others: with leases, journalled, stored by the same hands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.errors import AgentError
-from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
+from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
@@ -267,8 +267,7 @@ class DriverQuestions:
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
         asked = next(one for one in parts.state.open_requests() if one.request_id == question.request_id)
-        for start in range(0, len(fresh), BATCH_SIZE):
-            part = fresh[start : start + BATCH_SIZE]
+        for part in _parts(fresh):
             pairs = [(one.workload_id, one.candidate_id) for one in part]
             job = replace(
                 parts.planner.factory.job(
@@ -307,3 +306,13 @@ class DriverQuestions:
         question = self._questions.pop(key, None)
         if question is not None:
             self._send(question.request_id, {"id": question.number, **answer})
+
+
+def _parts(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    """Cut candidates into jobs: one that measures again gives its own origin to all that it has."""
+    groups: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        groups.setdefault(one.origin if one.origin in REPEATS else "", []).append(one)
+    for some in groups.values():
+        for start in range(0, len(some), BATCH_SIZE):
+            yield some[start : start + BATCH_SIZE]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -49,7 +48,8 @@ class PendingJob:
 
     #: Candidates that were chosen so far, with their workloads.
     chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
-    origins: Counter[str] = field(default_factory=Counter)
+    #: Why each of them was chosen.
+    origins: dict[CandidateId, str] = field(default_factory=dict)
     #: Requests that have no answer yet, and the part of the plan that each is for.
     waiting: dict[str, Ask] = field(default_factory=dict)
     #: Candidates that a head chose, and the version that did.

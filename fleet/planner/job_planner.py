@@ -198,7 +198,7 @@ class JobPlanner:
             taken = self.queues.taken(ask.device_id) | pending.chosen.keys()
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
             pending.chosen |= dict.fromkeys(found, ask.workload_id)
-            pending.origins[Origin.PAIRED] += len(found)
+            pending.origins |= dict.fromkeys(found, Origin.PAIRED.value)
             family, short = self._families[ask.device_id], ask.count - len(found)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._wait(pending, replace(ask, count=len(imported)))
@@ -286,7 +286,7 @@ class JobPlanner:
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
                 pending.chosen.setdefault(candidate_id, workload_id)
-                pending.origins[one.origin] += 1
+                pending.origins.setdefault(candidate_id, one.origin)
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:

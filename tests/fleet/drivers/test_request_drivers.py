@@ -136,6 +136,19 @@ def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
     assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
 
 
+def test_candidates_that_are_measured_again_beside_others_keep_their_origins(fleet: Fleet) -> None:
+    def measure_both(session: EngineSession) -> dict[str, Any]:
+        session.ready([ONE])
+        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
+        [again, *others] = session.propose(ONE, workload, SOME, 1, ()).result()
+        records: list[Record] = session.measure(ONE, [replace(again, origin="remeasure"), *others]).result()
+        return {one.origin: one.candidate_id == again.candidate_id for one in records}
+
+    fleet.launch = Drivers(fleet, measure_both)
+    ended = end_of(fleet, collection())
+    assert ended["result"] == {"remeasure": True, "random": False}
+
+
 def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> None:
     fleet.launch = Drivers(fleet, measure_some)
     left = [2.0]

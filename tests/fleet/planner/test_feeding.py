@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Workload
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
@@ -142,3 +142,18 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
     assert bool(job_sink.jobs) is not leaves
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert planner.is_idle is leaves, "nobody knows what it would measure"
+
+
+def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
+    coverage.add(lost)
+    job_sink = Outlet()
+    planner = planner_of(coverage, CandidatePools(tmp_path), job_sink)
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: BATCH_SIZE})
+    [asked] = job_sink.asked
+    planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=asked, candidates=tuple(drawn(8))))
+    origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in job_sink.jobs}
+    assert origins == {0: ("random", 8), 1: ("paired", 2)}
