@@ -106,6 +106,7 @@ class JobPlanner:
             self._job_sink.underived(asked.workload, message.refused)
         if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
+            self._pools.use_up(family, workload_id, asked.told.known)
         if asked.foreign:
             ids = [one.candidate_id for one in message.candidates]
             self._coverage.free(family, workload_id, ids)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,11 +14,15 @@ from agents.records import Candidate, CandidateId, DeviceId, Outcome, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import TableSummary
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
-from tests.record_fixtures import make_record, make_workload
+from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.store.store import Store
+from tests.record_fixtures import make_record, make_spec, make_workload
 
 DEVICE = DeviceId("dev-a")
 WORKLOAD = make_workload(0xA1B2)
@@ -157,3 +163,57 @@ def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
     planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=asked, candidates=tuple(drawn(8))))
     origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in job_sink.jobs}
     assert origins == {0: ("random", 8), 1: ("paired", 2)}
+
+
+@contextmanager
+def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]:
+    """One life of a planner over files that stay; its device has asked for jobs."""
+    coverage, job_sink = Coverage({DEVICE: "cpu"}, ()), Outlet()
+    coverage.set_environment(DEVICE, "e" * 32)
+    pools = CandidatePools(folder / "pools", **options)  # type: ignore[arg-type]
+    with Store.open(folder / "store") as store, closing(pools):
+        planner = planner_of(coverage, pools, job_sink)
+        choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
+        discovery = WorkloadDiscovery(
+            *(choice, folder / "workloads.json", store, planner._context, planner, mock.Mock(), specs),
+            TableSummary.open(store),
+        )
+        discovery.listed(specs[DEVICE], [WORKLOAD])
+        planner.want({DEVICE: BATCH_SIZE})
+        yield planner, job_sink
+        pools.flush()
+
+
+def use_up(folder: Path, **options: object) -> None:
+    """A life in which an agent draws a few candidates, and then finds no other."""
+    with life(folder, **options) as (planner, job_sink):
+        for found in (drawn(8), drawn(8)):
+            planner.proposed(
+                Proposed(device_id=DEVICE, incarnation=1, request=job_sink.asked[-1], candidates=tuple(found))
+            )
+            planner.want({DEVICE: BATCH_SIZE})
+        assert len(job_sink.asked) == 2
+
+
+def test_a_space_that_was_used_up_is_not_drawn_from_after_a_restart(tmp_path: Path) -> None:
+    use_up(tmp_path)
+    for _ in range(2):
+        with life(tmp_path) as (_, job_sink):
+            assert job_sink.asked == []
+            assert [len(job.candidate_ids) for job in job_sink.jobs] == [8], "nothing holds up what is ready"
+
+
+@pytest.mark.parametrize("why", ["candidates are lost", "other versions", "damaged", "replayed"])
+def test_a_space_that_was_used_up_is_drawn_from_again_where(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"live": set[str]()} if why == "replayed" else {}
+    use_up(tmp_path, **options)
+    if why == "candidates are lost":
+        (tmp_path / "pools" / "pools.sqlite").unlink()
+    elif why == "other versions":
+        monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
+    elif why == "damaged":
+        (tmp_path / "pools" / "used_up.json").write_bytes(b"[1]")
+    with life(tmp_path, **options) as (_, job_sink):
+        assert len(job_sink.asked) == 1
