@@ -8,7 +8,7 @@ nothing: a request that needs an answer of an agent or of the store is *pending*
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
@@ -28,6 +28,16 @@ _PARENT_DEVICES = 4
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
 _DRAWN_FOR_HEAD = 4
+#: Parents that are looked for at once: their traces must stay in memory until they are used.
+_MOST_SOUGHT = 1024
+
+
+@dataclass(slots=True)
+class _Sought:
+    """Parents whose traces are to be looked for, and the requests that they are for."""
+
+    requests: list[tuple[DeviceId, str]] = field(default_factory=list)
+    candidate_ids: dict[CandidateId, None] = field(default_factory=dict)
 
 
 class JobPlanner:
@@ -49,6 +59,8 @@ class JobPlanner:
         self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
+        #: By the name under which devices share candidates.
+        self._sought: dict[str, _Sought] = {}
         self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
@@ -209,10 +221,22 @@ class JobPlanner:
         else:
             traces, missing = self._parents(ask)
             if missing:
-                request_id = self._wait(pending, ask)
-                self._job_sink.search(ask.device_id, request_id, missing)
+                self._seek(ask.device_id, self._wait(pending, ask), missing)
             else:
                 self._ask_agent(ask, traces)
+
+    def _seek(self, device_id: DeviceId, request_id: str, missing: Sequence[CandidateId]) -> None:
+        """Have traces looked for with those of other requests: one reading of the store does for many."""
+        family = self._families[device_id]
+        sought = self._sought.setdefault(family, _Sought())
+        sought.requests.append((device_id, request_id))
+        sought.candidate_ids |= dict.fromkeys(missing)
+        if len(sought.candidate_ids) >= _MOST_SOUGHT:
+            self._search(family)
+
+    def _search(self, family: str) -> None:
+        sought = self._sought.pop(family)
+        self._job_sink.search(sought.requests, sought.candidate_ids)
 
     def _parents(self, ask: Ask) -> tuple[list[str], list[CandidateId]]:
         """Traces of the best candidates of some devices in turn, and those whose traces are not at hand."""
@@ -242,7 +266,9 @@ class JobPlanner:
         self._coalescer.add(request)
 
     def _send(self) -> None:
-        """Ask the agents for the candidates that are requested."""
+        """Ask the agents for the candidates that are requested, and the store for traces."""
+        for family in list(self._sought):
+            self._search(family)
         for device_id, request in self._coalescer.due(self._context.seed):
             self._job_sink.propose(device_id, request)
 

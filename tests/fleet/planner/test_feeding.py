@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from unittest import mock
@@ -34,12 +34,15 @@ class Outlet:
     def __init__(self) -> None:
         self.asked: list[ProposeRequest] = []
         self.jobs: list[Job] = []
+        self.searches: list[tuple[list[tuple[DeviceId, str]], set[CandidateId]]] = []
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         self.asked.append(request)
 
-    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        raise AssertionError("traces are at hand")
+    def search(
+        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
+    ) -> None:
+        self.searches.append((list(requests), set(candidate_ids)))
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
@@ -84,6 +87,7 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     planner, job_sink = planner_of_measured(tmp_path)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert job_sink.searches == [], "traces are at hand"
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
     assert not random.parents, "both of one workload"
@@ -217,3 +221,34 @@ def test_a_space_that_was_used_up_is_drawn_from_again_where(
         (tmp_path / "pools" / "used_up.json").write_bytes(b"[1]")
     with life(tmp_path, **options) as (_, job_sink):
         assert len(job_sink.asked) == 1
+
+
+@pytest.mark.parametrize("most", [1, 1024])
+def test_all_parents_of_a_plan_are_looked_for_at_once(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.planner.job_planner._MOST_SOUGHT", most)
+    workloads = [WORKLOAD, make_workload(0xA1B3)]
+    coverage = Coverage({DEVICE: "cpu"}, [one.workload_id for one in workloads])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [
+        make_record(100 * number + place, workload=one.workload_id)
+        for number, one in enumerate(workloads)
+        for place in range(1, 40)
+    ]
+    coverage.add(records)
+    job_sink, pools = Outlet(), CandidatePools(tmp_path)  # nothing is in memory, as after a restart
+    planner = planner_of(coverage, pools, job_sink)
+    planner.set_workloads([DEVICE], workloads)
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert not [one for one in job_sink.asked if one.parents]
+    assert [len(requests) for requests, _ in job_sink.searches] == ([1, 1] if most == 1 else [2])
+
+    sought = {one for _, wanted in job_sink.searches for one in wanted}
+    found = [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
+    pools.remember("cpu", [one for one in found if one.candidate_id in sought])
+    for requests, _ in job_sink.searches:
+        for device_id, request_id in requests:
+            planner.searched(device_id, request_id)
+    asked = {one.workload.workload_id: len(one.parents) for one in job_sink.asked if one.parents}
+    assert asked == {one.workload_id: 4 for one in workloads}
