@@ -31,6 +31,7 @@ from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
+from fleet.durable import is_full
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
@@ -96,12 +97,7 @@ class DriverQuestions:
         elif op == "flush":
             self._flush(key)
         elif op in OPS:
-            try:
-                self._answer(key, value=take_import(parts, message))
-            except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
-                if isinstance(error, StoreFull):
-                    parts.disk.full(error)
-                self._answer(key, error=str(error))
+            self._take_import(key, question)
         elif op == "measure":
             self._measure(key, question)
         else:
@@ -113,7 +109,9 @@ class DriverQuestions:
             match question.op:
                 case "flush" if self._parts.disk.may_try:
                     self._flush(key)
-                case "flush":
+                case op if op in OPS and self._parts.disk.may_try:
+                    self._take_import(key, question)
+                case op if op == "flush" or op in OPS:
                     pass
                 case "measure":
                     if reason := self._out_of_order(question):
@@ -174,6 +172,18 @@ class DriverQuestions:
             self._parts.disk.full(error)
         else:
             self._answer(key, value=True)
+
+    def _take_import(self, key: str, question: _Question) -> None:
+        """Take in what the driver of an import hands on; on a full disk that waits."""
+        try:
+            value = take_import(self._parts, question.values)
+        except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
+            if is_full(error):
+                self._parts.disk.full(error)
+            else:
+                self._answer(key, error=str(error))
+        else:
+            self._answer(key, value=value)
 
     def _pursue(self, key: str, question: _Question) -> None:
         """Go on with what needs agents, as far as these are up."""
