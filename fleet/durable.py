@@ -21,6 +21,11 @@ FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room."""
+    return isinstance(error, StoreFull) or (isinstance(error, OSError) and error.errno in FULL_ERRNOS)
+
+
 @contextmanager
 def disk_errors(doing: str, where: Path) -> Iterator[None]:
     """Turn the system's errors into the store's, saying what was being done.
@@ -52,4 +57,4 @@ def store_error(error: BaseException, doing: str, where: Path) -> StoreError:
     return StoreError(f"error while {doing} in {where}: {reason}{advice}")
 
 
-__all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "write_all_durably", "write_durably"]
+__all__ = ["FULL_ERRNOS", "disk_errors", "fsync", "is_full", "write_all_durably", "write_durably"]

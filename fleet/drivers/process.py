@@ -10,12 +10,14 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from agents.errors import AgentError
 from agents.sandbox.zygote import die_with_parent
 from fleet.core.request_words import RequestKind
+from fleet.durable import is_full
 from fleet.errors import FleetError
 from fleet.requests.channel import DriverChannel
 from fleet.requests.session import EngineSession
@@ -34,7 +36,6 @@ def main(arguments: Sequence[str]) -> int:
     from fleet.config.settings import FleetConfig
     from fleet.drivers.driver_display import DriverDisplay
     from fleet.drivers.work import Work, perform
-    from transfer.errors import TransferError
 
     value = json.loads(path.read_text())
     settings = FleetConfig.model_validate(value["settings"])
@@ -52,14 +53,24 @@ def main(arguments: Sequence[str]) -> int:
         models=Path(value["models"]),
         folder=path.parent,
     )
-    try:
-        result = perform(work, session, DriverDisplay(session))
-    except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
-        session.end({}, str(error) or type(error).__name__)
-    else:
-        session.end(result)
+    say_end(session, lambda: perform(work, session, DriverDisplay(session)))
     session.join()
     return 0
+
+
+def say_end(session: EngineSession, work: Callable[[], dict[str, Any]]) -> None:
+    """Do the work, and tell the coordinator what came of it."""
+    from transfer.errors import TransferError
+
+    try:
+        result = work()
+    except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
+        if is_full(error):
+            session.no_room(str(error))
+        else:
+            session.end({}, str(error) or type(error).__name__)
+    else:
+        session.end(result)
 
 
 if __name__ == "__main__":

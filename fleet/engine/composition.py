@@ -6,7 +6,7 @@ Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,7 +38,7 @@ from fleet.results.dead_letters import DeadLetters
 from fleet.results.record_sink import RecordSink
 from fleet.store.intake import Intake
 from fleet.store.store import Store
-from fleet.store.trace_lookup import ImportedAsked, StoreThread, find_candidates
+from fleet.store.trace_lookup import ImportedAsked, ParentsAsked, StoreThread, find_candidates
 from fleet.transport.transport import AgentTransport
 
 
@@ -157,11 +157,14 @@ class _JobSink:
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         self._transport.propose(device_id, self._agents.up[device_id], request)
 
-    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
+    def search(
+        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
+    ) -> None:
         sharing = self._roster.sharing
-        devices_of_family = [one for one, name in sharing.items() if name == sharing[device_id]]
+        family = sharing[requests[0][0]]
+        devices_of_family = [one for one, name in sharing.items() if name == family]
         question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
-        self._thread.ask((device_id, request_id), question)
+        self._thread.ask(ParentsAsked(family=family, requests=tuple(requests)), question)
 
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]

@@ -6,7 +6,7 @@ jobs like others: with leases, journalled, stored by the same hands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,13 +24,14 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.errors import AgentError
-from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
+from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
 from agents.trust import is_live
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
+from fleet.durable import is_full
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
@@ -96,12 +97,7 @@ class DriverQuestions:
         elif op == "flush":
             self._flush(key)
         elif op in OPS:
-            try:
-                self._answer(key, value=take_import(parts, message))
-            except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
-                if isinstance(error, StoreFull):
-                    parts.disk.full(error)
-                self._answer(key, error=str(error))
+            self._take_import(key, question)
         elif op == "measure":
             self._measure(key, question)
         else:
@@ -113,7 +109,9 @@ class DriverQuestions:
             match question.op:
                 case "flush" if self._parts.disk.may_try:
                     self._flush(key)
-                case "flush":
+                case op if op in OPS and self._parts.disk.may_try:
+                    self._take_import(key, question)
+                case op if op == "flush" or op in OPS:
                     pass
                 case "measure":
                     if reason := self._out_of_order(question):
@@ -174,6 +172,18 @@ class DriverQuestions:
             self._parts.disk.full(error)
         else:
             self._answer(key, value=True)
+
+    def _take_import(self, key: str, question: _Question) -> None:
+        """Take in what the driver of an import hands on; on a full disk that waits."""
+        try:
+            value = take_import(self._parts, question.values)
+        except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
+            if is_full(error):
+                self._parts.disk.full(error)
+            else:
+                self._answer(key, error=str(error))
+        else:
+            self._answer(key, value=value)
 
     def _pursue(self, key: str, question: _Question) -> None:
         """Go on with what needs agents, as far as these are up."""
@@ -267,8 +277,7 @@ class DriverQuestions:
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
         asked = next(one for one in parts.state.open_requests() if one.request_id == question.request_id)
-        for start in range(0, len(fresh), BATCH_SIZE):
-            part = fresh[start : start + BATCH_SIZE]
+        for part in _parts(fresh):
             pairs = [(one.workload_id, one.candidate_id) for one in part]
             job = replace(
                 parts.planner.factory.job(
@@ -307,3 +316,13 @@ class DriverQuestions:
         question = self._questions.pop(key, None)
         if question is not None:
             self._send(question.request_id, {"id": question.number, **answer})
+
+
+def _parts(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    """Cut candidates into jobs: one that measures again gives its own origin to all that it has."""
+    groups: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        groups.setdefault(one.origin if one.origin in REPEATS else "", []).append(one)
+    for some in groups.values():
+        for start in range(0, len(some), BATCH_SIZE):
+            yield some[start : start + BATCH_SIZE]

@@ -21,7 +21,7 @@ from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
 from fleet.planner.noise_runs import NoisePlan
-from fleet.store.trace_lookup import Answer, Found, ImportedAsked
+from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
 
 
 class EffectRunner:
@@ -166,10 +166,11 @@ class EffectRunner:
             case ImportedAsked() as imported:
                 traces = list((answer.value or {}).values())
                 parts.planner.found_imported(imported.device_id, imported.request_id, traces)
-            case (device_id, request_id):
+            case ParentsAsked() as parents:
                 found: Found = answer.value or Found()
-                parts.pools.remember(parts.roster.sharing[device_id], found.candidates)
-                parts.planner.searched(device_id, request_id)
+                parts.pools.remember(parents.family, found.candidates)
+                for device_id, request_id in parents.requests:
+                    parts.planner.searched(device_id, request_id)
 
     def look_after_searches(self) -> None:
         """Look again for traces where the store could not be read, and give leases back before they expire.

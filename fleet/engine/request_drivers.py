@@ -20,7 +20,7 @@ from fleet.engine.driver_questions import DriverQuestions
 from fleet.errors import FleetError, StoreFull
 from fleet.requests.channel import ChannelClosedError
 
-#: Times that the driver of a request is started again after it ended without a word.
+#: Times that the driver of a request is started where it ends without a word, or finds no room.
 _MOST_STARTS = 3
 #: Messages of one driver that are taken up in one turn.
 _MOST_MESSAGES = 64
@@ -140,8 +140,22 @@ class RequestDrivers:
                 self._end(request_id, message["result"], message["reason"])
                 if driver is not None:
                     driver.close()
+            case "no_room":
+                self._hold(request_id, str(message["text"]))
             case _:
                 self.questions.ask(request_id, message)
+
+    def _hold(self, request_id: RequestId, text: str) -> None:
+        """Start a driver again that found no room for its own files, once there is some.
+
+        They may be on another disk, or need more than there is: that is tried a few times only.
+        """
+        self.stop(request_id)
+        if self._starts[request_id] < _MOST_STARTS:
+            self._parts.disk.full(StoreFull(text))
+            self._held.append(request_id)
+        else:
+            self._end(request_id, {}, text)
 
     def _gone(self, request_id: RequestId) -> None:
         """A driver ended without a word: start it again, or end its request."""

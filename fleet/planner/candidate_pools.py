@@ -6,6 +6,9 @@ written once a turn, before the journal gets a job that names it. What the store
 `fleet.store.trace_lookup` reads it back, and a few of these are kept in memory.
 
 The file may be deleted: jobs that wait for such candidates are cancelled with a word, others are proposed.
+
+Beside it lies which design spaces of live devices are used up: to draw from one in vain takes a while. It is
+a cache, and only for the versions that have drawn.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from agents.files import free_name
+from agents.files import free_name, write_durably
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from agents.row_file import RowFile
 from fleet.core.events import Origin
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
+from fleet.transport.host_versions import own_versions
 
 #: Layout of the rows, and of the earlier files. 1: first published layout.
 POOL_SCHEMA = 1
+#: File of the spaces that are used up, and its layout. 1: first published layout.
+USED_UP, USED_UP_SCHEMA = "used_up.json", 1
 #: Traces that are kept in memory: some 20 KB each for a live device, a hundred bytes for a recorded one.
 CACHE_BYTES = 96 << 20
 #: Rows of measured candidates that wait to be deleted with the next new ones, at most.
@@ -64,6 +70,8 @@ class CandidatePools:
         self._new: dict[_Key, dict[CandidateId, Candidate]] = {}
         #: Rows of what was measured.
         self._gone: list[int] = []
+        #: Spaces that are used up, and how many candidates of each were known then.
+        self._used_up, self._is_used_up_new = self._read_used_up(), False
         self.is_behind = False
         with disk_errors("opening the pools", folder):
             self._rows = RowFile(folder / "pools.sqlite", layout=POOL_SCHEMA)
@@ -101,6 +109,8 @@ class CandidatePools:
             self.is_behind = True
             self._write()
             self.is_behind = False
+        if self._is_used_up_new:
+            self._write_used_up()
 
     def close(self) -> None:
         """Let another one open the file; what is not on the disk is lost."""
@@ -108,6 +118,19 @@ class CandidatePools:
             with suppress(OSError):
                 self._rows.change([], self._gone)
         self._rows.close()
+
+    def use_up(self, family: str, workload_id: WorkloadId, known: int) -> None:
+        """Note that live devices of a family find no candidate beside the known ones, whose number is given.
+
+        What replay devices draw from may be another file at the next start, and drawing takes them no time.
+        """
+        if self._live is None or family in self._live:
+            self._used_up[family, workload_id] = known
+            self._is_used_up_new = True
+
+    def used_up(self) -> dict[_Key, int]:
+        """How many candidates of each space were known when it was used up."""
+        return dict(self._used_up)
 
     def remember(self, family: str, candidates: Iterable[Candidate]) -> None:
         """Keep candidates that the store has in memory for a while; who measures them next is `paired`."""
@@ -183,6 +206,23 @@ class CandidatePools:
             self._waiting[key][one.candidate_id] = number
         self._new.clear()
         self._gone.clear()
+
+    def _write_used_up(self) -> None:
+        self._is_used_up_new = False  # whatever becomes of the file: nobody waits for it
+        spaces = [[*key, known] for key, known in self._used_up.items()]
+        value = {"schema": USED_UP_SCHEMA, "versions": own_versions(), "spaces": spaces}
+        with suppress(OSError):
+            write_durably(self._folder / USED_UP, canonical_json(value).encode())
+
+    def _read_used_up(self) -> dict[_Key, int]:
+        try:
+            value = json.loads((self._folder / USED_UP).read_bytes())
+            # Other versions may have other spaces.
+            if value["schema"] == USED_UP_SCHEMA and value["versions"] == own_versions():
+                return {(str(one), WorkloadId(of)): int(known) for one, of, known in value["spaces"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # they are drawn from once more
+        return {}
 
     def _open(self) -> None:
         if self._rows.layout != POOL_SCHEMA:

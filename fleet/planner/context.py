@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,8 +22,15 @@ class JobSink(Protocol):
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """Ask the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows."""
 
-    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        """Look for traces in the store, put what is found into the pools, then call `JobPlanner.searched`."""
+    def search(
+        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
+    ) -> None:
+        """Look for traces in the store, put what is found into the pools, then call `JobPlanner.searched`.
+
+        Args:
+            requests: Devices that share candidates, each with the id of a request; each is told.
+            candidate_ids: What is looked for, for all of them.
+        """
 
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
@@ -49,7 +55,8 @@ class PendingJob:
 
     #: Candidates that were chosen so far, with their workloads.
     chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
-    origins: Counter[str] = field(default_factory=Counter)
+    #: Why each of them was chosen.
+    origins: dict[CandidateId, str] = field(default_factory=dict)
     #: Requests that have no answer yet, and the part of the plan that each is for.
     waiting: dict[str, Ask] = field(default_factory=dict)
     #: Candidates that a head chose, and the version that did.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agents.records import CandidateId, DeviceId, WorkloadId
@@ -65,8 +66,9 @@ class JobFactory:
             key = attempts.get(one, 0), pending.versions.get(one, "")
             alike.setdefault(key, []).append((workload_id, one))
         for (attempt, version), pairs in sorted(alike.items()):
-            origin = str(Origin.MODEL if version else pending.origins.most_common(1)[0][0])
             for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
+                origins = Counter(pending.origins[one] for _, one in part)
+                origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
                 yield self.job(device_id, part, origin, attempt, version)
 
 

@@ -8,7 +8,7 @@ nothing: a request that needs an answer of an agent or of the store is *pending*
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
@@ -28,6 +28,16 @@ _PARENT_DEVICES = 4
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
 _DRAWN_FOR_HEAD = 4
+#: Parents that are looked for at once: their traces must stay in memory until they are used.
+_MOST_SOUGHT = 1024
+
+
+@dataclass(slots=True)
+class _Sought:
+    """Parents whose traces are to be looked for, and the requests that they are for."""
+
+    requests: list[tuple[DeviceId, str]] = field(default_factory=list)
+    candidate_ids: dict[CandidateId, None] = field(default_factory=dict)
 
 
 class JobPlanner:
@@ -49,6 +59,8 @@ class JobPlanner:
         self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
+        #: By the name under which devices share candidates.
+        self._sought: dict[str, _Sought] = {}
         self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
@@ -106,6 +118,7 @@ class JobPlanner:
             self._job_sink.underived(asked.workload, message.refused)
         if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
+            self._pools.use_up(family, workload_id, asked.told.known)
         if asked.foreign:
             ids = [one.candidate_id for one in message.candidates]
             self._coverage.free(family, workload_id, ids)
@@ -198,7 +211,7 @@ class JobPlanner:
             taken = self.queues.taken(ask.device_id) | pending.chosen.keys()
             found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
             pending.chosen |= dict.fromkeys(found, ask.workload_id)
-            pending.origins[Origin.PAIRED] += len(found)
+            pending.origins |= dict.fromkeys(found, Origin.PAIRED.value)
             family, short = self._families[ask.device_id], ask.count - len(found)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._wait(pending, replace(ask, count=len(imported)))
@@ -208,10 +221,22 @@ class JobPlanner:
         else:
             traces, missing = self._parents(ask)
             if missing:
-                request_id = self._wait(pending, ask)
-                self._job_sink.search(ask.device_id, request_id, missing)
+                self._seek(ask.device_id, self._wait(pending, ask), missing)
             else:
                 self._ask_agent(ask, traces)
+
+    def _seek(self, device_id: DeviceId, request_id: str, missing: Sequence[CandidateId]) -> None:
+        """Have traces looked for with those of other requests: one reading of the store does for many."""
+        family = self._families[device_id]
+        sought = self._sought.setdefault(family, _Sought())
+        sought.requests.append((device_id, request_id))
+        sought.candidate_ids |= dict.fromkeys(missing)
+        if len(sought.candidate_ids) >= _MOST_SOUGHT:
+            self._search(family)
+
+    def _search(self, family: str) -> None:
+        sought = self._sought.pop(family)
+        self._job_sink.search(sought.requests, sought.candidate_ids)
 
     def _parents(self, ask: Ask) -> tuple[list[str], list[CandidateId]]:
         """Traces of the best candidates of some devices in turn, and those whose traces are not at hand."""
@@ -241,7 +266,9 @@ class JobPlanner:
         self._coalescer.add(request)
 
     def _send(self) -> None:
-        """Ask the agents for the candidates that are requested."""
+        """Ask the agents for the candidates that are requested, and the store for traces."""
+        for family in list(self._sought):
+            self._search(family)
         for device_id, request in self._coalescer.due(self._context.seed):
             self._job_sink.propose(device_id, request)
 
@@ -286,7 +313,7 @@ class JobPlanner:
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
                 pending.chosen.setdefault(candidate_id, workload_id)
-                pending.origins[one.origin] += 1
+                pending.origins.setdefault(candidate_id, one.origin)
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:

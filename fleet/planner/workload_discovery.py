@@ -116,6 +116,10 @@ class WorkloadDiscovery:
                 stored = self._coverage.stored_among(family, workload_id, waiting)
                 self._pools.measured(family, workload_id, stored)
                 self._coverage.propose(family, workload_id, list(waiting))
+        for (family, workload_id), known in self._pools.used_up().items():
+            # Where fewer are known now, some were lost with a file, and can be drawn again.
+            if workload_id in self._coverage.wanted and self._coverage.known(family, workload_id) >= known:
+                self._coverage.exhaust(family, workload_id)
 
     def _members(self, group: str) -> list[DeviceSpec]:
         return [spec for spec in self._specs.values() if group_of(spec) == group]

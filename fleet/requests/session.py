@@ -171,8 +171,13 @@ class EngineSession:
         self._channel.send({"op": "end", "result": result, "reason": reason})
         self._channel.close()
 
+    def no_room(self, text: str) -> None:
+        """Say that a full disk is in the way: the same request is begun again once there is room."""
+        self._channel.send({"op": "no_room", "text": text})
+        self._channel.close()
+
     def join(self) -> None:
-        """Wait until all that was told has left; after `end`."""
+        """Wait until all that was told has left; after `end` or `no_room`."""
         self._channel.join()
 
     def ask(

@@ -7,7 +7,8 @@ Has of `fleet.store.store.Store` what `fleet.interchange.import_logs` needs. The
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict
 from fleet.durable import disk_errors
+from fleet.errors import StoreFull
 from fleet.requests.session import EngineSession
 from fleet.store.catalog import DeviceEntry
 from fleet.store.writer import AppendResult
+
+#: Seconds between two tries to write a file on a full disk.
+_RETRY_SECS = 2.0
 
 
 class StoreProxy:
@@ -51,16 +56,18 @@ class StoreProxy:
         if not lines:
             return 0
         path = self._folder / "workloads.jsonl"
-        with disk_errors("handing on workloads", path):
-            path.write_text("\n".join(lines))
-        return int(self._ask(path, {"op": "import_workloads"}))
+        question = {"op": "import_workloads"}
+        return int(self._hand_on(path, lambda: path.write_text("\n".join(lines)), question))
 
     def append_table(self, device_id: str, table: pa.Table) -> AppendResult:
         """See `fleet.store.store.Store.append_table`."""
         path = self._folder / "rows.arrow"
-        with disk_errors("handing on records", path), pa.ipc.new_file(str(path), table.schema) as writer:
-            writer.write_table(table)
-        done = AppendResult(**self._ask(path, {"op": "import_rows", "of": device_id}))
+
+        def write() -> None:
+            with pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table)
+
+        done = AppendResult(**self._hand_on(path, write, {"op": "import_rows", "of": device_id}))
         self.version = done.table_version
         return done
 
@@ -68,8 +75,28 @@ class StoreProxy:
         """Have the coordinator look at what came."""
         self._session.ask({"op": "import_end"}).result()
 
-    def _ask(self, path: Path, question: dict[str, Any]) -> Any:
+    def _hand_on(self, path: Path, write: Callable[[], object], question: dict[str, Any]) -> Any:
+        """Write a file, and have the coordinator take it up; on a full disk both wait."""
+        is_told = False
         try:
+            while not self._is_written(path, write):
+                if not is_told:
+                    self._session.say(f"waits for room on the disk, in {self._folder}")
+                    is_told = True
+                time.sleep(_RETRY_SECS)
+                # Its answer comes once the store has room, and none of a coordinator that is gone.
+                self._session.ask({"op": "flush"}).result()
             return self._session.ask({**question, "file": str(path)}).result()
         finally:
             path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _is_written(path: Path, write: Callable[[], object]) -> bool:
+        """Whether there was room for a file; what was written of it takes none away."""
+        try:
+            with disk_errors("handing on what was read", path):
+                write()
+        except StoreFull:
+            path.unlink(missing_ok=True)
+            return False
+        return True

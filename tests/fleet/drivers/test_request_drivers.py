@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from agents.records import DeviceId, Record
@@ -18,8 +21,10 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.coverage.table_summary import TableSummary
 from fleet.drivers.driver_display import DriverDisplay
+from fleet.drivers.process import say_end
 from fleet.drivers.work import Work, perform
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.disk_watch import RETRY_SECS
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
@@ -46,13 +51,9 @@ class Driver:
 
     def _run(self) -> None:
         try:
-            result = self.work(self.session)
-        except FleetError as error:
-            self.session.end({}, str(error))
+            say_end(self.session, lambda: self.work(self.session))
         except SystemExit:
             self._other.close()  # without a word
-        else:
-            self.session.end(result)
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -134,6 +135,19 @@ def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
     ended = end_of(fleet, collection())
     assert (ended["state"], ended["result"]) == ("succeeded", {"measured": SOME})
     assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
+
+
+def test_candidates_that_are_measured_again_beside_others_keep_their_origins(fleet: Fleet) -> None:
+    def measure_both(session: EngineSession) -> dict[str, Any]:
+        session.ready([ONE])
+        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
+        [again, *others] = session.propose(ONE, workload, SOME, 1, ()).result()
+        records: list[Record] = session.measure(ONE, [replace(again, origin="remeasure"), *others]).result()
+        return {one.origin: one.candidate_id == again.candidate_id for one in records}
+
+    fleet.launch = Drivers(fleet, measure_both)
+    ended = end_of(fleet, collection())
+    assert ended["result"] == {"remeasure": True, "random": False}
 
 
 def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> None:
@@ -387,6 +401,71 @@ def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, w
         Fleet.turn_until(coordinator, lambda _: answer.done())
         with pytest.raises(FleetError, match=words):
             answer.result(1)
+
+
+@pytest.mark.parametrize("step", ["put_device", "put_workloads", "append_table"])
+def test_an_import_waits_for_room_in_the_store(fleet: Fleet, tmp_path: Path, step: str) -> None:
+    log, left = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)]), [3.0]
+    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", "board-7"))
+
+    def is_imports(*arguments: Any, **_: Any) -> bool:
+        return step != "put_device" or arguments[1].device_id == "board-7"
+
+    with without_room(Store, step, left, is_imports):
+        ended = end_of(fleet, import_request(paths=[str(log)], device="board-7"))
+    assert (ended["state"], ended["reason"], left) == ("succeeded", "", [0.0])
+    assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (40, 0)
+
+
+def test_an_import_waits_for_room_for_what_it_hands_on(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, calls = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)]), {"text": 0, "rows": 0}
+    write_text, new_file = Path.write_text, pa.ipc.new_file
+
+    def fill(kind: str) -> None:
+        calls[kind] += 1
+        if calls[kind] <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def text(path: Path, *arguments: Any) -> int:
+        if path.name == "workloads.jsonl":
+            fill("text")
+        return write_text(path, *arguments)
+
+    def rows(*arguments: Any) -> Any:
+        fill("rows")
+        return new_file(*arguments)
+
+    monkeypatch.setattr(Path, "write_text", text)
+    monkeypatch.setattr(pa.ipc, "new_file", rows)
+    monkeypatch.setattr("fleet.requests.store_proxy._RETRY_SECS", 0.01, raising=False)
+    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", "board-7"))
+    ended = end_of(fleet, import_request(paths=[str(log)], device="board-7"))
+    assert (ended["state"], ended["reason"], calls) == ("succeeded", "", {"text": 3, "rows": 3})
+    assert ended["result"]["imported"] == 40
+    assert len([line for line in fleet.lines if "waits for room" in line]) == 2
+    assert list((tmp_path / "driver").glob("*")) == []
+
+
+@pytest.mark.parametrize(("times", "state"), [(2, "succeeded"), (3, "failed")])
+def test_a_driver_that_finds_no_room_for_its_own_files_is_started_again(
+    fleet: Fleet, times: int, state: str
+) -> None:
+    ends: list[float] = []
+
+    def publish(session: EngineSession) -> dict[str, Any]:
+        ends.append(fleet.clock())
+        if len(ends) <= times:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return {"version": "v000001"}
+
+    drivers = fleet.launch = Drivers(fleet, publish)
+    ended = end_of(fleet, collection())
+    assert (ended["state"], len(drivers.started)) == (state, 3)
+    assert all(one.is_stopped for one in drivers.started[:2])
+    assert min(later - sooner for sooner, later in pairwise(ends)) >= RETRY_SECS
+    assert ("No space left on device" in ended["reason"]) is (state == "failed")
 
 
 def test_an_import_that_cannot_be_read_ends_with_one_reason(fleet: Fleet, tmp_path: Path) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Workload
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
+from fleet.coverage.table_summary import TableSummary
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
-from tests.record_fixtures import make_record, make_workload
+from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.store.store import Store
+from tests.record_fixtures import make_record, make_spec, make_workload
 
 DEVICE = DeviceId("dev-a")
 WORKLOAD = make_workload(0xA1B2)
@@ -28,12 +34,15 @@ class Outlet:
     def __init__(self) -> None:
         self.asked: list[ProposeRequest] = []
         self.jobs: list[Job] = []
+        self.searches: list[tuple[list[tuple[DeviceId, str]], set[CandidateId]]] = []
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         self.asked.append(request)
 
-    def search(self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]) -> None:
-        raise AssertionError("traces are at hand")
+    def search(
+        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
+    ) -> None:
+        self.searches.append((list(requests), set(candidate_ids)))
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
@@ -78,6 +87,7 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     planner, job_sink = planner_of_measured(tmp_path)
     planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert job_sink.searches == [], "traces are at hand"
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
     assert not random.parents, "both of one workload"
@@ -142,3 +152,103 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
     assert bool(job_sink.jobs) is not leaves
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert planner.is_idle is leaves, "nobody knows what it would measure"
+
+
+def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
+    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
+    coverage.set_environment(DEVICE, "e" * 32)
+    lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
+    coverage.add(lost)
+    job_sink = Outlet()
+    planner = planner_of(coverage, CandidatePools(tmp_path), job_sink)
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner.want({DEVICE: BATCH_SIZE})
+    [asked] = job_sink.asked
+    planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=asked, candidates=tuple(drawn(8))))
+    origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in job_sink.jobs}
+    assert origins == {0: ("random", 8), 1: ("paired", 2)}
+
+
+@contextmanager
+def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]:
+    """One life of a planner over files that stay; its device has asked for jobs."""
+    coverage, job_sink = Coverage({DEVICE: "cpu"}, ()), Outlet()
+    coverage.set_environment(DEVICE, "e" * 32)
+    pools = CandidatePools(folder / "pools", **options)  # type: ignore[arg-type]
+    with Store.open(folder / "store") as store, closing(pools):
+        planner = planner_of(coverage, pools, job_sink)
+        choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
+        discovery = WorkloadDiscovery(
+            *(choice, folder / "workloads.json", store, planner._context, planner, mock.Mock(), specs),
+            TableSummary.open(store),
+        )
+        discovery.listed(specs[DEVICE], [WORKLOAD])
+        planner.want({DEVICE: BATCH_SIZE})
+        yield planner, job_sink
+        pools.flush()
+
+
+def use_up(folder: Path, **options: object) -> None:
+    """A life in which an agent draws a few candidates, and then finds no other."""
+    with life(folder, **options) as (planner, job_sink):
+        for found in (drawn(8), drawn(8)):
+            planner.proposed(
+                Proposed(device_id=DEVICE, incarnation=1, request=job_sink.asked[-1], candidates=tuple(found))
+            )
+            planner.want({DEVICE: BATCH_SIZE})
+        assert len(job_sink.asked) == 2
+
+
+def test_a_space_that_was_used_up_is_not_drawn_from_after_a_restart(tmp_path: Path) -> None:
+    use_up(tmp_path)
+    for _ in range(2):
+        with life(tmp_path) as (_, job_sink):
+            assert job_sink.asked == []
+            assert [len(job.candidate_ids) for job in job_sink.jobs] == [8], "nothing holds up what is ready"
+
+
+@pytest.mark.parametrize("why", ["candidates are lost", "other versions", "damaged", "replayed"])
+def test_a_space_that_was_used_up_is_drawn_from_again_where(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"live": set[str]()} if why == "replayed" else {}
+    use_up(tmp_path, **options)
+    if why == "candidates are lost":
+        (tmp_path / "pools" / "pools.sqlite").unlink()
+    elif why == "other versions":
+        monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
+    elif why == "damaged":
+        (tmp_path / "pools" / "used_up.json").write_bytes(b"[1]")
+    with life(tmp_path, **options) as (_, job_sink):
+        assert len(job_sink.asked) == 1
+
+
+@pytest.mark.parametrize("most", [1, 1024])
+def test_all_parents_of_a_plan_are_looked_for_at_once(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.planner.job_planner._MOST_SOUGHT", most)
+    workloads = [WORKLOAD, make_workload(0xA1B3)]
+    coverage = Coverage({DEVICE: "cpu"}, [one.workload_id for one in workloads])
+    coverage.set_environment(DEVICE, "e" * 32)
+    records = [
+        make_record(100 * number + place, workload=one.workload_id)
+        for number, one in enumerate(workloads)
+        for place in range(1, 40)
+    ]
+    coverage.add(records)
+    job_sink, pools = Outlet(), CandidatePools(tmp_path)  # nothing is in memory, as after a restart
+    planner = planner_of(coverage, pools, job_sink)
+    planner.set_workloads([DEVICE], workloads)
+    planner.want({DEVICE: 4 * BATCH_SIZE})
+    assert not [one for one in job_sink.asked if one.parents]
+    assert [len(requests) for requests, _ in job_sink.searches] == ([1, 1] if most == 1 else [2])
+
+    sought = {one for _, wanted in job_sink.searches for one in wanted}
+    found = [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
+    pools.remember("cpu", [one for one in found if one.candidate_id in sought])
+    for requests, _ in job_sink.searches:
+        for device_id, request_id in requests:
+            planner.searched(device_id, request_id)
+    asked = {one.workload.workload_id: len(one.parents) for one in job_sink.asked if one.parents}
+    assert asked == {one.workload_id: 4 for one in workloads}
