@@ -35,6 +35,7 @@ from fleet.cli.app import run
 from fleet.collection.device_history import known_candidates
 from fleet.collection.trust import devices_of_family
 from fleet.datasets.admission import open_dataset, verify
+from fleet.datasets.claims import _is_object
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import (
     CARD,
@@ -47,6 +48,7 @@ from fleet.datasets.dataset_files import (
 )
 from fleet.datasets.publication import publish
 from fleet.errors import FleetError
+from fleet.interchange.export_source import json_object
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
@@ -194,6 +196,24 @@ def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Pat
     told = [str(found.to_pylist()), str(pq.read_metadata(tmp_path / "out" / RECORDS).metadata)]
     told += [(tmp_path / "out" / name).read_text() for name in (CARD, README)]
     assert not [one for one in secrets if any(one in text for text in told)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "no JSON",
+        '{"load":NaN}',
+        '{"load":1e999}',
+        '{"name":"\\ud800"}',
+        '{"deep":' + "[" * 300 + "]" * 300 + "}",
+        '{"long":[' + "0," * MOST_VALUES + "0]}",
+    ],
+    ids=["list", "words", "nan", "infinite", "half a character", "deep", "long"],
+)
+def test_what_is_no_object_for_a_dataset_is_none_for_an_export(text: str) -> None:
+    assert not _is_object(text)
+    assert json_object(text) == {}
 
 
 def test_a_dataset_names_no_card(tmp_path: Path) -> None:
