@@ -228,20 +228,32 @@ class RowFile:
         with suppress(sqlite3.Error):
             self._connection.close()
 
-    def _copy_aside(self, where: str, files: Sequence[Path]) -> None:
-        """Copy damaged files for people, and note it."""
+    def _copy_aside(self, where: str, files: Sequence[Path]) -> list[Path]:
+        """Copy damaged files for people, and note it; gives the copies."""
         # A log may have been kept alone before.
         aside = free_name(self.path, ".corrupt", "-wal")
-        for path in filter(Path.exists, files):
-            copy = aside.with_name(aside.name + path.name.removeprefix(self.path.name))
-            shutil.copyfile(path, copy)
-            fsync(copy)
-        fsync(self.path.parent)
+        end = len(self.path.name)
+        copies = {path: aside.with_name(aside.name + path.name[end:]) for path in files if path.exists()}
+        with _gone_after_errors(copies.values()):
+            for path, copy in copies.items():
+                shutil.copyfile(path, copy)
+                fsync(copy)
+            fsync(self.path.parent)
         self.notes.append(f"{self.path} is damaged{where}: kept as {aside.name}, what can be read goes on")
+        return list(copies.values())
 
     def _rescue(self) -> None:
         """Copy the file aside, and put one with its good rows in its place."""
-        self._copy_aside("", [self.path, self._log])
+        copies = self._copy_aside("", [self.path, self._log])
+        # The damaged file is still in its place: the next opening copies it again.
+        with _gone_after_errors(copies):
+            self._rebuild()
+        # From here on the copy is all that is left of it.
+        fsync(self.path.parent)
+        self._finish_rescue()
+
+    def _rebuild(self) -> None:
+        """Write a file with the good rows, which waits to be taken."""
         with _os_errors(self.path):
             rows, layout, self.first_damaged = _readable(self.path)
         rebuilt = self._rebuilt.with_name(self._rebuilt.name + ".tmp")
@@ -259,8 +271,6 @@ class RowFile:
                 fresh.close()
         fsync(rebuilt)
         rebuilt.replace(self._rebuilt)
-        fsync(self.path.parent)
-        self._finish_rescue()
 
     def _finish_rescue(self) -> None:
         """Take a rebuilt file, if there is one; first the log of the old one goes: its pages are others."""
@@ -402,6 +412,18 @@ def _raise_no_damage(error: sqlite3.Error) -> None:
 
 def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+@contextmanager
+def _gone_after_errors(copies: Iterable[Path]) -> Iterator[None]:
+    """Remove copies where the system fails, for each further try would leave others."""
+    try:
+        yield
+    except OSError:
+        for copy in copies:
+            with suppress(OSError):
+                copy.unlink()
+        raise
 
 
 @contextmanager

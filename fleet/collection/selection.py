@@ -141,7 +141,8 @@ def survey(records: Iterable[Record], limits: Mapping[WorkloadId, int]) -> dict[
             known.candidates.pop(one, None)
         if one in known.quarantined:
             continue
-        if record.origin == "evolved":
+        # A model chooses among mutants, with few exceptions.
+        if record.origin in ("evolved", "model"):
             known.evolved.add(one)
         if one not in known.candidates and len(known.candidates) < limits[record.workload_id]:
             known.candidates[one] = Candidate(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from agents.records import DeviceId, DeviceKind, record_id_of
-from fleet.datasets.dataset_files import PublishedDataset, checked_rows, opened_id
+from agents.records import DeviceId, DeviceKind
+from fleet.datasets.dataset_files import PublishedDataset, checked_rows, opened_id, record_ids
 from fleet.store.store import Store
 
 #: Rows of one commit.
@@ -98,7 +98,5 @@ def _commit(store: Store, waiting: dict[str, list[pa.Table]]) -> int:
 
 def _renamed(device_id: DeviceId, rows: pa.Table) -> pa.Table:
     """The same rows of a device of another name: its name is part of what a record's id is made of."""
-    parts = (rows.column(name).to_pylist() for name in ("candidate_id", "environment_id", "attempt"))
-    ids = [record_id_of(one, device_id, where, attempt) for one, where, attempt in zip(*parts, strict=True)]
     place = rows.schema.get_field_index("record_id")
-    return rows.set_column(place, rows.schema.field(place), pa.array(ids, pa.string()))
+    return rows.set_column(place, rows.schema.field(place), record_ids(device_id, rows))

@@ -14,10 +14,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.codec import MOST_VALUES, bounded_json
+from agents.codec import MOST_VALUES
 from agents.device.replay_file import Recorded
-from agents.records import DeviceId, Outcome, Workload, as_json_dict, canonical_json
+from agents.records import DeviceId, Outcome, Workload, as_json_dict
 from fleet.errors import StoreError
+from fleet.interchange.logs.json_values import object_in
 from fleet.interchange.logs.results import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP
 from transfer.language.budget import MAX_TEXT
 
@@ -97,25 +98,16 @@ def _has_large(value: Any) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    return _object(text) is not None
+    return object_in(text) is not None
 
 
 def _is_quality(text: str) -> bool:
     """Whether its numbers are numbers: readings of canaries are drawn, and an interval is compared."""
-    value = _object(text)
+    value = object_in(text)
     if value is None:
         return False
     canary = value.get("canary", {})
     return isinstance(canary, dict) and all(map(_is_number, [*canary.values(), value.get("interval", 0)]))
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = bounded_json(text)
-        canonical_json(value)  # refuses NaN and what is not finite
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
-from agents.records import DeviceId, Workload
+from agents.records import DeviceId, Workload, record_id_of
 from fleet.archive.record_checks import Seen, row_faults
 from fleet.datasets.claims import check_head, check_rows
 from fleet.errors import FleetError, StoreError
@@ -44,6 +44,8 @@ FORMAT: Final = 1
 #: Key of the card that says so.
 FORMAT_KEY: Final = "tensor_fleet_dataset"
 
+#: Columns that the id of a record is made of, beside its device.
+ID_PARTS: Final = ("candidate_id", "environment_id", "attempt")
 #: A name is part of the ids of its devices wherever it is opened.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
@@ -81,6 +83,13 @@ class PublishedDataset:
 def opened_id(name: str, device_id: str) -> DeviceId:
     """What a device of a dataset is called in a store."""
     return DeviceId(f"{name}.{device_id}")
+
+
+def record_ids(device_id: str, rows: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Ids of records of a device, from columns with `ID_PARTS`."""
+    parts = (rows.column(name).to_pylist() for name in ID_PARTS)
+    ids = [record_id_of(one, device_id, where, attempt) for one, where, attempt in zip(*parts, strict=True)]
+    return pa.array(ids, pa.string())
 
 
 def write_sums(folder: Path) -> str:

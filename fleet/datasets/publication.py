@@ -7,18 +7,28 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.records import DeviceId, Outcome, canonical_json
+from agents.records import Descriptor, DeviceId, DeviceKind, Outcome, canonical_json, content_hash
 from agents.trust import is_live
 from fleet.config.yaml_files import nearest
 from fleet.datasets.admission import verify
 from fleet.datasets.data_card import DatasetAbout, card_text, data_card
-from fleet.datasets.dataset_files import CARD, NAME, README, RECORDS, read_published, write_sums
+from fleet.datasets.dataset_files import (
+    CARD,
+    ID_PARTS,
+    NAME,
+    README,
+    RECORDS,
+    read_published,
+    record_ids,
+    write_sums,
+)
 from fleet.errors import FleetError
 from fleet.interchange.export_files import whole_folder
 from fleet.interchange.export_parquet import write_parquet
@@ -50,12 +60,20 @@ class _PublishedSource(Source):
         self.entry = replace(
             entry,
             spec=replace(entry.spec, tracker="", key=""),
-            descriptor=None if seen is None else replace(seen, host=hosts[seen.host]),
+            descriptor=None if seen is None else _nameless(seen, hosts[seen.host]),
         )
+        self._is_wired = entry.spec.kind is DeviceKind.RPC
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the device; environments and errors tell nothing of where it is."""
-        for batch in super().batches(tuple(dict.fromkeys((*columns, "outcome")))):
+        """Yield the rows of the device; ids, environments and errors tell nothing of where it is."""
+        parts = ID_PARTS if self._is_wired else ()
+        for batch in super().batches(tuple(dict.fromkeys((*columns, "outcome", *parts)))):
+            if self._is_wired:
+                batch = _rewritten(batch, "environment_id", self._environments.__getitem__)
+                if "record_id" in columns:
+                    place = batch.schema.get_field_index("record_id")
+                    ids = record_ids(self.device_id, batch)
+                    batch = batch.set_column(place, batch.schema.field(place), ids)
             if "environment" in columns:
                 batch = _rewritten(batch, "environment", _without_address)
             if "error" in columns:
@@ -66,9 +84,32 @@ class _PublishedSource(Source):
                 batch = batch.set_column(place, batch.schema.field(place), errors)
             yield batch.select(list(columns))
 
+    @cached_property
+    def _environments(self) -> dict[str, str]:
+        """Other ids for the environments of a device behind a wire.
+
+        Theirs are hashes of its address, by which a guess of it can be checked. These go by the first
+        measurement of each, so that a later edition has the same.
+        """
+        first: dict[str, float] = {}
+        for batch in super().batches(("environment_id", "measured_at")):
+            for one, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                first[one] = min(at, first.get(one, at))
+        order = sorted(first, key=lambda one: (first[one], one))
+        return {one: content_hash(self.device_id, str(place)) for place, one in enumerate(order)}
+
     def _without_places(self, text: str) -> str:
         text = _PLACE.sub("(place)", text)
         return self._host.sub(lambda found: self._hosts[found[0]], text) if self._host else text
+
+
+def _nameless(seen: Descriptor, host: str) -> Descriptor:
+    """A descriptor with another name of its host, and without the numbers that name single cards."""
+    cuda, rocm = (
+        tuple(tuple(pair for pair in card if pair[0] != "uuid") for card in cards)
+        for cards in (seen.cuda_devices, seen.rocm_devices)
+    )
+    return replace(seen, host=host, cuda_devices=cuda, rocm_devices=rocm)
 
 
 def _rewritten(batch: pa.RecordBatch, name: str, change: Callable[[str], str]) -> pa.RecordBatch:

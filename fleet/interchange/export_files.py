@@ -6,6 +6,7 @@ Called by `export_store.py` and the writers beside it. It knows nothing of recor
 from __future__ import annotations
 
 import contextlib
+import glob
 import gzip
 import io
 import shutil
@@ -27,6 +28,8 @@ MANIFEST = "export.yaml"
 _FORMAT_KEY = "tensor_fleet_export"
 #: Little is gained above, and imports of such lines are bound by the parser anyway.
 _GZIP_LEVEL = 6
+#: End of the hidden name of an export while another takes its place.
+_OLD = ".old"
 
 
 @contextmanager
@@ -77,6 +80,7 @@ def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
         StoreError: The disk failed; `StoreFull` where there was no room.
     """
     with disk_errors("exporting", path):
+        _put_back(path)
         if path.exists() and not path.is_dir():
             raise FleetError(f"{path} is a file; this export is a folder: name one that is not there yet")
         is_taken = path.is_dir() and any(path.iterdir())
@@ -94,17 +98,16 @@ def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
             for entry in [*beside.rglob("*"), beside]:
                 fsync(entry)
             if is_taken:
-                old = _beside(path)
-                path.rename(old)
-                beside.rename(path)
-                shutil.rmtree(old)
-            else:
-                beside.rename(path)
+                # A name by which the next export to this place knows it again.
+                path.rename(_beside(path, _OLD))
+            beside.rename(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 shutil.rmtree(beside)
+            _put_back(path)
             raise
         fsync(path.parent)
+        _put_back(path)
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -130,8 +133,24 @@ def text_lines(path: Path, name: str) -> Iterator[TextIO]:
         yield stack.enter_context(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+def _beside(path: Path, end: str = ".tmp") -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{end}")
+
+
+def _put_back(path: Path) -> None:
+    """Give a replaced export its place again, if a kill left the place empty; remove it behind a new one.
+
+    No error if that fails: the next export tries again.
+    """
+    with contextlib.suppress(OSError):
+        for old in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}{_OLD}"):
+            if not path.exists():
+                old.rename(path)
+            elif _is_export(path):
+                # Renamed first: what a kill leaves of it here is no export any more.
+                rest = _beside(path)
+                old.rename(rest)
+                shutil.rmtree(rest)
 
 
 def _is_export(folder: Path) -> bool:

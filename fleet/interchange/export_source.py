@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from agents.trust import IMPORTED
 from fleet.interchange.logs.catalog import checked_trace
-from fleet.interchange.logs.json_values import Rejected, canonical_text
+from fleet.interchange.logs.json_values import Rejected, object_in
 from fleet.store.catalog import DeviceEntry
 from fleet.store.noise_columns import SETTLING_COLUMNS, settled_rows
 from fleet.store.reader import StoreReader
@@ -100,14 +100,9 @@ def has_module(workload: Workload) -> bool:
 def json_object(text: str) -> Mapping[str, Any]:
     """The object in a text, such as what stands for the module of an imported workload; empty without one.
 
-    A dataset of others may hold any text. What is given can be written again.
+    A store may hold any text. What is given can be written again.
     """
-    try:
-        value = json.loads(text)
-        canonical_text(value)  # refuses what is nested too deeply
-    except (ValueError, RecursionError, Rejected):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return object_in(text) or {}
 
 
 def json_trace(record: Record, fault: Callable[[Any], str]) -> Any:

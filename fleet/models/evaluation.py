@@ -9,13 +9,13 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import Candidate, CandidateId, DeviceId
 from fleet.errors import FleetError
-from fleet.models.judged_rows import LEAST_PAIRS
+from fleet.models.judged_rows import LEAST_PAIRS, JudgedRows
 from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, published_layout, read_snapshot, train_config
@@ -69,6 +69,8 @@ class Evaluation:
     table_version: int
     #: The model that was judged, where it was not trained here.
     model: str | None
+    #: Of that model: held-out candidates that judge nobody (`fleet.models.judged_rows`), by device.
+    not_judged: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
@@ -77,6 +79,7 @@ class Evaluation:
             "table_version": self.table_version,
             "model": self.model,
             "near_copies": self.near_copies,
+            "not_judged": dict(self.not_judged),
             "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
             "ceilings": {
                 device_id: {
@@ -147,7 +150,9 @@ def evaluate_model(
     device_ids: Sequence[str],
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Evaluation:
-    """Judge a kept model on the candidates that were measured after it was trained.
+    """Judge a kept model on the candidates that were measured after it was trained, as a refresh judges.
+
+    What a model chose, or was measured again, judges nobody (`fleet.models.judged_rows`).
 
     Args:
         settings: The store that the model was trained from.
@@ -158,7 +163,7 @@ def evaluate_model(
 
     Raises:
         FleetError: There is no such model, it has no such head, it was not trained from this store, or every
-            candidate was there when it was trained.
+            candidate was there when it was trained, or judges nobody.
     """
     from transfer.adapt.kept import head_of
     from transfer.data.splits import SplitKind
@@ -188,8 +193,10 @@ def evaluate_model(
             f"{folder.name} was trained on table version {trained_at}, {reader.path} is at {reader.version}: "
             "is --store the right one?"
         )
-    snapshot = read_snapshot(reader, chosen, published=model.layout is not None)
+    judged = JudgedRows()
+    snapshot = read_snapshot(reader, chosen, published=model.layout is not None, judged=judged)
     held = _measured_after(reader, snapshot, known, trained_at, folder.name)
+    snapshot, not_judged = _judging(snapshot, held, judged, folder.name)
     heads = {one: head_of(model, folder, manifest, one) for one in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
@@ -198,7 +205,7 @@ def evaluate_model(
         Fitting(learnt=tuple(chosen)),
         on_progress,
     )
-    return replace(found, split=held.name, model=folder.name)
+    return replace(found, split=held.name, model=folder.name, not_judged=not_judged)
 
 
 def _measured_after(
@@ -231,6 +238,28 @@ def _measured_after(
         train=np.flatnonzero(~is_new),
         test=np.flatnonzero(is_new),
     )
+
+
+def _judging(
+    snapshot: DatasetSnapshot, held: Split, judged: JudgedRows, version: str
+) -> tuple[DatasetSnapshot, dict[str, int]]:
+    """A snapshot of the measurements that may judge, and how many held-out ones may not, by device.
+
+    Raises:
+        FleetError: None of the held-out ones may.
+    """
+    import numpy as np
+
+    dataset, may = snapshot.dataset, judged.not_ranked(snapshot.dataset)
+    is_held = np.isfinite(dataset.latency_secs[held.test])
+    if is_held.any() and not (is_held & may[held.test]).any():
+        raise FleetError(
+            f"{version} cannot be judged: all {len(held.test)} candidates measured since then were chosen by "
+            "a model or measured again, which judges no head: measure others with `fleet collect`"
+        )
+    counts = (is_held & ~may[held.test]).sum(axis=0).tolist()
+    left_out = {str(one): count for one, count in zip(dataset.device_ids, counts, strict=True) if count}
+    return replace(snapshot, dataset=dataset.where(may)), left_out
 
 
 def _judge(

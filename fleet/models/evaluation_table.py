@@ -109,6 +109,10 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
         if ceiling := found["ceilings"].get(device_id):
             line += f"; ceiling from {ceiling['candidates']} candidates of {ceiling['workloads']} workloads"
         lines.append(f"{line}.")
+    lines += [
+        f"{device_id}: {count} candidates left out: a model chose them, or they were measured again."
+        for device_id, count in found.get("not_judged", {}).items()
+    ]
     lines += [f"{device_id}: left out, {why}." for device_id, why in found["left_out"].items()]
     if found["near_copies"]:
         lines.append(

@@ -24,7 +24,8 @@ from fleet.models.promotion import Standing, listed, mean_of
 from transfer.data.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
-#: range of candidates, in which any order looks bad.
+#: range of candidates, in which any order looks bad. What a search learns is such a model as well. Mutants
+#: that an agent draws, the `evolved` ones, nobody has put in an order.
 NOT_RANKED = frozenset({"random", "paired", "evolved", "imported", "derived"})
 #: Newest fresh records of a device that make its window.
 WINDOW = 768

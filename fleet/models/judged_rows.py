@@ -1,6 +1,6 @@
 """Which measurements may judge heads, and how far a device's numbers repeat: what a dataset does not keep.
 
-`fleet train` and the refresh judge by the same rules
+`fleet train`, `fleet eval` of a version and the refresh judge by the same rules
 (`docs/decisions/0017-champions-per-device.md`): a model's own choices judge nobody, and neither does noise.
 
 Legend: N candidates, D devices of a dataset; n rows of one device.
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId
 from fleet.models.freshness import NOT_RANKED
 from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, present_rows, readings
-from fleet.store.reader import StoreReader
+from fleet.store.noise_columns import readings
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
@@ -29,35 +28,35 @@ if TYPE_CHECKING:
 LEAST_PAIRS = 8
 
 
-def judging_columns(
-    reader: StoreReader, dataset: Dataset, version: int
-) -> tuple[NDArray[np.bool_], dict[str, float]]:
-    """What a judge asks of the records that a dataset was made of (`fleet.models.versions.load_snapshot`).
+class JudgedRows:
+    """What a judge asks of the records of a dataset, gathered while `fleet.models.versions` reads them.
 
-    Args:
-        reader: The store.
-        dataset: What was read of it.
-        version: Version of the table that it was read at.
-
-    Returns:
-        (N, D) whether no model chose the measurement that counts and it is a first one; and the noise floor
-        by device, without those that have too few second measurements.
+    Attributes:
+        floors: Noise floor by device, without those that have too few second measurements.
     """
-    place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
-    not_ranked = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
-    floors: dict[str, float] = {}
-    for column, device_id in enumerate(dataset.device_ids):
-        found = reader.columns(READING_COLUMNS, device_ids=[device_id], version=version)
-        batches = [batch for _, batch in found]
+
+    def __init__(self) -> None:
+        self.floors: dict[str, float] = {}
+        self._judging: dict[DeviceId, pa.ChunkedArray] = {}
+
+    def look(self, device_id: DeviceId, batches: Sequence[pa.RecordBatch], counts: NDArray[np.bool_]) -> None:
+        """Take in all rows of a device, with `READING_COLUMNS`; `counts` (n,) are those of the dataset."""
         if not batches:
-            continue
+            return
         if (floor := known_floor(device_id, batches)) is not None:
-            floors[device_id] = floor
+            self.floors[device_id] = floor
         table = pa.Table.from_batches(batches)
-        chosen = table.filter(pa.array(present_rows(batches) & is_not_ranked(table.column("origin"))))
-        names = chosen.column("candidate_id").to_pylist()
-        not_ranked[[place[one] for one in names if one in place], column] = True
-    return not_ranked, floors
+        judging = table.filter(pa.array(counts & is_not_ranked(table.column("origin"))))
+        self._judging[device_id] = judging.column("candidate_id")
+
+    def not_ranked(self, dataset: Dataset) -> NDArray[np.bool_]:
+        """(N, D) whether no model chose the measurement that a dataset took, and it is a first one."""
+        place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+        found = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+        for device_id, names in self._judging.items():
+            rows = [place[one] for one in names.to_pylist() if one in place]
+            found[rows, dataset.column(device_id)] = True
+        return found
 
 
 def known_floor(device_id: DeviceId, batches: Sequence[pa.RecordBatch]) -> float | None:

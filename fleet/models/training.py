@@ -17,7 +17,7 @@ import numpy as np
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
-from fleet.models.judged_rows import judging_columns
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.versions import (
@@ -87,7 +87,8 @@ def train_version(
     registry = Registry(models)
     reader = Store.read(settings.store.path).parted(since := registry.environments_since())
     published = MTL_TLP in kinds or registry.asks_published(device_ids or registry.champions())
-    snapshot = read_snapshot(reader, device_ids, published=published)
+    judged = JudgedRows()
+    snapshot = read_snapshot(reader, device_ids, published=published, judged=judged)
     dataset = snapshot.dataset
     config = replace(train_config(settings.training.epochs), device=compute, lends=True)
     seed = settings.training.seed
@@ -106,7 +107,7 @@ def train_version(
         made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
     told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
-    verdicts = _judge(registry, reader, snapshot).verdicts(
+    verdicts = _judge(registry, reader, snapshot, judged).verdicts(
         [one.model for one in made], heads, told["trained_workloads"]
     )
     each = []
@@ -142,10 +143,10 @@ def train_version(
     return found
 
 
-def _judge(registry: Registry, reader: StoreReader, snapshot: DatasetSnapshot) -> Judge:
+def _judge(registry: Registry, reader: StoreReader, snapshot: DatasetSnapshot, judged: JudgedRows) -> Judge:
     """As a refresh judges: on what no model chose, and beyond noise."""
-    not_ranked, floors = judging_columns(reader, snapshot.dataset, snapshot.table_version)
-    return Judge(registry, reader, snapshot.dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
+    dataset, not_ranked = snapshot.dataset, judged.not_ranked(snapshot.dataset)
+    return Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=judged.floors)
 
 
 def _kinds(settings: FleetConfig, *, is_plain: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, W
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.registry_file import Champion
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
@@ -58,6 +59,7 @@ def load_snapshot(
     workload_ids: Collection[WorkloadId] = (),
     environments: Mapping[DeviceId, Mapping[str, DeviceId]] | None = None,
     published: bool = False,
+    judged: JudgedRows | None = None,
 ) -> DatasetSnapshot:
     """Read records into a dataset; empty collections mean all.
 
@@ -68,6 +70,7 @@ def load_snapshot(
         environments: Of some devices only the records of these environments, each as those of a device of its
             own; all records of the others.
         published: Make the features of MTL-TLP too.
+        judged: Gathers what a judge asks of the records; not for the devices of `environments`.
 
     Of each candidate one record counts (`fleet.models.training_rows.counting_rows`), one of the newest
     environment before others. A suspect latency counts where no steady one took its place: they repeat hardly
@@ -94,7 +97,10 @@ def load_snapshot(
     records = (
         row
         for device_id in sorted(wanted)
-        for row in counting_rows(reader, device_id, version, workload_ids, parted.get(device_id))
+        for row in counting_rows(
+            *(reader, device_id, version, workload_ids, parted.get(device_id)),
+            watch=None if judged is None else judged.look,
+        )
     )
     for device_id, names in parted.items():
         devices |= dict.fromkeys(names.values(), devices[device_id])
@@ -125,11 +131,15 @@ def published_layout(specs: Iterable[DeviceSpec]) -> PublishedLayout:
 
 
 def read_snapshot(
-    reader: StoreReader, device_ids: Sequence[str], *, published: bool = False
+    reader: StoreReader,
+    device_ids: Sequence[str],
+    *,
+    published: bool = False,
+    judged: JudgedRows | None = None,
 ) -> DatasetSnapshot:
     """Read the records of some devices, or of all, which must be of one family.
 
-    `published` is as of `load_snapshot`.
+    `published` and `judged` are as of `load_snapshot`.
 
     Raises:
         FleetError: The devices are of several families, or unknown.
@@ -143,7 +153,7 @@ def read_snapshot(
     if len(families) > 1:
         listed = "; ".join(f"{family}: {', '.join(names)}" for family, names in sorted(families.items()))
         raise FleetError(f"a model is shared by devices of one family, got {listed}; choose with --device")
-    return load_snapshot(reader, device_ids=chosen, published=published)
+    return load_snapshot(reader, device_ids=chosen, published=published, judged=judged)
 
 
 def train_config(epochs: int) -> TrainConfig:

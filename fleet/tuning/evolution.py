@@ -123,10 +123,10 @@ class Evolution:
             made = self.derive([each.design.trace(each.genes) for each in asked])
             # Asked for again it would come back again: refused, or another name of a known one.
             state.known.update(asked)
-            origin = "model" if self.judge.version else "evolved"
             for each in made:
                 if each.candidate_id not in one.known and len(found) < count:
-                    found.setdefault(each.candidate_id, _as(each, origin))
+                    # Without a champion too: what the search has learnt chose it, so it judges no head.
+                    found.setdefault(each.candidate_id, _as(each, "model"))
 
     def _plain(self, one: Search, count: int, found: dict[CandidateId, Candidate]) -> None:
         """The head's first choices of the random candidates."""

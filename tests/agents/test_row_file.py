@@ -153,17 +153,42 @@ def test_rows_of_a_damaged_file_that_another_has_are_not_taken_for_lost(
     others: list[sqlite3.Connection] = []
     copy_aside = RowFile._copy_aside
 
-    def taken(self: RowFile, *args: Any) -> None:
-        copy_aside(self, *args)
+    def taken(self: RowFile, *args: Any) -> Any:
+        made = copy_aside(self, *args)
         others.append(sqlite3.connect(path, isolation_level=None))
         for one in ("PRAGMA locking_mode=EXCLUSIVE", "BEGIN EXCLUSIVE"):
-            others[0].execute(one)
+            others[-1].execute(one)
+        return made
 
     with monkeypatch.context() as patched:
         patched.setattr(RowFile, "_copy_aside", taken)
-        with pytest.raises(BlockingIOError):
+        for _ in range(3):
+            with pytest.raises(BlockingIOError):
+                RowFile(path)
+            others[-1].close()
+    assert not list(tmp_path.glob("*.corrupt*")), "each refused opening would leave one more"
+    assert keys(path)[0] == [f"k{number}" for number in range(9) if number != 5]
+    assert [one.name for one in tmp_path.glob("*.corrupt*")] == ["f.corrupt"]
+
+
+@pytest.mark.parametrize("step", ["copyfile", "_readable"])
+def test_a_rescue_without_room_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = made(tmp_path / "f", 9)
+    data = flip(path, path.read_bytes().index(b"5" + BODY) + 9)
+
+    def full(_: Path, target: Path | None = None) -> None:
+        if target is not None:
+            target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil if step == "copyfile" else row_file, step, full)
+        with pytest.raises(OSError, match="No space left"):
             RowFile(path)
-    others[0].close()
+    assert [one.name for one in tmp_path.iterdir()] == ["f"]
+    assert path.read_bytes() == data
     assert keys(path)[0] == [f"k{number}" for number in range(9) if number != 5]
 
 

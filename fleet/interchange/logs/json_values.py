@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import orjson
 
+from agents.codec import bounded_json
 from agents.records import canonical_json
 from fleet.errors import FleetError
 
@@ -122,6 +123,20 @@ def _depth(line: bytes) -> int:
         depth += 1 if byte in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """The JSON object in a text of a stranger; None where there is none that can be written again.
+
+    Bounded as a line is: in its values, in depth, and in what its numbers and texts may be.
+    """
+    try:
+        value = bounded_json(text)
+        canonical_json(value)  # refuses NaN and what is not finite
+        canonical_text(value)  # refuses what is nested too deeply, and half characters
+    except (ValueError, RecursionError, Rejected):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def canonical_text(value: Any) -> str:

@@ -121,12 +121,13 @@ def test_the_best_traces_are_steady_fast_and_distinct() -> None:
 def test_a_survey_knows_everything_but_keeps_a_limit() -> None:
     one = [make_record(n, device="one", workload="w", origin="random") for n in range(6)]
     two = [make_record(n, device="two", workload="w", origin="evolved") for n in range(4, 9)]
+    two.append(make_record(2, device="two", workload="w", origin="model"))
     found = survey([*one, *two, make_record(1, workload="unasked")], {WorkloadId("w"): 5, WorkloadId("v"): 5})
     known = found[WorkloadId("w")]
     assert list(known.candidates) == [record.candidate_id for record in one[:5]]
     assert {candidate.origin for candidate in known.candidates.values()} == {"paired"}
     assert known.ids == {record.candidate_id for record in [*one, *two]}
-    assert known.evolved == {one[4].candidate_id}
+    assert known.evolved == {one[2].candidate_id, one[4].candidate_id}
     assert found[WorkloadId("v")].candidates == {}
     assert set(found) == {"w", "v"}
 

@@ -19,12 +19,23 @@ import pytest
 
 from agents.codec import MOST_VALUES
 from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
-from agents.records import NOISE, DeviceId, DeviceKind, Family, Outcome, Record, Replay, content_hash
+from agents.records import (
+    NOISE,
+    DeviceId,
+    DeviceKind,
+    Family,
+    Outcome,
+    Record,
+    Replay,
+    content_hash,
+    record_id_of,
+)
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
 from fleet.collection.device_history import known_candidates
 from fleet.collection.trust import devices_of_family
 from fleet.datasets.admission import open_dataset, verify
+from fleet.datasets.claims import _is_object
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import (
     CARD,
@@ -37,6 +48,7 @@ from fleet.datasets.dataset_files import (
 )
 from fleet.datasets.publication import publish
 from fleet.errors import FleetError
+from fleet.interchange.export_source import json_object
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
@@ -184,6 +196,66 @@ def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Pat
     told = [str(found.to_pylist()), str(pq.read_metadata(tmp_path / "out" / RECORDS).metadata)]
     told += [(tmp_path / "out" / name).read_text() for name in (CARD, README)]
     assert not [one for one in secrets if any(one in text for text in told)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "no JSON",
+        '{"load":NaN}',
+        '{"load":1e999}',
+        '{"name":"\\ud800"}',
+        '{"deep":' + "[" * 300 + "]" * 300 + "}",
+        '{"long":[' + "0," * MOST_VALUES + "0]}",
+    ],
+    ids=["list", "words", "nan", "infinite", "half a character", "deep", "long"],
+)
+def test_what_is_no_object_for_a_dataset_is_none_for_an_export(text: str) -> None:
+    assert not _is_object(text)
+    assert json_object(text) == {}
+
+
+def test_a_dataset_names_no_card(tmp_path: Path) -> None:
+    cards = (("arch", "sm_90"), ("index", "0"), ("uuid", "GPU-5ec4e7"))
+    seen = replace(make_descriptor(), cuda_devices=(cards,), rocm_devices=(cards,))
+    with Store.open(tmp_path / "store") as made:
+        made.put_workloads([OURS], own=True)
+        made.put_device(make_spec("dev-a"), seen)
+        made.append(make_batch(1, 3, device="dev-a", **WORDS))
+    publish(Store.read(tmp_path / "store"), tmp_path / "out", DatasetAbout(name="cards"))
+    found = read_published(tmp_path / "out").devices[DeviceId("dev-a")].descriptor
+    assert found is not None
+    assert found.cuda_devices == found.rocm_devices == (cards[:2],)
+
+
+def test_ids_of_a_device_behind_a_wire_confirm_no_guess_of_its_address(tmp_path: Path) -> None:
+    """The same in a later edition, for records of two editions are known by their ids."""
+    path = tmp_path / "store"
+    records = [
+        make_record(number, device="board", environment_id=where, measured_at=at, attempt=attempt, **WORDS)
+        for where, at, attempt in (("later", 2e9, 0), ("guess", 1e9, 0), ("guess", 1.5e9, 1))
+        for number in range(1, 5)
+    ]
+    found = []
+    with Store.open(path) as made:
+        made.put_workloads([OURS], own=True)
+        made.put_device(make_spec("board", kind=DeviceKind.RPC, tracker="a:1", key="b"), make_descriptor())
+        for edition, some in (("one", records), ("two", [replace(records[0], attempt=3)])):
+            made.append(some)
+            publish(made, tmp_path / edition, DatasetAbout(name="wired"))
+            verify(read_published(tmp_path / edition))
+            found.append(pq.read_table(tmp_path / edition / RECORDS))
+    first, second = found
+    names = ("candidate_id", "environment_id", "attempt", "record_id", "measured_at", "counts")
+    rows = list(zip(*(first.column(name).to_pylist() for name in names), strict=True))
+    assert all(id == record_id_of(one, "board", where, nth) for one, where, nth, id, _, _ in rows)
+    assert not {one[3] for one in rows} & {one.record_id for one in records}
+    [early], [late] = ({one[1] for one in rows if (one[4] < 1.9e9) is is_early} for is_early in (True, False))
+    assert len({early, late, "guess", "later"}) == 4
+    assert sum(one[5] for one in rows) == 8, "one of each candidate and environment counts, as before"
+    assert (len(first), len(second)) == (12, 13)
+    assert {one[3] for one in rows} < set(second.column("record_id").to_pylist())
 
 
 def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path) -> None:

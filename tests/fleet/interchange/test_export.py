@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import yaml
 
 from agents.device.replay_file import open_file, read_head, read_workloads
 from agents.records import NOISE, Outcome
-from fleet.errors import FleetError, StoreFull
+from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.interchange import export_files, export_parquet
 from fleet.interchange.export_store import FORMATS, ExportResult, export
 from fleet.store.noise import settled
@@ -186,6 +188,73 @@ def test_a_folder_that_is_no_export_is_never_replaced(store: Store, tmp_path: Pa
     with pytest.raises(FleetError, match="is a file"):
         export(store, precious / "chapter.txt", "meta_schedule", replace=True)
     assert (precious / "chapter.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("kills_at", [1, 2, 3])
+@pytest.mark.parametrize("replaces", [False, True], ids=["looks", "replaces"])
+def test_an_export_that_a_kill_left_under_another_name_comes_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills_at: int, replaces: bool
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    path = tmp_path / "all"
+    export(store, path, "parquet", ["dev-a"])
+    rename, calls = Path.rename, 0
+
+    def kill(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == kills_at:
+            raise Killed
+        # After a kill nothing runs that would put things back.
+        return self if calls > kills_at else rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", kill)
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            export(store, path, "parquet", replace=True)
+    assert path.exists() == (kills_at != 2)
+    if replaces:
+        export(store, path, "parquet", ["dev-b"], replace=True)
+    else:
+        with pytest.raises(FleetError, match="is there already"):
+            export(store, path, "parquet", ["dev-b"])
+    kept = {"dev-a", "dev-b"} if kills_at == 3 else {"dev-a"}
+    assert {one.stem for one in path.glob("*.parquet")} == ({"dev-b"} if replaces else kept)
+    assert not list(tmp_path.glob(".*.old"))
+
+
+def test_an_export_is_put_back_where_the_new_one_cannot_take_its_place(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "all"
+    export(store, path, "parquet", ["dev-a"])
+    before, rename = contents(tmp_path), Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".tmp") and target == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(StoreError, match="Input/output"):
+            export(store, path, "parquet", replace=True)
+    assert contents(tmp_path) == before
+    assert not hidden(tmp_path)
+
+
+def test_what_a_person_put_in_the_place_of_an_export_costs_neither(store: Store, tmp_path: Path) -> None:
+    old, path = tmp_path / ".all.0123abcd.old", tmp_path / "all"
+    export(store, old, "parquet", ["dev-a"])
+    path.mkdir()
+    (path / "chapter.txt").write_text("years")
+    before = contents(tmp_path)
+    with pytest.raises(FleetError, match="is there already"):
+        export(store, path, "parquet", ["dev-b"])
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["all.parquet", "all"])

@@ -26,6 +26,7 @@ from fleet.models.evaluation import (
     evaluate_model,
     evaluate_store,
 )
+from fleet.models.evaluation_table import print_evaluation
 from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
@@ -182,6 +183,30 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
     assert only.comparison.device_ids == ("b",)
 
 
+def test_a_kept_model_is_judged_by_the_rule_of_a_refresh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a model chose is a narrow range, in which any order looks bad."""
+    path = make_store(tmp_path / "store", made_records(("a", "b"), range(2)))
+    settings, models = settings_of(path, epochs=1), tmp_path / "models"
+    train_version(settings, models, ())
+    chosen = [replace(one, origin="model") for one in made_records(("a",), range(2, 4))]
+    with Store.open(path) as store:
+        store.append(chosen)
+    with pytest.raises(FleetError, match="all 12 candidates measured since then were chosen by a model"):
+        evaluate_model(settings, models, "latest", ())
+    with Store.open(path) as store:
+        store.append([*made_records(("a",), range(4, SAMPLES)), *made_records(("b",), range(2, SAMPLES))])
+    found = evaluate_model(settings, models, "latest", ())
+    counts = {device: runs[0].counts.tolist() for (_, device), runs in found.comparison.metrics.items()}
+    assert counts == {"a": [2] * len(WORKLOADS), "b": [4] * len(WORKLOADS)}
+    assert found.as_json()["not_judged"] == {"a": 12}
+    print_evaluation(found.as_json())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "a: 12 candidates left out: a model chose them, or they were measured again" in said
+    assert "b: 6 workloads, 24 held-out candidates." in said
+
+
 def test_a_drift_is_no_noise(tmp_path: Path) -> None:
     path = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
     settings, models = settings_of(path, epochs=1), tmp_path / "models"
@@ -190,7 +215,7 @@ def test_a_drift_is_no_noise(tmp_path: Path) -> None:
     Registry(models).add(small_model("a"), {"onboarded": "a", "environment_since": 1.0})
     since = [
         replace(one, attempt=1, origin="remeasure", measured_at=2.0, run_secs=(2 * one.run_secs[0],))
-        for one in made_records(("a",))
+        for one in made_records(("a",), range(3))
     ]
     with Store.open(path) as store:
         store.append([*made_records(("a", "b"), range(3, SAMPLES)), *since])

@@ -16,7 +16,7 @@ from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models import evaluation
 from fleet.models import judge as judging
-from fleet.models.judged_rows import judging_columns
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
@@ -183,7 +183,7 @@ def test_what_is_judged_is_what_serves(
     registry, name, _ = version
     store = registry.folder.parent / "store"
     reader = Store.read(store)
-    snapshot = load_snapshot(reader)
+    snapshot = load_snapshot(reader, judged=(judged := JudgedRows()))
     dataset = snapshot.dataset
     served = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
     scores = served.score_unseen(dataset.features)
@@ -199,8 +199,8 @@ def test_what_is_judged_is_what_serves(
         return head_standing
 
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    not_ranked, floors = judging_columns(reader, dataset, snapshot.table_version)
-    judge = judging.Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
+    not_ranked = judged.not_ranked(dataset)
+    judge = judging.Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors={})
     champion = served.model.copy()
     champion.drop_head(SOURCES[0])
     judge.verdicts([champion], [NEW], [])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agents.records import DeviceId, Outcome, Record, WorkloadId
+from agents.records import NOISE, DeviceId, Outcome, Record, WorkloadId
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.training_rows import counting_rows
 from fleet.models.versions import load_snapshot
 from fleet.store.noise import settled
@@ -106,6 +109,36 @@ def test_columns_give_the_dataset_that_records_give(store: Path) -> None:
     assert (box[ids[0]], box[ids[3]], box[ids[8]], box[ids[9]]) == (1e-3, 7e-3, 3e-3, 9e-3)
     assert found.failed[found.candidate_ids.index(ids[5]), found.column("box")]
     assert found.device_ids == ("box", "lab")
+
+
+def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [
+        record_of(dataclasses.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
+        for one in CANDIDATES[2:10]
+        for attempt, secs in ((1, 1e-3), (2, 1.02e-3))
+    ]
+    ranked = dataclasses.replace(gmm_candidates(ONE, 8)[-1], origin="model")
+    with Store.open(store) as writer:
+        writer.append([record_of(ranked, "box", 1e-3), *pairs])
+    reader, asked = Store.read(store), []
+    columns = StoreReader.columns
+
+    def watched(self: StoreReader, names: Sequence[str], **options: Any) -> Any:
+        asked.append((*options["device_ids"], "trace" in names))
+        return columns(self, names, **options)
+
+    monkeypatch.setattr(StoreReader, "columns", watched)
+    dataset = load_snapshot(reader, judged=(judged := JudgedRows())).dataset
+    not_ranked = judged.not_ranked(dataset)
+    assert asked == [(device, is_long) for device in sorted(DEVICES) for is_long in (False, True)]
+    assert_equal(dataset, load_snapshot(reader).dataset)
+    box = dataset.column("box")
+    rows = [dataset.candidate_ids.index(one.candidate_id) for one in (CANDIDATES[0], CANDIDATES[1], ranked)]
+    assert np.isfinite(dataset.latency_secs[rows, box]).all()
+    assert not_ranked[rows, box].tolist() == [True, True, False]
+    assert judged.floors == {"lab": pytest.approx(0.02, rel=0.1)}
 
 
 def test_only_some_workloads(store: Path) -> None:

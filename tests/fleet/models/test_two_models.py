@@ -20,7 +20,7 @@ from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import Judge, best_of, counting_verdicts
-from fleet.models.judged_rows import judging_columns
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DecisionKind, judge
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
@@ -254,7 +254,8 @@ def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_ki
     served: Registry, trained: MtlTLP, store: Path, snapshot: DatasetSnapshot
 ) -> None:
     reader, dataset = Store.read(store), snapshot.dataset
-    not_ranked, floors = judging_columns(reader, dataset, snapshot.table_version)
+    load_snapshot(reader, judged=(rows := JudgedRows()))
+    not_ranked, floors = rows.not_ranked(dataset), rows.floors
     asked = Judge(served, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
     judged = asked.verdicts([small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT])
     for ours, theirs in zip(*judged, strict=True):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
+from fleet.models.judged_rows import is_not_ranked
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.rounds import Rounds
@@ -225,14 +227,16 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
         chosen = evolution.propose(one, 16, seed=0)
         assert len(chosen) == len({each.candidate_id for each in chosen}) == 16
         assert not {each.candidate_id for each in chosen} & one.known
-        assert {each.origin for each in chosen} == {"evolved", "random"}
+        # What a search has learnt chose them, so they judge nobody, as what a champion chose.
+        assert {each.origin for each in chosen} == {"model", "random"}
+        assert not is_not_ranked(pa.chunked_array([["model"]])).any()
         records = [record_of(each, "new", agent.secs(each.trace)) for each in chosen]
         one.learn(chosen, records)
         evolution.learn(records)
     at_random = sorted(agent.secs(each.trace) for each in agent.draw(80, ()))
     assert one.best_secs <= at_random[0]
     # Most of what the last round measured is faster than nearly all random ones.
-    last = [agent.secs(each.trace) for each in chosen if each.origin == "evolved"]
+    last = [agent.secs(each.trace) for each in chosen if each.origin == "model"]
     assert statistics.median(last) < at_random[8]
     assert 0 <= one.may_gain < 0.6
     assert agent.derived < 5 * 14 * 2
