@@ -60,6 +60,7 @@ class JobFactory:
     def jobs_of(self, device_id: DeviceId, pending: PendingJob) -> Iterator[Job]:
         """Make jobs of all that was chosen so far: candidates of one attempt and one version together."""
         chosen, pending.chosen = pending.chosen, {}
+        origin_of, pending.origins = pending.origins, {}
         attempts = self._coverage.next_attempts(device_id)
         alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
         for one, workload_id in chosen.items():
@@ -67,7 +68,7 @@ class JobFactory:
             alike.setdefault(key, []).append((workload_id, one))
         for (attempt, version), pairs in sorted(alike.items()):
             for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
-                origins = Counter(pending.origins[one] for _, one in part)
+                origins = Counter(origin_of[one] for _, one in part)
                 origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
                 yield self.job(device_id, part, origin, attempt, version)
 
