@@ -8,7 +8,7 @@ workloads, as many as the store of `make run` has, and training from scratch. Ea
 every profile or every `--target`, with `--quick` once a seed. With several datasets (`--dataset` again) one
 model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
 profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too, and
-a power law through all of them for 1,000 and 10,000. With `--strategies maml` that makes heads too,
+a power law through all of them for 1,000 and 10,000. Each of `--strategies maml multitask` makes heads too,
 from the samples and all that the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
@@ -118,7 +118,7 @@ def groups_of(networks: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_quick: bool) -> list[_Case]:
-    """Pairs of a group and a profile; with `is_quick` each group once a seed, each time with another one."""
+    """Pairs of a group and a profile; with `is_quick` each group once a seed, with the next profile."""
     return [
         _Case(group, target, seed)
         for seed in range(seeds)
@@ -260,10 +260,10 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if unknown := set(options.target) - set(targets):
         raise FleetError(f"no profile {min(unknown)!r} in the datasets; they have {', '.join(targets)}")
     held_out = [one for one in targets if not options.target or one in options.target]
-    groups = [one for one in groups_of(networks) if not options.group or one in options.group]
-    if not groups:
-        raise FleetError(f"no group {options.group[0]!r}; there are {', '.join(groups_of(networks))}")
-    cases = cases_of(groups, held_out, seeds=options.seeds, is_quick=options.quick)
+    groups = list(groups_of(networks))
+    if unknown := set(options.group) - set(groups):
+        raise FleetError(f"no group {min(unknown)!r} in the datasets; they have {', '.join(groups)}")
+    cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
     asked = Asked(
         epochs=options.epochs,
         samples=tuple(options.samples),

@@ -48,14 +48,15 @@ def best(run: Run, trials: int | None = None) -> float:
 
 def leading(sides: Iterable[str]) -> str:
     """Which of our sides the figures are about: the store's head, and where it did not search, day zero's."""
-    return DAY_ZERO if DAY_ZERO in (known := set(sides)) and OURS not in known else OURS
+    known = set(sides)
+    return DAY_ZERO if DAY_ZERO in known and OURS not in known else OURS
 
 
 def trials_ratios(runs: Runs) -> list[float]:
     """Trials that XGBoost needs for its best, over ours to get there; 0 where ours never did."""
-    found = []
+    found, ours = [], runs.get(leading(runs), {})
     for place, theirs in runs.get(XGB, {}).items():
-        mine = runs.get(leading(runs), {}).get(place)
+        mine = ours.get(place)
         goal = best(theirs)
         if mine is None or not math.isfinite(goal):
             continue
@@ -69,9 +70,9 @@ def wall_ratios(runs: Runs, timed: Timed) -> list[float]:
 
     Its best counts as what it took when it was timed beside ours: the two runners differ.
     """
-    found = []
+    found, ours = [], runs.get(leading(runs), {})
     for place, theirs in runs.get(STOCK, {}).items():
-        mine, goal = runs.get(leading(runs), {}).get(place), timed.get(place, {}).get(STOCK)
+        mine, goal = ours.get(place), timed.get(place, {}).get(STOCK)
         if mine is None or goal is None:
             continue
         needed, got = reached(theirs, best(theirs)), reached(mine, goal)

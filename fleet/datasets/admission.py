@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from agents.records import DeviceId, DeviceKind
-from fleet.datasets.dataset_files import PublishedDataset, checked_rows, opened_id, record_ids
+from agents.records import DeviceKind
+from fleet.datasets.dataset_files import PublishedDataset, checked_rows, opened_id, with_record_ids
 from fleet.store.store import Store
 
 #: Rows of one commit.
@@ -74,7 +74,7 @@ def open_dataset(dataset: PublishedDataset, store: Store) -> OpenedDataset:
     waiting: dict[str, list[pa.Table]] = {}
     for name, rows in checked_rows(dataset):
         device_id = opened_id(dataset.name, name)
-        waiting.setdefault(device_id, []).append(_renamed(device_id, rows))
+        waiting.setdefault(device_id, []).append(with_record_ids(device_id, rows))
         count += rows.num_rows
         if sum(one.num_rows for some in waiting.values() for one in some) >= _COMMIT_ROWS:
             appended += _commit(store, waiting)
@@ -94,9 +94,3 @@ def _commit(store: Store, waiting: dict[str, list[pa.Table]]) -> int:
     done = store.append_tables({name: pa.concat_tables(some) for name, some in waiting.items()})
     waiting.clear()
     return done.appended
-
-
-def _renamed(device_id: DeviceId, rows: pa.Table) -> pa.Table:
-    """The same rows of a device of another name: its name is part of what a record's id is made of."""
-    place = rows.schema.get_field_index("record_id")
-    return rows.set_column(place, rows.schema.field(place), record_ids(device_id, rows))

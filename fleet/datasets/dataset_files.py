@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +43,8 @@ SUMS: Final = "SHA256SUMS"
 FORMAT: Final = 1
 #: Key of the card that says so.
 FORMAT_KEY: Final = "tensor_fleet_dataset"
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 #: Columns that the id of a record is made of, beside its device.
 ID_PARTS: Final = ("candidate_id", "environment_id", "attempt")
@@ -85,11 +87,12 @@ def opened_id(name: str, device_id: str) -> DeviceId:
     return DeviceId(f"{name}.{device_id}")
 
 
-def record_ids(device_id: str, rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Ids of records of a device, from columns with `ID_PARTS`."""
+def with_record_ids(device_id: str, rows: _Rows) -> _Rows:
+    """The same records with the ids that follow from a device's name and from `ID_PARTS` of their columns."""
     parts = (rows.column(name).to_pylist() for name in ID_PARTS)
     ids = [record_id_of(one, device_id, where, attempt) for one, where, attempt in zip(*parts, strict=True)]
-    return pa.array(ids, pa.string())
+    place = rows.schema.get_field_index("record_id")
+    return rows.set_column(place, rows.schema.field(place), pa.array(ids, pa.string()))
 
 
 def write_sums(folder: Path) -> str:

@@ -26,7 +26,7 @@ from fleet.datasets.dataset_files import (
     README,
     RECORDS,
     read_published,
-    record_ids,
+    with_record_ids,
     write_sums,
 )
 from fleet.errors import FleetError
@@ -71,9 +71,7 @@ class _PublishedSource(Source):
             if self._is_wired:
                 batch = _rewritten(batch, "environment_id", self._environments.__getitem__)
                 if "record_id" in columns:
-                    place = batch.schema.get_field_index("record_id")
-                    ids = record_ids(self.device_id, batch)
-                    batch = batch.set_column(place, batch.schema.field(place), ids)
+                    batch = with_record_ids(self.device_id, batch)
             if "environment" in columns:
                 batch = _rewritten(batch, "environment", _without_address)
             if "error" in columns:
