@@ -55,6 +55,10 @@ class LocalLink:
     @contextmanager
     def connect(self) -> Iterator[LocalLink]:
         """See `Link.connect`; the host's timing lock, held by the caller, makes the use exclusive."""
+        try:
+            self.device.sync()
+        except Exception as error:
+            raise LinkLostError(f"the device of this host does not answer: {error}") from error
         yield self
 
     def load(self, module: Any) -> Any:
@@ -62,5 +66,9 @@ class LocalLink:
         return module
 
     def alive(self) -> bool:
-        """See `Session.alive`; a program that breaks a local device ends this process."""
+        """See `Session.alive`; a fault on a GPU leaves this process a context in which nothing runs any more."""
+        try:
+            self.device.sync()
+        except Exception:  # whatever TVM makes of the driver's error
+            return False
         return True

@@ -25,6 +25,10 @@ _BRIEF = 4
 _CPU = 1
 #: TVM's preprocessing of a repeat that empties the CPU's caches of the arguments, the output excepted.
 _FLUSH = "cache_flush_cpu_non_first_arg"
+#: Bytes that TVM copies on a GPU between its repeats: more than the second-level cache of any GPU holds.
+_GPU_FLUSH_BYTES = 256 << 20
+#: Added by TVM to the number of a kind of device that lies behind a wire (`RPC_SESS_MASK`).
+_REMOTE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,10 @@ def _timer(
     module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol
 ) -> Callable[[int, int], tuple[float, ...]]:
     """What gives a number of repeats of a number of runs."""
-    flush = {"f_preproc": _FLUSH} if protocol.cache_flush else {}
+    flush: dict[str, Any] = {}
+    if protocol.cache_flush:
+        is_cpu = device.dlpack_device_type() % _REMOTE == _CPU
+        flush = {"f_preproc": _FLUSH} if is_cpu else {"cache_flush_bytes": _GPU_FLUSH_BYTES}
 
     def timed(number: int, repeat: int) -> tuple[float, ...]:
         evaluator = module.time_evaluator("main", device, number=number, repeat=repeat, **flush)

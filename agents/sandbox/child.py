@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.codec import workload_from_json
+from agents.errors import AgentError
 from agents.host.host_lock import HostLockError
 from agents.host.probe import environment
 from agents.host.timing_lock import timing_lock
@@ -37,6 +38,13 @@ from agents.sandbox.wire import Channel
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
 _SESSION_SECS = 600.0
+
+
+class DeviceBrokenError(AgentError):
+    """A program left this process no working device, as a wrong access does on a GPU; the process ends.
+
+    The pool counts that as any other death of a process at work, and the next candidates get a new one.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,13 +254,16 @@ class ChildWorker:
                 function = module.get_function("main", query_imports=True)
                 wrong = self._programs.wrong_output(job.workload, function, arguments, session.device)
         except Exception as raised:
+            is_alive = session.alive()
+            if not is_alive and not self._settings.tracker:
+                raise DeviceBrokenError(f"the program broke the device: {raised}") from raised
             self._done(
                 job,
                 Outcome.RUN_FAILED,
                 f"the program raised while it ran: {raised}",
                 timing_secs=time.perf_counter() - began,
                 environment=self._seen(),
-                is_broken=not session.alive(),
+                is_broken=not is_alive,
             )
             return []
         timing_secs = time.perf_counter() - began
