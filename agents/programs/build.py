@@ -70,7 +70,7 @@ def build(module: Any, trace: str, target: Any) -> Built:
     started = time.perf_counter()
     made = replay(module, trace)
     try:
-        # CUDA's compiler is told the architecture by the target in scope only; else it takes this host's GPU's.
+        # CUDA's compiler learns the architecture from the target in scope only; else it asks this host's GPU.
         with target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
             runtime = tvm.tirx.build(made, target=target)
         runtime.get_function("main", query_imports=True)

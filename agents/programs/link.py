@@ -66,7 +66,7 @@ class LocalLink:
         return module
 
     def alive(self) -> bool:
-        """See `Session.alive`; a fault on a GPU leaves this process a context in which nothing runs any more."""
+        """See `Session.alive`; after a fault on a GPU nothing runs any more in this process's context."""
         try:
             self.device.sync()
         except Exception:  # whatever TVM makes of the driver's error

@@ -55,6 +55,8 @@ _RULE_BENEATH = 1
 
 #: Below /dev: what drivers of GPUs open for writing.
 _GPU_FILES = ("nvidia*", "nvidia-caps/*", "nvgpu/*/*", "nvhost*", "nvmap", "dri/*")
+#: CUDA writes the names of its threads below it, and does not start where it may not.
+_OWN_THREADS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,9 @@ def _restrict_files(scratch: Path | None, needs: Needs) -> int:
             for path in {path for pattern in _GPU_FILES for path in Path("/dev").glob(pattern)}:
                 if path.is_char_device():
                     _allow(rules, path, (_WRITE | _DEVICE) & files)
+            # The kernel may forget an entry of /proc that nobody holds, and the rule with it.
+            os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+            _allow(rules, _OWN_THREADS, (_WRITE | _TRUNCATE) & files)
         system_call(_LANDLOCK_RESTRICT, rules, 0)
     finally:
         os.close(rules)
