@@ -50,7 +50,7 @@ class Protocol:
     #: Moments at which a program on a CPU of this host is timed at most, seconds apart
     #: (`agents.sandbox.retimed_programs`); three times as many where it is among the fastest of its workload.
     visits: int = _bounded(8, 1, 1000)
-    #: Empty the CPU's caches of the arguments before every run; a repeat is then one run.
+    #: Empty the CPU's caches of the arguments, or a GPU's, before every run; a repeat is then one run.
     cache_flush: bool = False
     #: A program this many times slower than the best of its workload gets one short repeat only.
     early_stop_ratio: float = _bounded(2.5, 0, 1e6)

@@ -77,6 +77,10 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "set_times": lambda: os.utime(kept, (1, 1)),
         "set_attribute": lambda: os.setxattr(kept, "user.mark", b"1"),
         "write_settings": lambda: Path("/proc/self/oom_score_adj").open("w").close(),
+        "name_own_thread": lambda: (
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").open("w").close()
+        ),
+        "name_other_thread": lambda: Path(f"/proc/{stranger}/task/{stranger}/comm").open("w").close(),
         "kill": lambda: os.kill(zygote, 0),
         "kill_all": lambda: os.kill(-1, 0),
         "signal_by_descriptor": lambda: fcntl.fcntl(0, F_SETSIG, 9),

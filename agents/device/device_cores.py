@@ -14,6 +14,10 @@ from agents.sandbox.stages import ChildSettings
 
 #: Worker processes of one device: compiling takes some four times as long as timing.
 MOST_BUILDERS = 6
+#: The same for a GPU: CUDA's compiler took 2 s a program on an H100's host, its timing .1 s.
+_MOST_GPU_BUILDERS = 16
+#: Memory of a GPU for each of them: a process that has timed keeps a context there, of about .5 GiB.
+_GPU_BYTES_EACH = 2 << 30
 #: Kinds of device whose cores are not those of the host that reaches them.
 ELSEWHERE = frozenset({DeviceKind.RPC, DeviceKind.REPLAY})
 #: With fewer quiet cores than this the timing cores build too, rather than idle.
@@ -100,6 +104,7 @@ def worker_settings(
         builders = tuple((core,) for core in quiet[:MOST_BUILDERS])
     if spec.kind is DeviceKind.CUDA:
         lock = host_lock_path(f"cuda-{spec.index}")
+        builders = tuple((core,) for core in quiet[: _gpu_builders(spec, descriptor)])
     if spec.kind is DeviceKind.RPC:
         environment = remote_environment(spec, descriptor)
     is_lent = spec.kind is DeviceKind.LOCAL and len(builders) > 1 and len(quiet) < _ENOUGH_QUIET_CORES
@@ -119,6 +124,14 @@ def worker_settings(
         )
         for cores in builders
     )
+
+
+def _gpu_builders(spec: DeviceSpec, descriptor: Descriptor) -> int:
+    """Worker processes of a CUDA device at most."""
+    cards = {int(card["index"]): card for card in map(dict, descriptor.cuda_devices)}
+    memory = cards.get(spec.index, {}).get("memory_bytes", "")
+    room = int(memory) // _GPU_BYTES_EACH if memory else MOST_BUILDERS
+    return max(1, min(_MOST_GPU_BUILDERS, room))
 
 
 def remote_environment(spec: DeviceSpec, descriptor: Descriptor) -> dict[str, Any]:

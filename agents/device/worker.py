@@ -22,6 +22,7 @@ from agents.device.device_cores import quiet_cores, remote_environment, worker_s
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import Activity, TaggedRecord
 from agents.errors import AgentError
+from agents.host.cuda import compiler_fault
 from agents.host.differences import board_differences, differences
 from agents.host.probe import core_groups, environment, environment_id, probe, remote_descriptor
 from agents.host.process_control import pin_process
@@ -321,6 +322,8 @@ def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
     if spec.kind is DeviceKind.REPLAY:
         return ["a device of kind replay is not timed: `agents.device.replay` answers for it from records"]
     faults = differences(spec, here)
+    if spec.kind is DeviceKind.CUDA and not faults and (missing := compiler_fault()):
+        return [missing]
     if spec.kind is DeviceKind.RPC and not faults:
         from agents.programs.rpc_session import served
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,33 @@ def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
         # A fused multiply-add a core and cycle.
         found["peak_flops"] = str(2 * int(cores) * int(clock) * 10**6)
     return found
+
+
+def compiler_fault(environ: Mapping[str, str] | None = None) -> str:
+    """Say what this host lacks to compile programs for its CUDA devices through TVM; empty if nothing.
+
+    TVM looks the same way: NVRTC through the package `cuda-bindings`, unless `TVM_CUDA_COMPILE_MODE` asks for
+    `nvcc`, and the headers of CUDA's toolkit at `CUDA_PATH`, beside the `nvcc` on the path, or at its usual
+    place.
+
+    Args:
+        environ: Environment variables; those of this process by default.
+    """
+    environ = os.environ if environ is None else environ
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
+    root = Path(environ.get("CUDA_PATH", "") or (beside or ["/usr/local/cuda"])[0])
+    headers = [path for place in ("include", "targets/*/include") for path in root.glob(place)]
+    if not any((path / "cuda_runtime.h").is_file() for path in headers):
+        return (
+            f"no CUDA toolkit is at {root}, whose headers TVM needs to compile: install it, and put its nvcc "
+            "on PATH or set CUDA_PATH to it"
+        )
+    has_nvrtc = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+    if environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvrtc" and not has_nvrtc:
+        package = "the Python package cuda-bindings is missing, through which TVM compiles"
+        return f"{package}: pip install 'tensor-fleet[cuda]'"
+    return ""
 
 
 def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:

@@ -80,6 +80,8 @@ class Collection:
         self._live = [device_id for device_id, spec in specs.items() if is_live(spec)]
         self._history = DeviceHistory(engine, specs)
         self._losses: Counter[tuple[DeviceId, CandidateId]] = Counter()
+        #: Why the last lost candidate of a device was lost.
+        self.loss_reasons: dict[DeviceId, str] = {}
         #: Devices that fell out, and why.
         self.fallen: dict[DeviceId, str] = {}
         minutes = settings.minutes
@@ -313,6 +315,7 @@ class Collection:
                 progress.add(record)
             if record.outcome is Outcome.LOST:
                 self._losses[device_id, record.candidate_id] += 1
+                self.loss_reasons[device_id] = record.error
             if record.is_quarantined:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
         asked = {one.candidate_id for one in job.batch.candidates}

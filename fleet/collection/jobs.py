@@ -84,9 +84,9 @@ def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings
     if how.noise:
         collection.measure_noise()
     for device_id, count in collection.lost().items():
+        reason = collection.loss_reasons.get(device_id) or "its processes ended"
         display.say(
-            f"{device_id}: {count} candidates have no result, so the device was out of reach or its "
-            "processes ended; the next run tries them again."
+            f"{device_id}: {count} candidates have no result ({reason}); the next run tries them again."
         )
     for device_id, reason in collection.fallen.items():
         display.say(f"{device_id} fell out: {reason}")

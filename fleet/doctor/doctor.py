@@ -108,6 +108,13 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
             why=wanted.why,
             do=f"pip install {wanted.package}",
         )
+    if descriptor.cuda_devices and state.cuda_compiler_fault:
+        yield Finding(
+            level=Level.WARNING,
+            what="programs for CUDA cannot be compiled",
+            why="the CUDA devices of this host cannot be measured",
+            do=state.cuda_compiler_fault,
+        )
     if state.nvidia_driver and not descriptor.cuda_devices:
         yield Finding(
             level=Level.WARNING,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agents.errors import AgentError
 from agents.host import procfs as host
-from agents.host.cuda import gpu_state
+from agents.host.cuda import compiler_fault, gpu_state
 from agents.host.host_lock import HostLockError, open_lock
 from agents.host.probe import core_groups
 from agents.host.timing_lock import host_lock_path, not_timing
@@ -96,6 +96,7 @@ def look(
         store=str(store),
         disk_free_bytes=_free_bytes(store),
         nvidia_driver=bool(host.cuda_driver(root)),
+        cuda_compiler_fault=compiler_fault(),
         gpus=gpus,
         unserved=_unserved(devices),
         exposed=tuple(_exposed(tokens, ray_folder)),

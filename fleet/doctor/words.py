@@ -102,6 +102,8 @@ class HostState:
     disk_free_bytes: int = -1
     #: True where NVIDIA's driver is loaded.
     nvidia_driver: bool = False
+    #: What `agents.host.cuda.compiler_fault` says.
+    cuda_compiler_fault: str = ""
     #: Index of each CUDA device and what `agents.host.cuda.gpu_state` says of it.
     gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     #: RPC devices that cannot be reached: device, and what `agents.programs.rpc_session.served` says of it.

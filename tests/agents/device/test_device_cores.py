@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agents.device.device_cores import process_cores, quiet_cores
+from agents.device.device_cores import process_cores, quiet_cores, worker_settings
+from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,14 @@ def test_few_quiet_cores_have_one_process_more_for_the_cores_that_are_lent() -> 
 def test_many_quiet_cores_build_alone_and_where_all_cores_time_one_process_does_everything() -> None:
     assert process_cores((0,), tuple(range(1, 16))) == tuple((core,) for core in range(1, 7))
     assert process_cores((0, 1), (0, 1)) == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("card", "builders"),
+    [({"memory_bytes": str(80 << 30)}, 16), ({"memory_bytes": str(8 << 30)}, 4), ({}, 6)],
+)
+def test_a_gpu_has_as_many_builders_as_its_memory_holds_contexts(card: dict[str, str], builders: int) -> None:
+    spec, quiet = cuda_spec(), tuple(range(1, 24))
+    made = worker_settings(spec, gpu_host({**GPU, **card}), quiet)
+    assert [one.build_cores for one in made] == [(core,) for core in quiet[:builders]]
+    assert {(one.device, one.gpu_index, one.slot_path) for one in made} == {("cuda", 0, "")}

@@ -241,3 +241,24 @@ def test_missing_device_files_are_made_before_a_process_is_confined(
     assert uvm.read_text() == "-u -c 0\n"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     cuda.make_device_files(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("headers", ["include", "targets/x86_64-linux/include"])
+def test_without_headers_or_bindings_nothing_is_compiled_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: str
+) -> None:
+    environ = {"CUDA_PATH": str(tmp_path), "PATH": ""}
+    assert f"no CUDA toolkit is at {tmp_path}" in cuda.compiler_fault(environ)
+    (tmp_path / headers).mkdir(parents=True)
+    (tmp_path / headers / "cuda_runtime.h").touch()
+    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
+    assert "pip install 'tensor-fleet[cuda]'" in cuda.compiler_fault(environ)
+    assert not cuda.compiler_fault({**environ, "TVM_CUDA_COMPILE_MODE": "nvcc"})
+    monkeypatch.setattr(cuda, "find_spec", lambda name: name)
+    assert not cuda.compiler_fault(environ)
+    # The toolkit of the compiler on the path comes before the usual place.
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    assert not cuda.compiler_fault({"PATH": str(nvcc.parent)})

@@ -79,6 +79,10 @@ FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
         *(x86_host(), Level.ERROR, ("/x/lock", "it is bob's")),
     ),
     "driver": ({"nvidia_driver": True}, x86_host(), Level.WARNING, ("CUDA_VISIBLE_DEVICES",)),
+    "no CUDA compiler": (
+        {"cuda_compiler_fault": "no CUDA toolkit is at /opt/cuda: install it"},
+        *(gpu_host(GPU), Level.WARNING, ("cannot be compiled", "/opt/cuda")),
+    ),
     "no NVML": (
         {"missing_modules": ("pynvml",), "nvidia_driver": True},
         *(gpu_host(GPU), Level.NOTE, ("nvidia-ml-py",)),
