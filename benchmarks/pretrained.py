@@ -25,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
+from benchmarks.onboarding_baselines import baselines
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
@@ -44,15 +46,18 @@ from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, Strategy, without_device
+from transfer.adapt.base import Strategy, without_device
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
 from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
+from transfer.baselines.base import Scores
+from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
-from transfer.data.splits import few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Regime
+from transfer.data.splits import Split, few_of_each, leave_networks_out
+from transfer.evaluate.onboarding_cases import Case, Regime, shown
+from transfer.evaluate.onboarding_contenders import situation_of
 
 Rows = NDArray[np.int64]
 
@@ -132,12 +137,8 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
     """Top-1 by workload of each contender on one case, with each number of samples."""
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
-    groups = groups_of(networks_of(snapshot.workloads.values()))
-    [split] = [
-        one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
-    ]
+    split, test = _division(snapshot, case)
     column = dataset.column(case.target)
-    test = split.test[np.isfinite(dataset.latency_secs[split.test, column])]
     how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
     found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
     for name, (rows, sources) in _contenders(snapshot, split.train, case, asked).items():
@@ -151,11 +152,12 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
         found["devices"][name] = sources
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
         zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
-        _judge(found, f"{name}/0", zero, dataset, test, column)
+        features = dataset.features.take(test)
+        _judge(found, f"{name}/0", zero.score_unseen(features), dataset, test, column)
         if name == "shipped":
             # Where the records of source devices are at hand, their heads can be mixed.
             mixed = ZeroShot().adapt(source, view, case.target, rows[:0], source_rows=rows, **how)
-            _judge(found, "mixed/0", mixed, dataset, test, column)
+            _judge(found, "mixed/0", mixed.score_unseen(features), dataset, test, column)
         for k in asked.samples:
             chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
             ways: dict[str, tuple[Strategy, Rows]] = {
@@ -168,9 +170,49 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
                 started = time.perf_counter()
                 adapted = way.adapt(source, known, case.target, chosen, source_rows=source_rows, **how)
                 found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
-                _judge(found, f"{label}/{k}", adapted, dataset, test, column)
+                _judge(found, f"{label}/{k}", adapted.score_unseen(features), dataset, test, column)
                 found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
     return found
+
+
+def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> dict[str, Any]:
+    """Top-1 and top-5 by workload of baselines on one case, with the samples that the shipped way gets."""
+    snapshot = load_snapshot(Store.read(store))
+    dataset = snapshot.dataset
+    split, test = _division(snapshot, case)
+    column = dataset.column(case.target)
+    about = Case(
+        regime=Regime.BOTH_NEW,
+        target=case.target,
+        split=case.group,
+        pool=split.train,
+        source_rows=split.train,
+        test=test,
+        seed=case.seed,
+    )
+    situation = situation_of(shown(dataset, about), about)
+    found: dict[str, Any] = {"top1": {}, "top5": {}, "secs": {}}
+    for k in (0, *samples):
+        chosen = _samples(dataset, split.train, column, k, case.seed) if k else split.train[:0]
+        few_shot = FewShotSet(chosen, dataset.latency_secs[chosen, column])
+        for baseline in (one for one in baselines() if one.name in names):
+            started = time.perf_counter()
+            scores = baseline.score(situation, few_shot)
+            found["secs"][f"{baseline.name}/{k}"] = round(time.perf_counter() - started, 1)
+            if scores is not None:
+                _judge(found, f"{baseline.name}/{k}", scores, dataset, test, column)
+    return found
+
+
+def _division(snapshot: DatasetSnapshot, case: _Case) -> tuple[Split, Rows]:
+    """How a case parts the rows, and those of the group that the profile has measured."""
+    dataset = snapshot.dataset
+    groups = groups_of(networks_of(snapshot.workloads.values()))
+    [split] = [
+        one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
+    ]
+    measured = np.isfinite(dataset.latency_secs[split.test, dataset.column(case.target)])
+    return split, split.test[measured]
 
 
 def _contenders(
@@ -213,14 +255,13 @@ def _samples(dataset: Dataset, rows: Rows, column: int, k: int, seed: int) -> Ro
 
 
 def _judge(
-    found: dict[str, Any], name: str, adapted: Adapted, dataset: Dataset, test: Rows, column: int
+    found: dict[str, Any], name: str, scores: Scores, dataset: Dataset, test: Rows, column: int
 ) -> None:
     """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
-    scores = adapted.score_unseen(dataset.features.take(test))
     latency, group = dataset.latency_secs[test, column], dataset.group[test]
     metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
     workloads = [dataset.workload_ids[one] for one in metrics.groups.tolist()]
-    if not found["top1"]:
+    if name == "shipped/0":
         chance = metrics.random_top1_by_workload
         found["top1"]["random/0"] = dict(zip(workloads, chance.tolist(), strict=True))
     for measure, values in (("top1", metrics.top1_by_workload), ("top5", metrics.top5_by_workload)):
@@ -243,6 +284,20 @@ def secs_to_first_head(device: str) -> float:
         started = time.perf_counter()
         subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
         return time.perf_counter() - started
+
+
+def _kept(
+    folder: Path, cases: Sequence[_Case], run: Callable[[_Case], dict[str, Any]], workers: int
+) -> dict[str, dict[str, Any]]:
+    """What each case found, by its name; those that the folder has are not run again."""
+    folder.mkdir(exist_ok=True)
+    waiting = [one for one in cases if not (folder / f"{one.name}.json").exists()]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {one: pool.submit(run, one) for one in waiting}
+        for one, future in futures.items():
+            (folder / f"{one.name}.json").write_text(json.dumps(future.result()))
+            print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+    return {one.name: json.loads((folder / f"{one.name}.json").read_text()) for one in cases}
 
 
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -272,14 +327,13 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         contenders=tuple(one for one in CONTENDERS if one in {CONTENDERS[0], *options.contenders}),
     )
     kept = folder / f"cases-{sums}-{asked.name}"
-    kept.mkdir(exist_ok=True)
-    waiting = [one for one in cases if not (kept / f"{one.name}.json").exists()]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        futures = {one: pool.submit(run_case, store, one, asked) for one in waiting}
-        for one, future in futures.items():
-            (kept / f"{one.name}.json").write_text(json.dumps(future.result()))
-            print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
-    done = {one.name: json.loads((kept / f"{one.name}.json").read_text()) for one in cases}
+    done = _kept(kept, cases, partial(run_case, store, asked=asked), options.workers)
+    if names := sorted(options.baselines):
+        kept = folder / "-".join(("baselines", sums, *map(str, asked.samples), *names))
+        how = partial(run_baselines, store, names=names, samples=asked.samples)
+        for name, found in _kept(kept, cases, how, options.workers).items():
+            for measure in ("top1", "top5"):
+                done[name][measure] |= found[measure]
     result: dict[str, Any] = {
         "benchmark": "pretrained",
         "datasets": {one.name: one.sha256 for one in datasets},
@@ -335,6 +389,13 @@ def main() -> None:
         choices=NAMES,
         default=[],
         help="further ways to make the head, of all records",
+    )
+    parser.add_argument(
+        "--baselines",
+        nargs="*",
+        choices=[one.name for one in baselines()],
+        default=[],
+        help="what others would do with the same samples",
     )
     parser.add_argument(
         "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="models compared (all)"
