@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.programs.derivation import Derivation, comparable, match
+from agents.programs.thread_tiles import ThreadTiles
 from agents.programs.trace_rules import TraceRefusedError, read_trace
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.programs.workloads import own_module
@@ -35,7 +36,7 @@ SPACE_TARGETS: dict[Family, dict[str, Any]] = {
 }
 
 #: Draws in a row that show no program for the first time after which the space counts as used up. CPU draws
-#: nearly all pass; about one CUDA draw in ten passes the post-processors.
+#: nearly all pass; a tenth to a half of CUDA draws passes the post-processors.
 _BARREN_SAMPLES = 600
 #: Draws in a row that pass and show nothing new, after which it counts as used up: so many for each program
 #: that was seen, and at least. Where programs are few, each comes up often.
@@ -130,6 +131,7 @@ class DesignSpace:
             rand_state=1,
         )
         self._spaces = [schedule.trace for schedule in context.generate_design_space()]
+        self._tiles = [ThreadTiles.of_space(space) for space in self._spaces]
         self._space_steps = [plain_json(space.as_json())[0] for space in self._spaces]
         self._comparable = [comparable(steps) for steps in self._space_steps]
         generator = context.space_generator
@@ -155,9 +157,11 @@ class DesignSpace:
             and not found.is_used_up(_BARREN_SAMPLES)
             and found.tries < _MOST_TRIES
         ):
-            space = draws.choice(self._spaces)
-            # Without its decisions the trace samples them afresh from the schedule's seed.
-            found.take(self._finish(Trace(space.insts, {}), draws.randrange(1, _MOST_SEED)))
+            place = draws.randrange(len(self._spaces))
+            tiles = self._tiles[place]
+            # Decisions that are left out are sampled afresh from the schedule's seed.
+            trace = Trace(self._spaces[place].insts, tiles.draw(draws) if tiles else {})
+            found.take(self._finish(trace, draws.randrange(1, _MOST_SEED)))
         return found
 
     def evolve(

@@ -16,6 +16,7 @@ from benchmarks.pretrained import (
     architecture,
     cases_of,
     groups_of,
+    run_baselines,
     run_case,
 )
 from benchmarks.pretrained_figures import breadth_figures, expectations, figures
@@ -111,6 +112,16 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     assert found["workloads"]["shipped"] == len(workloads) - len(judged)
     values = np.array(list(found["top1"]["shipped/64"].values()))
     assert ((values > 0) & (values <= 1)).all()
+
+
+def test_baselines_are_judged_on_the_same_programs_and_see_none_of_their_measurements(tmp_path: Path) -> None:
+    store = fill(tmp_path / "store", *SOURCES, NEW)
+    case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
+    shipped = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))
+    found = run_baselines(store, case, ["xgboost", "xgboost-pooled", "mean-rank"], [64])
+    # Alone it needs samples; ranks of source devices need their measurements of what is judged.
+    assert set(found["top1"]) == {"xgboost/64", "xgboost-pooled/0", "xgboost-pooled/64"}
+    assert all(set(one) == set(shipped["top1"]["shipped/0"]) for one in found["top1"].values())
 
 
 def test_a_contender_learns_on_other_processors_only(tmp_path: Path) -> None:

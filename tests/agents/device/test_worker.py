@@ -25,6 +25,7 @@ from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Window, in_windows
 from agents.spool.disk_spool import Spool
 from benchmarks.bad_programs import calling
+from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
 pytestmark = pytest.mark.tvm
 
@@ -219,6 +220,16 @@ def test_a_worker_that_gets_no_processes_lets_go_of_its_spool(
     finally:
         process.cpu_affinity(affinity)
     Spool(tmp_path / "spool").close()
+
+
+def test_a_gpu_whose_programs_cannot_be_compiled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, where = cuda_spec(), agents.device.worker
+    monkeypatch.setattr(where, "probe", lambda: gpu_host(GPU))
+    monkeypatch.setattr(where, "compiler_fault", lambda: "no CUDA toolkit is at /opt/cuda")
+    with pytest.raises(DeviceRefusedError, match=r"cuda-0 is refused by host .*: no CUDA toolkit is at /opt"):
+        DeviceWorker(spec, tmp_path / "spool")
 
 
 @pytest.mark.parametrize(

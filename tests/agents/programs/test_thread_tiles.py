@@ -1,0 +1,69 @@
+"""Tiles of GPU spaces: drawn as TVM draws them, but for those whose threads no GPU takes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
+
+from agents.programs.thread_tiles import draw_tile, prime_powers
+from agents.records import Family, Workload
+
+
+@given(st.integers(1, 100_000))
+def test_prime_powers_make_the_number(number: int) -> None:
+    found = prime_powers(number)
+    assert math.prod(prime**exponent for prime, exponent in found.items()) == number
+    assert all(
+        all(prime % divisor for divisor in range(2, prime)) for prime in list(found)[:3] if prime < 1000
+    )
+
+
+@given(st.integers(1, 5_000), st.integers(1, 5), st.integers(0, 2**32))
+def test_a_tile_makes_its_loop_and_keeps_its_innermost_factor_small(
+    extent: int, count: int, seed: int
+) -> None:
+    most = extent if count == 1 else 8
+    tile = draw_tile(prime_powers(extent), count, most, random.Random(seed))
+    assert math.prod(tile) == extent
+    assert (len(tile), tile[-1] <= most) == (count, True)
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize(("extent", "most"), [(36, 64), (36, 3), (64, 64)])
+def test_tiles_are_drawn_as_tvm_draws_them(extent: int, most: int) -> None:
+    import tvm
+    from tvm import te
+    from tvm.s_tir.schedule import Schedule
+
+    source = te.placeholder((extent,), name="A")
+    made = te.compute((extent,), lambda i: source[i], name="copy")
+    schedule = Schedule(tvm.IRModule({"main": te.create_prim_func([source, made])}), seed=1)
+    [loop] = schedule.get_loops(schedule.get_sblock("copy"))
+    draws, powers, count = random.Random(1), prime_powers(extent), 3_000
+    theirs = Counter(
+        tuple(int(schedule.get(one)) for one in schedule.sample_perfect_tile(loop, 3, most))
+        for _ in range(count)
+    )
+    ours = Counter(tuple(draw_tile(powers, 3, most, draws)) for _ in range(count))
+    assert ours.keys() == theirs.keys()
+    table = [[counts[tile] for tile in sorted(ours)] for counts in (ours, theirs)]
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+@pytest.mark.tvm
+def test_gpu_spaces_draw_threads_that_fit(matmul: Workload) -> None:
+    from agents.programs.design_space import DesignSpace
+
+    space = DesignSpace(matmul, Family.GPU)
+    found = space.sample(12, seed=3)
+    assert len(found.candidates) == 12
+    # TVM's own draws pass one time in ten or twenty.
+    assert found.tries < 8 * 12
+    assert space.sample(12, seed=3).candidates == found.candidates
+    assert not any(DesignSpace(matmul, Family.CPU)._tiles)
