@@ -172,7 +172,7 @@ def evaluate_model(
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
 
-    folder = latest(models) if version == "latest" else models / version
+    folder = latest(models) if version == "latest" else RegistryReader(models).path(version)
     model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
     headless = [device_id for device_id in device_ids if device_id not in model.device_ids]
     if headless:

@@ -159,7 +159,7 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     assert [line.split()[0] for line in told.splitlines() if line.startswith(("one", "two"))]
     assert "fleet-tlp" in told
     assert len([one for one in fleet.requests() if one[0] == "evaluation"]) == 2
-    assert "v000099" in fleet.fails("eval", "--model", "v000099")
+    assert "no model version 'v000099'" in fleet.fails("eval", "--model", "v000099")
     assert "nobody" in fleet.fails("eval", "--device", "nobody")
 
 
