@@ -138,7 +138,7 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
     snapshot = load_snapshot(Store.read(store))
     dataset = snapshot.dataset
     split, test = _division(snapshot, case)
-    column = dataset.column(case.target)
+    column, features = dataset.column(case.target), dataset.features.take(test)
     how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
     found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
     for name, (rows, sources) in _contenders(snapshot, split.train, case, asked).items():
@@ -152,7 +152,6 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
         found["devices"][name] = sources
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
         zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
-        features = dataset.features.take(test)
         _judge(found, f"{name}/0", zero.score_unseen(features), dataset, test, column)
         if name == "shipped":
             # Where the records of source devices are at hand, their heads can be mixed.

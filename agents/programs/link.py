@@ -17,9 +17,13 @@ class LinkLostError(AgentError):
     """The device cannot be reached at all; no candidate is to blame."""
 
 
+#: Added by TVM to the number of a kind of device that lies behind a wire (`tvm.rpc.base.RPC_SESS_MASK`).
+REMOTE_MASK = 128
+
+
 def is_remote(device: Any) -> bool:
-    """Whether a TVM device lies behind a wire (`tvm.rpc.base.RPC_SESS_MASK`)."""
-    return bool(device.dlpack_device_type() >= 128)
+    """Whether a TVM device lies behind a wire."""
+    return bool(device.dlpack_device_type() >= REMOTE_MASK)
 
 
 class Session(Protocol):

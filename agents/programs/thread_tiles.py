@@ -20,6 +20,8 @@ _FACTORS, _THREADS = 5, 2
 _LOW, _HIGH = (f"meta_schedule.thread_extent_{end}_inclusive" for end in ("low", "high"))
 #: Draws after which the last one is taken, whatever its threads: a small workload may have none that fit.
 _MOST_DRAWS = 1_000
+#: Trial division ends here, so that the extent of a stranger's loop holds nobody up.
+_LARGEST_DIVISOR = 1_000
 
 
 class ThreadTiles:
@@ -85,16 +87,16 @@ def draw_tile(powers: dict[int, int], count: int, most_innermost: int, draws: ra
 
 
 def prime_powers(number: int) -> dict[int, int]:
-    """The exponent of each prime in a positive number; extents of loops are small."""
+    """The exponent of each prime in a positive number; what has no small factors counts as a prime."""
     found: dict[int, int] = {}
     divisor = 2
-    while number > 1:
-        if divisor * divisor > number:
-            divisor = number
+    while divisor <= _LARGEST_DIVISOR and divisor * divisor <= number:
         while number % divisor == 0:
             found[divisor] = found.get(divisor, 0) + 1
             number //= divisor
         divisor += 1
+    if number > 1:
+        found[number] = found.get(number, 0) + 1
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.programs.link import is_remote
+from agents.programs.link import REMOTE_MASK, is_remote
 from agents.programs.quality import interval_quality, surely_slower, wants_repeats
 from agents.records import Protocol
 
@@ -27,8 +27,6 @@ _CPU = 1
 _FLUSH = "cache_flush_cpu_non_first_arg"
 #: Bytes that TVM copies on a GPU between its repeats: more than the second-level cache of any GPU holds.
 _GPU_FLUSH_BYTES = 256 << 20
-#: Added by TVM to the number of a kind of device that lies behind a wire (`RPC_SESS_MASK`).
-_REMOTE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _timer(
     """What gives a number of repeats of a number of runs."""
     flush: dict[str, Any] = {}
     if protocol.cache_flush:
-        is_cpu = device.dlpack_device_type() % _REMOTE == _CPU
+        is_cpu = device.dlpack_device_type() % REMOTE_MASK == _CPU
         flush = {"f_preproc": _FLUSH} if is_cpu else {"cache_flush_bytes": _GPU_FLUSH_BYTES}
 
     def timed(number: int, repeat: int) -> tuple[float, ...]:

@@ -24,6 +24,11 @@ def test_prime_powers_make_the_number(number: int) -> None:
     )
 
 
+def test_a_stranger_s_extent_holds_nobody_up() -> None:
+    largest = 2**61 - 1  # a prime
+    assert prime_powers(4 * largest) == {2: 2, largest: 1}
+
+
 @given(st.integers(1, 5_000), st.integers(1, 5), st.integers(0, 2**32))
 def test_a_tile_makes_its_loop_and_keeps_its_innermost_factor_small(
     extent: int, count: int, seed: int
