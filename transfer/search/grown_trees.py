@@ -29,8 +29,9 @@ _SETTINGS = {
 _TREES = 80
 #: Weight of a candidate: its speed over the best, to this power. Order among the fast ones is what counts.
 _WEIGHT = 0.5
-#: Parts of the measured ones, each judged by trees of the others.
-_PARTS = 4
+#: Parts of the measured ones, each judged by trees of the others: of few ones most must teach.
+_PARTS, _PARTS_OF_MANY = 4, 2
+_MANY = 128
 
 
 class GrownTrees:
@@ -53,9 +54,10 @@ class GrownTrees:
 
 def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) -> Floats:
     """(n,) expected values of measured candidates, each by trees that do not know it."""
-    part = np.random.default_rng(0).permutation(len(values)) % _PARTS
+    parts = _PARTS if len(values) < _MANY else _PARTS_OF_MANY
+    part = np.random.default_rng(0).permutation(len(values)) % parts
     found = np.empty(len(values))
-    for one in range(_PARTS):
+    for one in range(parts):
         out = part == one
         found[out] = GrownTrees(features[~out], head[~out], values[~out]).mean(features[out], head[out])
     return found
