@@ -76,7 +76,7 @@ def up(
     def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> ApiServer:
         from fleet.api.app import ApiSources
         from fleet.api.score_service import ScoreSettings
-        from fleet.api.server import ApiOptions, ApiServer
+        from fleet.api.server import ApiServer
         from fleet.dashboard.dashboard import Dashboard
         from fleet.dashboard.webhook import Webhook
         from fleet.models.registry_reader import RegistryReader
@@ -91,7 +91,7 @@ def up(
             dashboard=shown,
             webhook=Webhook(daemon.webhook_url, shown.all_alerts) if daemon.webhook_url else None,
         )
-        return ApiServer(sources, folder, ApiOptions(host=daemon.api_host, port=daemon.api_port))
+        return ApiServer(sources, folder, host=daemon.api_host, port=daemon.api_port)
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)
 

@@ -23,7 +23,7 @@ from fleet.api.app import ApiSources
 from fleet.api.client import ADDRESS, TOKEN, DaemonRefused, ask, find_daemon
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
-from fleet.api.server import ApiOptions, ApiServer, read_or_make_token
+from fleet.api.server import ApiServer, read_or_make_token
 from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
@@ -288,9 +288,9 @@ def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FleetError, match=f"port {port}: .*daemon.api_port"):
-            ApiServer(sources_of(models), tmp_path, ApiOptions(port=port))
+            ApiServer(sources_of(models), tmp_path, port=port)
     with pytest.raises(FleetError, match="expected an IP address"):
-        ApiServer(sources_of(models), tmp_path, ApiOptions(host="localhost"))
+        ApiServer(sources_of(models), tmp_path, host="localhost")
 
 
 def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, ask
 from fleet.api.connections import ConnectionLimits
-from fleet.api.server import ApiOptions, ApiServer
+from fleet.api.server import ApiServer
 from fleet.models.registry_reader import RegistryReader
 from tests.fleet.api.test_api import a_view
 
@@ -34,7 +34,7 @@ class Started:
         self.server = ApiServer(
             ApiSources(view=self._view, registry=RegistryReader(folder / "models")),
             folder,
-            ApiOptions(limits=ConnectionLimits(**limits)),
+            limits=ConnectionLimits(**limits),
         )
         self.port = int(self.server.url.rpartition(":")[2])
         self.token = (folder / TOKEN).read_text().strip()

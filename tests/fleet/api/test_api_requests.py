@@ -21,7 +21,7 @@ from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
 from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
-from fleet.api.server import ApiOptions, ApiServer
+from fleet.api.server import ApiServer
 from fleet.cli.app import run
 from fleet.cli.options import load_settings
 from fleet.cli.output import Interrupted
@@ -53,7 +53,8 @@ class Daemon:
         self.server = ApiServer(
             ApiSources(view=lambda: self.view, registry=RegistryReader(folder / "models"), desk=self.desk),
             folder,
-            ApiOptions(limits=ConnectionLimits(**limits), answer_secs=answer_secs),
+            limits=ConnectionLimits(**limits),
+            answer_secs=answer_secs,
         )
         self.token = (folder / TOKEN).read_text().strip()
         self.thread = threading.Thread(target=self._turn)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
 from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, Keyring
-from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
+from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
 from fleet.dashboard.table_follower import TableFollower
 from fleet.report.status import trust

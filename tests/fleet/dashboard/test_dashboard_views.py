@@ -28,12 +28,12 @@ from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
+from fleet.dashboard.comparison import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline, canary_ratios
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
-from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
 from fleet.dashboard.workload_view import MATRIX_COLUMNS, MOST_SCORED, CandidateMatrix, predicted, sample
 from fleet.models.registry import Registry
@@ -54,13 +54,13 @@ DAY = 86_400.0
 @given(st.floats(-0.9, 10), st.floats(0, 1))
 def test_severity_is_change_over_noise(change: float, noise: float) -> None:
     found = judge(change, noise)
-    assert found.severity == abs(change) / max(noise, LEAST_NOISE)
-    assert found.is_significant is (found.severity >= THRESHOLD)
+    assert found["severity"] == abs(change) / max(noise, LEAST_NOISE)
+    assert found["is_significant"] is (found["severity"] >= THRESHOLD)
 
 
 def test_without_a_noise_nothing_is_said() -> None:
     for noise in (None, math.nan, math.inf):
-        assert judge(0.5, noise).is_significant is None
+        assert judge(0.5, noise)["is_significant"] is None
     assert of_series([1.0, 1.0, 1.0]) is None
     assert of_series([0.0] * 5) is None
     assert of_series([1.0, 1.02, 0.98, 1.01]) == pytest.approx(math.sqrt(2) * 1.4826 * 0.01 / 1.005)
