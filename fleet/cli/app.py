@@ -18,19 +18,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from agents.errors import AgentError
-from fleet.cli import daemon as cli_daemon
-from fleet.cli import dashboard as cli_dashboard
-from fleet.cli import datasets as cli_datasets
-from fleet.cli import device_files as cli_device_files
-from fleet.cli import devices as cli_devices
-from fleet.cli import interchange as cli_interchange
-from fleet.cli import jobs as cli_jobs
-from fleet.cli import lookup as cli_lookup
-from fleet.cli import models as cli_models
-from fleet.cli import requests as cli_requests
-from fleet.cli import store as cli_store
-from fleet.cli import training as cli_learning
-from fleet.cli import tuning as cli_tuning
+from fleet.cli import (
+    daemon,
+    dashboard,
+    datasets,
+    device_files,
+    devices,
+    interchange,
+    jobs,
+    lookup,
+    models,
+    requests,
+    store,
+    training,
+    tuning,
+)
 from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_text
@@ -92,19 +94,12 @@ class _Signals:
         raise Interrupted(number)
 
 
-cli_devices.register(app)
-cli_device_files.register(app)
-cli_jobs.register(app)
-cli_daemon.register(app)
-cli_dashboard.register(app)
-cli_interchange.register(app)
-cli_learning.register(app)
-cli_tuning.register(app)
-cli_models.register(app)
-cli_store.register(app)
-cli_requests.register(app)
-cli_lookup.register(app)
-cli_datasets.register(app)
+# In the order of the help.
+for verbs in (
+    *(devices, device_files, jobs, daemon, dashboard, interchange, training),
+    *(tuning, models, store, requests, lookup, datasets),
+):
+    verbs.register(app)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

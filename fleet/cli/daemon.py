@@ -20,7 +20,7 @@ from fleet.cli.options import (
     say_places,
 )
 from fleet.cli.output import ConfigOption, SetOption, short_moment
-from fleet.terminal_table import print_rows
+from fleet.terminal_text import print_rows
 
 if TYPE_CHECKING:
     from fleet.api.server import ApiServer

@@ -13,8 +13,7 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say, visible
+from fleet.terminal_text import print_rows, say, visible
 
 Sha256Option = Annotated[
     str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")

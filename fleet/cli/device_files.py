@@ -13,8 +13,7 @@ import typer
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from agents.records import DeviceSpec

@@ -25,8 +25,7 @@ from fleet.cli.options import (
     say_places,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig

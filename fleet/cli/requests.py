@@ -24,8 +24,7 @@ from fleet.cli.output import (
     short_moment,
 )
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient

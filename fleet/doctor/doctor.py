@@ -93,7 +93,6 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     tvm = versions.get("apache-tvm", "")
     if tvm and tvm != TVM_VERSION:
         yield Finding(
-            level=Level.WARNING,
             what=f"apache-tvm {tvm} is installed",
             why=f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
             do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
@@ -110,14 +109,12 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
         )
     if descriptor.cuda_devices and state.cuda_compiler_fault:
         yield Finding(
-            level=Level.WARNING,
             what="programs for CUDA cannot be compiled",
             why="the CUDA devices of this host cannot be measured",
             do=state.cuda_compiler_fault,
         )
     if state.nvidia_driver and not descriptor.cuda_devices:
         yield Finding(
-            level=Level.WARNING,
             what="NVIDIA's driver is loaded, but no CUDA device is visible",
             why="its devices cannot be measured",
             do="look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES",
@@ -144,7 +141,6 @@ def _remote(state: HostState) -> Iterable[Finding]:
     for device_id, reason in state.unserved:
         why, _, cure = reason.partition(": ")
         yield Finding(
-            level=Level.WARNING,
             what=f"device {device_id} cannot be reached",
             why=why,
             do=cure or "look at its tracker and its server",
@@ -156,7 +152,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
     if isinstance(trial, str):
         if trial:
             yield Finding(
-                level=Level.WARNING,
                 what="how far worker processes are confined could not be tried",
                 why=trial,
                 do="run `python -m agents.sandbox.confinement_trial FOLDER` by hand and look at what it says",
@@ -173,7 +168,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
     if not trial.has_filter:
         cures.append("run Linux with CONFIG_SECCOMP_FILTER, on x86-64 or AArch64")
     yield Finding(
-        level=Level.WARNING,
         what=f"worker processes can {', '.join(trial.allowed)}",
         why="so can a program that is measured; everything else that was tried is refused",
         do="; ".join(cures) or "look at what the worker processes print when they start",
@@ -183,7 +177,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
 def _secrets(state: HostState) -> Iterable[Finding]:
     for path, fault, cure in state.exposed:
         yield Finding(
-            level=Level.WARNING,
             what=f"{path}: {fault}",
             why="with Ray's token or sockets others run code as you; with the API's they see the fleet",
             do=cure,
@@ -193,7 +186,6 @@ def _secrets(state: HostState) -> Iterable[Finding]:
 def _room(state: HostState) -> Iterable[Finding]:
     if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
         yield Finding(
-            level=Level.WARNING,
             what=f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",
             why=f"less than {_LOW_MEMORY_BYTES >> 30} GiB makes builders swap or be killed",
             do="stop other programs or raise the container's limit",

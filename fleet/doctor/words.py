@@ -29,7 +29,7 @@ class Level(StrEnum):
 class Finding:
     """One thing that is not as it should be."""
 
-    level: Level
+    level: Level = Level.WARNING
     #: The fault itself.
     what: str
     #: Why it matters.
