@@ -92,16 +92,12 @@ def sources_of(models: Path, **sources: Any) -> ApiSources:
     return ApiSources(view=a_view, registry=RegistryReader(models), **sources)
 
 
-def save_model(folder: Path, version: str) -> None:
-    manifest = {"version": version, "table_version": 3}
-    checkpoint.save(folder / version, FleetTLP(model_config(SPEC, SIZES), (BOARD,)), manifest)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for version in ("v000001", "v000002"):
-        save_model(folder, version)
+        manifest = {"version": version, "table_version": 3}
+        checkpoint.save(folder / version, FleetTLP(model_config(SPEC, SIZES), (BOARD,)), manifest)
     return folder
 
 
@@ -111,10 +107,14 @@ def server(tmp_path: Path, models: Path) -> Iterator[ApiServer]:
         yield made
 
 
+def client_of(server: ApiServer, token: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=60)
+
+
 def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Response:
-    token = (root / TOKEN).read_text().strip()
-    with httpx.Client(trust_env=False) as client:
-        return client.get(server.url + path, headers={"Authorization": f"Bearer {token}", **headers})
+    with client_of(server, (root / TOKEN).read_text().strip()) as client:
+        return client.get(path, headers=headers)
 
 
 def metrics(server: ApiServer, root: Path) -> dict[str, Metric]:
@@ -204,21 +204,15 @@ def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: 
     assert other.status_code == 200
 
 
-def test_a_champion_shows_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    with closing(ApiServer(sources_of(folder), tmp_path)) as server:
-        assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
-        save_model(folder, "v000001")
-        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
-
-
-def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
+def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
-    registry.publish(registry.add(model, {}), {BOARD: {}})
     with closing(ApiServer(sources_of(registry.folder), tmp_path)) as server:
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
+        registry.publish(registry.add(model, {}), {BOARD: {}})
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
         registry.pin(BOARD, reason="for the release")
         registry.publish(registry.add(model, {}), {BOARD: {}})
         for found in (
@@ -233,8 +227,9 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
         monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
         assert run(["status"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "(pinned)" in shown
-        assert f"stays; v000002: {BOARD} is pinned to v000001" in shown
+        stays = f"stays; v000002: {BOARD} is pinned to v000001"
+        for said in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
+            assert said in shown
         (registry.folder / "champions.json").write_text("{")
         assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
 
@@ -360,14 +355,3 @@ def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()
-
-
-def test_status_asks_the_daemon(
-    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-    assert run(["status"]) == 0
-    shown = capsys.readouterr().out
-    assert BOARD in shown
-    assert "it drifts" in shown
-    assert "7 records, 5 on their way there" in shown

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ from fleet.public_engine import daemon_of
 from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
 from fleet.store.lock import HOLDER
-from tests.fleet.api.test_api import a_view
+from tests.conftest import until
+from tests.fleet.api.test_api import a_view, client_of
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
 TRAINING = {"id": "t1", "kind": "training", "arguments": {"family": "cpu"}}
@@ -47,7 +47,7 @@ class Daemon:
 
     def __init__(self, folder: Path, **limits: Any) -> None:
         answer_secs = limits.pop("answer_secs", 15.0)
-        self.desk, self.state = RequestDesk(), FleetState()
+        self.folder, self.desk, self.state = folder, RequestDesk(), FleetState()
         self.view: dict[str, Any] = a_view()
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = ApiServer(
@@ -67,8 +67,13 @@ class Daemon:
                         self.desk.show(self.state, one.request_id)
 
     def client(self, token: str = "") -> httpx.Client:
-        headers = {"Authorization": f"Bearer {token or self.token}"}
-        return httpx.Client(base_url=self.server.url, headers=headers, trust_env=False, timeout=30)
+        return client_of(self.server, token or self.token)
+
+    def found(self) -> DaemonClient:
+        """The client that a command finds."""
+        found = find_daemon(self.folder)
+        assert found is not None
+        return found
 
     def close(self) -> None:
         self.server.close()
@@ -208,32 +213,23 @@ def test_followers_are_bounded_and_those_who_leave_make_room(start: Callable[...
             one.close()
         submit(daemon, id="t2", arguments={"family": "gpu"})
         client.delete("/v1/requests/t2")
-        deadline = time.monotonic() + 30
-        while client.get("/v1/requests/t2/events").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: client.get("/v1/requests/t2/events").status_code == 200)
 
 
-def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon]) -> None:
     daemon = start()
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert found is not None
-    followed = found.follow("t1")
+    followed = daemon.found().follow("t1")
     assert next(followed)["state"] == "queued"
     daemon.close()
     with pytest.raises(FleetError, match="is gone; it goes on with request t1"):
         next(followed)
 
 
-def test_a_client_follows_beyond_the_time_of_a_connection(
-    start: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_a_client_follows_beyond_the_time_of_a_connection(start: Callable[..., Daemon]) -> None:
     daemon = start(request_secs=3.0)
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert isinstance(found, DaemonClient)
-    followed = found.follow("t1")
+    followed = daemon.found().follow("t1")
     assert next(followed)["state"] == "queued"
     later = threading.Timer(2.5, daemon.tell, [ev.TrainingStarted(at_secs=110.0, family="cpu")])
     later.start()
@@ -243,7 +239,7 @@ def test_a_client_follows_beyond_the_time_of_a_connection(
         refusals = [line for line in client.get("/metrics").text.splitlines() if 'why="time"' in line]
     assert refusals == ['fleet_api_connections_refused_total{why="time"} 0.0'], "sent away in order"
     with pytest.raises(DaemonRefused, match="no request 't9'"):
-        next(found.follow("t9"))
+        next(daemon.found().follow("t9"))
 
 
 def test_the_verbs_show_follow_and_cancel(
@@ -300,15 +296,11 @@ def test_a_verb_asks_the_daemon_of_its_store_and_models_only(
 
 
 def test_fleet_train_sends_a_request_for_each_family(
-    start: Callable[..., Daemon],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = start()
     daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
-    found = find_daemon(tmp_path)
-    assert found is not None
+    found = daemon.found()
     monkeypatch.setattr("importlib.metadata.version", lambda _: "7.0")
     with pytest.raises(FleetError, match=r"is version 0\.1, this command is 7\.0; stop it"):
         request_trainings(found, [], is_detached=True, as_json=True)
@@ -329,7 +321,6 @@ def test_fleet_train_sends_a_request_for_each_family(
 )
 def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
     start: Callable[..., Daemon],
-    tmp_path: Path,
     answer: str,
     state: str,
     told: str,
@@ -338,8 +329,6 @@ def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
 ) -> None:
     daemon = start()
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert found is not None
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -352,6 +341,6 @@ def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(DaemonClient, "follow", interrupted)
     with pytest.raises(Interrupted):
-        follow_request(found, "t1")
+        follow_request(daemon.found(), "t1")
     assert told in capsys.readouterr().err
     assert daemon.desk.listed()[0]["state"] == state

@@ -29,7 +29,7 @@ from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.fleet.api.test_api import get, metrics, sources_of
+from tests.fleet.api.test_api import client_of, get, metrics, sources_of
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
@@ -66,10 +66,8 @@ def server(made: Path) -> Iterator[ApiServer]:
 
 
 def post(server: ApiServer, root: Path, content: bytes, **headers: str) -> httpx.Response:
-    token = (root / TOKEN).read_text().strip()
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        told = {"Authorization": f"Bearer {token}", **headers}
-        return client.post(server.url + "/v1/score", headers=told, content=content)
+    with client_of(server, (root / TOKEN).read_text().strip()) as client:
+        return client.post("/v1/score", headers=headers, content=content)
 
 
 def asked(**changes: Any) -> bytes:
