@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, canonical_json
+from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, Record, canonical_json
 from fleet.cli.app import run
 from fleet.config.sections import DaemonSection
 from fleet.coverage.reproducer import script
@@ -85,6 +85,15 @@ def fill(path: Path, factors: dict[str, float]) -> None:
             store.append(records)
 
 
+def put(path: Path, records: list[Record], *devices: str) -> Path:
+    """Put devices and their records into a store; returns its folder."""
+    with Store.open(path) as store:
+        for device in devices:
+            store.put_device(make_spec(device), make_descriptor())
+        store.append(records)
+    return path
+
+
 def compared(path: Path, before: str, after: str, *, shows_all: bool = False) -> dict[str, Any]:
     registry = Registry(path.parent / "models")
     return compare(lambda: Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
@@ -107,11 +116,8 @@ def test_a_change_beyond_the_noise_is_shown_and_one_within_is_hidden(tmp_path: P
 
 
 def test_what_nobody_can_judge_stays_in_sight(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        for device in ("one", "two"):
-            store.put_device(make_spec(device), make_descriptor())
-            store.append([make_record(number, device=device) for number in range(1, 4)])
-    found = compared(tmp_path / "store", "one", "two")
+    records = [make_record(number, device=device) for device in ("one", "two") for number in range(1, 4)]
+    found = compared(put(tmp_path / "store", records, "one", "two"), "one", "two")
     assert found["summary"]["unknown"] == 1
     assert [row["severity"] for row in found["rows"]] == [None]
 
@@ -119,20 +125,19 @@ def test_what_nobody_can_judge_stays_in_sight(tmp_path: Path) -> None:
 def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
     path, day = tmp_path / "store", 1_700_000_000.0
     fill(path, {"one": 1.0})
-    with Store.open(path) as store:
-        # The next day the same programs are slower; a third of them in a quality that says so.
-        later = [
-            replace(
-                make_record(number, device="one", workload=make_workload(1).workload_id),
-                attempt=3,
-                measured_at=day + DAY + number,
-                run_secs=(1.3e-3,),
-                quality=canonical_json({"suspect": True}) if number % 3 == 0 else "{}",
-            )
-            for number in range(1, 40)
-            if number % 4
-        ]
-        store.append(later)
+    # The next day the same programs are slower; a third of them in a quality that says so.
+    later = [
+        replace(
+            make_record(number, device="one", workload=make_workload(1).workload_id),
+            attempt=3,
+            measured_at=day + DAY + number,
+            run_secs=(1.3e-3,),
+            quality=canonical_json({"suspect": True}) if number % 3 == 0 else "{}",
+        )
+        for number in range(1, 40)
+        if number % 4
+    ]
+    put(path, later)
     sides = [f"one@{datetime.fromtimestamp(day + offset).date()}" for offset in (0.0, DAY)]
     [row] = compared(path, *sides)["rows"]
     assert row["change"] == pytest.approx(0.3, abs=0.01)
@@ -143,9 +148,7 @@ def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
 def test_two_environments_are_two_series(tmp_path: Path) -> None:
     path = tmp_path / "store"
     fill(path, {"one": 1.0})
-    with Store.open(path) as store:
-        some = [make_record(number, device="one", environment_id="f" * 32) for number in (1, 2)]
-        store.append(some)
+    put(path, [make_record(number, device="one", environment_id="f" * 32) for number in (1, 2)])
     notes = compared(path, "one", "one")["notes"]
     assert notes[0] == "one has measured in 2 environments; the one with most records counts."
 
@@ -203,21 +206,19 @@ def timeline(path: Path, device: str) -> list[dict[str, Any]]:
 def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     first = canonical_json({"versions": {"tvm": "0.26"}, "kernel": "6.1", "load": [3.0]})
     second = canonical_json({"versions": {"tvm": "0.27"}, "kernel": "6.1", "load": [1.0]})
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec("one"), make_descriptor())
-        for place, environment in enumerate((first, second)):
-            records = [
-                make_record(
-                    1 + 4 * number,
-                    device="one",
-                    environment=environment,
-                    environment_id=str(place) * 32,
-                    measured_at=NOW + DAY * place + number,
-                    quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
-                )
-                for number in range(1000)
-            ]
-            store.append(records)
+    for place, environment in enumerate((first, second)):
+        records = [
+            make_record(
+                1 + 4 * number,
+                device="one",
+                environment=environment,
+                environment_id=str(place) * 32,
+                measured_at=NOW + DAY * place + number,
+                quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
+            )
+            for number in range(1000)
+        ]
+        put(tmp_path / "store", records, "one")
     old, new = timeline(tmp_path / "store", "one")
     assert (old["records"], old["first_at"], old["changed"]) == (1000, NOW, [])
     assert new["changed"] == [["versions.tvm", "0.26", "0.27"]], "the load is of the moment"
@@ -240,20 +241,18 @@ def test_a_reading_of_canaries_counts_once_and_what_is_none_never() -> None:
 
 
 def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec("one"), make_descriptor())
-        for run, change in enumerate((1.01, 1.03)):
-            records = [
-                replace(
-                    make_record(1 + 4 * number, device="one", origin=NOISE),
-                    attempt=2 * run + attempt,
-                    measured_at=NOW + DAY * run + number,
-                    run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
-                )
-                for number in range(5)
-                for attempt in (1, 2)
-            ]
-            store.append(records)
+    for place, change in enumerate((1.01, 1.03)):
+        records = [
+            replace(
+                make_record(1 + 4 * number, device="one", origin=NOISE),
+                attempt=2 * place + attempt,
+                measured_at=NOW + DAY * place + number,
+                run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
+            )
+            for number in range(5)
+            for attempt in (1, 2)
+        ]
+        put(tmp_path / "store", records, "one")
     [found] = timeline(tmp_path / "store", "one")
     assert [round(run["median_change"], 3) for run in found["noise"]] == [0.01, 0.03]
 

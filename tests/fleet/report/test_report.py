@@ -151,7 +151,7 @@ def test_swapping_warm_and_scratch_swaps_the_verdict(a: float, b: float, c: floa
     assert mirrored is swapped.get(found, found)
 
 
-def test_each_verdict_is_said_plainly() -> None:
+def test_each_verdict_and_its_title_are_said_plainly() -> None:
     assert verdict_text(onboarding()) == (
         "The warm start is better than training from scratch: top-1 +0.190 with 64 samples "
         "(90 % interval +0.080 to +0.300). It is ahead on 5 of 6 held-out workloads. "
@@ -163,9 +163,6 @@ def test_each_verdict_is_said_plainly() -> None:
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
     assert "Without an interval" in verdict_text(compared(0.3, None))
     assert "was not compared" in verdict_text(compared(None, None))
-
-
-def test_the_title_names_both_rivals() -> None:
     assert verdict_title(onboarding()) == (
         "The warm start is better than training from scratch "
         "and not clearly different from the nearest known head"
@@ -174,9 +171,7 @@ def test_the_title_names_both_rivals() -> None:
         "The warm start is not clearly different from training from scratch and the nearest known head"
     )
     assert verdict_title(compared(*WORSE)) == "The warm start is worse than training from scratch"
-
-
-def test_pairs_without_a_number_do_not_count_towards_a_claim() -> None:
+    # Pairs without a number do not count towards a claim.
     unknown = [{"workload": f"w{i}", "warm_top1": math.nan, "scratch_top1": 0.1} for i in range(9)]
     assert "too few" in verdict_text(onboarding(workloads=unknown))
 
@@ -191,25 +186,17 @@ def test_the_headline_says_where_repeated_measurements_were_disturbed() -> None:
     assert "disturbed" not in headline(full_report())[0]
 
 
-def test_the_headline_counts_only_heads_whose_interval_lies_above_random() -> None:
+def test_the_headline_claims_no_more_than_the_numbers_do() -> None:
     assert "better than random choice on 2 of 2 devices" in headline(full_report())[1]
     one = full_report(model=model("first", random_top1=0.75))
     assert "better than random choice on 0 of 1 device." in headline(one)[1]
     assert beats_random([0.7, 0.9], None) is None
-
-
-def test_the_headline_claims_nothing_from_few_held_out_workloads() -> None:
     learned = headline(full_report(held_out=WORKLOADS[:3]))[1]
     assert "3 held-out workloads cannot show that this is more than luck" in learned
     assert "clearly" not in learned
-
-
-def test_the_headline_says_when_the_warm_start_is_no_better_than_random() -> None:
     said = headline(full_report(onboarding=onboarding(random_top1=0.88)))[2]
     assert said.endswith("The warm start is not clearly better than random choice.")
-
-
-def test_the_headline_says_what_is_missing() -> None:
+    # And it says what is missing.
     assert headline(full_report(model=None, onboarding=None))[1:] == (
         "No model was trained.",
         "No new device was onboarded.",

@@ -89,9 +89,7 @@ def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
     found = trusted([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
     assert found["noise"] is None
     assert found["noise_suspect"] == 2
-
-
-def test_a_candidate_under_quarantine_is_counted_once() -> None:
+    # A candidate under quarantine is counted once.
     killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
     again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
     assert trusted([killer, again])["quarantined"] == 1

@@ -23,13 +23,9 @@ def row(text: str, name: str) -> list[str]:
     return line.split()
 
 
-def test_a_row_has_the_numbers_of_its_device() -> None:
+def test_a_row_has_the_numbers_of_its_device_and_those_of_a_warm_start_are_named() -> None:
     text = printed(full_report())
     assert row(text, "first ") == ["first", "10", "3", "2.50", "0.4", "%", "0.80", "0.50", "0.95", "0.60"]
-
-
-def test_the_onboarded_device_shows_its_warm_start_and_says_so() -> None:
-    text = printed(full_report())
     assert row(text, "new ")[6:] == ["0.90", "0.40", "0.97", "-"]
     assert "new: scores of the warm start" in " ".join(text.split())
 
@@ -40,6 +36,7 @@ def test_numbers_that_were_not_measured_are_dashes() -> None:
     assert row(text, "only ") == ["only", "10", "3", *"------"]
     assert "No model was trained." in text
     assert "No new device was onboarded." in text
+    assert printed(complete({})).startswith("Measured: Nothing was measured.")
 
 
 @pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
@@ -47,6 +44,7 @@ def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
     names = (name, "second", "new")
     big = {one: device(one, records=1_234_570, records_per_s=1234.5) for one in names}
     text = printed(full_report(names, devices=big))
+    assert ("[red]x[/red]" in text) == ("red" in name), "markup is shown as it is"
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "\x1b" not in text
     assert text.count("1,234,570") == 3
@@ -58,11 +56,3 @@ def test_it_ends_with_the_three_lines_and_the_page() -> None:
     assert [line.split(":")[0] for line in lines[-4:]] == ["Measured", "Learned", "New device", "Report"]
     assert "warm start is better" in lines[-2]
     assert lines[-1] == "Report: runs/demo/report.html"
-
-
-def test_markup_in_a_name_is_shown_as_it_is() -> None:
-    assert "[red]x[/red]" in printed(full_report(("[red]x[/red]", "b", "c")))
-
-
-def test_an_empty_report_can_be_printed() -> None:
-    assert printed(complete({})).startswith("Measured: Nothing was measured.")

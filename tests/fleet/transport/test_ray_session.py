@@ -34,40 +34,29 @@ def cores(one: DeviceSpec, *others: DeviceSpec, usable: tuple[int, ...] = EIGHT)
     return agent_cores(one, [one, *others], usable, SMT)
 
 
-@pytest.mark.parametrize("kind", [DeviceKind.RPC, DeviceKind.CUDA])
-def test_builders_keep_off_the_cores_that_local_devices_time_on(kind: DeviceKind) -> None:
-    allowed = cores(spec(kind, 1), LOCAL, ELSEWHERE)
-    assert not {0, 4, 2, 6, 3, 7} & set(allowed)
-    assert 1 in allowed
-
-
-def test_the_cores_of_a_board_are_not_those_of_this_host() -> None:
-    board = spec(DeviceKind.RPC, 0)
+def test_devices_spare_the_cores_that_others_of_this_host_time_on() -> None:
+    board, twin = spec(DeviceKind.RPC, 0), make_spec("twin", cores=(0,))
+    for kind in (DeviceKind.RPC, DeviceKind.CUDA):
+        assert cores(spec(kind, 1), LOCAL, ELSEWHERE) == (1, 5)
     assert cores(board, LOCAL) == (1, 2, 3, 5, 6, 7)
-    assert cores(board) == EIGHT
-    assert cores(LOCAL, board) == EIGHT
-
-
-def test_a_gpu_keeps_its_own_core_even_where_a_local_device_times_on_it() -> None:
-    assert cores(spec(DeviceKind.CUDA, 0), LOCAL) == (0, 1, 2, 3, 5, 6, 7)
-
-
-def test_local_devices_on_the_same_cores_may_use_everything_and_others_spare_each_other() -> None:
-    twin = make_spec("twin", cores=(0,))
-    assert cores(LOCAL, twin) == EIGHT
+    assert cores(board) == cores(LOCAL, board) == EIGHT, "the cores of a board are not those of this host"
+    assert cores(spec(DeviceKind.CUDA, 0), LOCAL) == (0, 1, 2, 3, 5, 6, 7), "a GPU keeps its own core"
+    assert cores(LOCAL, twin) == EIGHT, "on the same cores they take turns"
     allowed = cores(LOCAL, ELSEWHERE)
     assert allowed == (0, 1, 4, 5)
     assert set(quiet_cores(LOCAL.cores, allowed, SMT)) == {1, 5}
+    # Where nothing is left everything is allowed.
+    assert cores(board, LOCAL, usable=(0,)) == (0,)
+    assert cores(board, LOCAL, usable=(0, 4)) == (4,)
 
 
-def test_where_nothing_is_left_everything_is_allowed() -> None:
-    assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0,)) == (0,)
-    assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0, 4)) == (4,)
+@pytest.fixture
+def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
 
 
-def test_a_start_that_fails_leaves_our_handlers_of_signals(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("_folder")
+def test_a_start_that_fails_leaves_our_handlers_of_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def init(**_: object) -> None:
@@ -76,15 +65,13 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals(
         raise RuntimeError("The current node timed out during startup")
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     with pytest.raises(FleetError, match="does not start"):
         start_ray(2)
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_a_start_that_fails_ends_its_own_processes_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("_folder")
+def test_a_start_that_fails_ends_its_own_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rays: list[subprocess.Popen[bytes]] = []
     others: list[subprocess.Popen[bytes]] = []
 
@@ -95,7 +82,6 @@ def test_a_start_that_fails_ends_its_own_processes_only(
         raise RuntimeError("no room")
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     try:
         with pytest.raises(FleetError, match="does not start"):
             start_ray(2)
