@@ -98,15 +98,8 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
             do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
         )
     for name in state.missing_modules:
-        wanted = WANTED_MODULES[name]
-        if name == "pynvml" and not state.nvidia_driver:
-            continue
-        yield Finding(
-            level=wanted.level,
-            what=f"the Python module {name} is missing",
-            why=wanted.why,
-            do=f"pip install {wanted.package}",
-        )
+        if name != "pynvml" or state.nvidia_driver:
+            yield WANTED_MODULES[name]
     if descriptor.cuda_devices and state.cuda_compiler_fault:
         yield Finding(
             what="programs for CUDA cannot be compiled",

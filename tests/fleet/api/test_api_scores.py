@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
+from tests.conftest import run_code
 from tests.dataset_fixtures import cpu_device
 from tests.fleet.api.test_api import client_of, get, metrics, sources_of
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
@@ -136,10 +136,7 @@ root, device, workload, trace = json.loads(sys.stdin.read())
 print(json.dumps(score(Path(root), device, workload, [trace]).scores))
 """
     given = json.dumps([str(made), A, ONE.workload_id, trace])
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
-    )
-    assert tuple(json.loads(done.stdout)) == score(made, A, ONE.workload_id, [trace]).scores
+    assert tuple(json.loads(run_code(code, input=given))) == score(made, A, ONE.workload_id, [trace]).scores
 
 
 @pytest.mark.parametrize(

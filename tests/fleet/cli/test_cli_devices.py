@@ -83,15 +83,12 @@ def test_probe_shows_this_host() -> None:
 
 
 @pytest.mark.usefixtures("v4_box")
-def test_probe_compares_with_a_device() -> None:
+def test_probe_compares_with_a_device_and_fails_where_the_host_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run("init")
     assert "x86-64-v4: this host can be it" in run("probe", "--device", "x86-64-v4").output
     assert json_of("probe", "--device", "x86-64-v4")["differences"] == []
-
-
-@pytest.mark.usefixtures("v4_box")
-def test_probe_fails_where_host_and_device_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    run("init")
     monkeypatch.setattr("agents.host.probe.probe", lambda: x86_host("sse sse2"))
     result = run("probe", "--device", "x86-64-v4", "--json")
     assert isinstance(result.exception, FleetError)
@@ -108,13 +105,12 @@ def test_probe_finds_the_folder_that_the_settings_name() -> None:
     )
 
 
-def test_doctor_judges_this_host() -> None:
+def test_doctor_judges_this_host_and_fails_when_something_stops_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for finding in json_of("doctor"):
         assert set(finding) == {"level", "what", "why", "do"}
     assert run("doctor").exit_code == 0
-
-
-def test_doctor_fails_when_something_stops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleet.doctor.words import HostState
 
     monkeypatch.setattr("fleet.doctor.look.look", lambda store, **_: HostState(missing_modules=("tvm",)))

@@ -83,26 +83,19 @@ def test_a_script_holds_the_whole_candidate(capsys: pytest.CaptureFixture[str]) 
     compile(text, "script", "exec")
 
 
-def test_nothing_imported_becomes_a_script(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    foreign = make_record(9, origin="imported")
-    with Store.open(store) as made:
-        made.append([foreign])
-    assert run(["show", foreign.record_id, "--script"]) == 1
-    assert "programs of others are never executed as they came" in capsys.readouterr().err
-
-
-def test_a_module_that_no_agent_of_ours_made_becomes_no_script(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    strange = make_workload(2)
+def test_nothing_of_strangers_becomes_a_script(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign, strange = make_record(9, origin="imported"), make_workload(2)
+    record = any_record(9, workload=strange.workload_id)
     with Store.open(store) as made:
         made.put_workloads([strange])
-        made.append([any_record(9, workload=strange.workload_id)])
-    assert run(["show", strange.workload_id, "--script"]) == 1
-    assert "has no schedule" in capsys.readouterr().err
-    record = any_record(9, workload=strange.workload_id)
-    assert run(["show", record.candidate_id, "--script"]) == 1
-    assert "it may have come with a log" in capsys.readouterr().err
+        made.append([foreign, record])
+    for name, said in (
+        (foreign.record_id, "programs of others are never executed as they came"),
+        (strange.workload_id, "has no schedule"),
+        (record.candidate_id, "it may have come with a log"),
+    ):
+        assert run(["show", name, "--script"]) == 1
+        assert said in capsys.readouterr().err
 
 
 def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,20 +68,15 @@ def test_the_list_goes_on_past_a_damaged_version(
     assert "fleet models rollback DEVICE" in text
 
 
-def test_what_the_list_says_of_a_damaged_version_cures_it(
+def test_what_the_list_says_of_a_damaged_version_cures_it_and_it_stops_no_other_one(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (models / "v000002" / "manifest.json").write_text("")
+    for _ in range(2):
+        assert Registry(models).add(small_model("box.a"), {"run": "r"}) == "v000003"
     assert told(["rollback", "box.a"], models, capsys)["version"] == "v000001"
     shutil.rmtree(models / "v000002")
-    assert [one["damaged"] for one in told(["list"], models, capsys)] == [None]
-
-
-def test_a_damaged_version_stops_no_other_one(models: Path) -> None:
-    (models / "v000001" / "manifest.json").write_text("")
-    registry = Registry(models)
-    assert registry.add(small_model("box.a"), {"run": "r"}) == "v000003"
-    assert registry.add(small_model("box.a"), {"run": "r"}) == "v000003"
+    assert [one["damaged"] for one in told(["list"], models, capsys)] == [None, None]
 
 
 @pytest.mark.parametrize("size", [None, 100])
@@ -143,14 +138,17 @@ def test_diff_tells_data_weights_and_verdicts(models: Path, capsys: pytest.Captu
     assert "workloads learnt from: 1 by both, 1 only by v000002, 1 only by v000001" in text
 
 
-def test_rollback_changes_one_device_and_keeps_the_reason(
-    models: Path, capsys: pytest.CaptureFixture[str]
+def test_rollback_changes_one_device_keeps_the_reason_and_makes_no_folder(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(["rollback", "box.a", "--reason", "slower since Monday"], models, capsys)
     assert text == "box.a is served by v000001 from now on (slower since Monday)"
     assert {one.version for one in Registry(models).champions().values()} == {"v000001"}
     back = told(["rollback", "box.a", "--to", "v000002"], models, capsys)
     assert (back["version"], back["reason"]) == ("v000002", "by hand")
+    assert run(["models", "rollback", "box.a", "--models", str(tmp_path / "none")]) == 1
+    assert f"no model under {tmp_path / 'none'}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_pin_is_shown_and_holds_until_it_is_let_go(
@@ -170,12 +168,6 @@ def test_a_pin_is_shown_and_holds_until_it_is_let_go(
     assert "pinned" in text
     assert told(["unpin", "box.a"], models, capsys)["pinned_at"] is None
     assert told(["rollback", "box.a", "--to", "v000002"], models, capsys)["rolled_back_from"] == "v000002"
-
-
-def test_rollback_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", "rollback", "box.a", "--models", str(tmp_path / "none")]) == 1
-    assert f"no model under {tmp_path / 'none'}" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
