@@ -55,7 +55,7 @@ def recorded_file(folder: Path, workloads: list[Workload]) -> Path:
         ]
         for place in range(3, len(records), 11):
             failed = {"outcome": Outcome.RUN_FAILED, "run_secs": (), "error": f"boom\n{EVIL}"}
-            records[place] = replace(records[place], **failed)  # type: ignore[arg-type]
+            records[place] = replace(records[place], **failed)
         store.append(records)
         export(store, path, "parquet")
     return path

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +76,10 @@ def print_collected(found: dict[str, Any], daemon_pid: int | None = None) -> Non
 
 def fleet_processes(daemon_pid: int | None) -> set[int]:
     """Process ids of this process, of a daemon, and of all below them."""
-    import psutil
+    from agents.host.host_load import processes_of
 
-    found: set[int] = set()
-    for pid in (os.getpid(), *([] if daemon_pid is None else [daemon_pid])):
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(pid)
-            found |= {one.pid for one in (root, *root.children(recursive=True))}
-    return found
+    roots = [os.getpid(), *([] if daemon_pid is None else [daemon_pid])]
+    return {process.pid for process in processes_of(roots)}
 
 
 def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> list[str]:

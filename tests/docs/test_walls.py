@@ -65,7 +65,6 @@ def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return tuple(found)
 

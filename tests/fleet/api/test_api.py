@@ -295,7 +295,6 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
     address, token = (tmp_path / ADDRESS).read_text(), (tmp_path / TOKEN).read_text()
     (tmp_path / TOKEN).write_text("another\n")
     stranger = find_daemon(tmp_path)
-    assert stranger is not None
     for ask_it in (lambda: stranger.get("/v1/status"), lambda: stranger.cancel("any"), stranger.login_url):
         with pytest.raises(
             DaemonRefused, match=r"^the daemon at \S+ refuses the token .*start the daemon again$"

@@ -71,9 +71,7 @@ class Daemon:
 
     def found(self) -> DaemonClient:
         """The client that a command finds."""
-        found = find_daemon(self.folder)
-        assert found is not None
-        return found
+        return find_daemon(self.folder)
 
     def close(self) -> None:
         self.server.close()

@@ -200,7 +200,7 @@ def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -
     assert "missing" in fleet.fails("import", str(fleet.folder / "missing"), "--device", "their-board")
 
 
-def test_a_head_is_pinned_beside_it_and_the_next_training_leaves_it(fleet: Fleet) -> None:
+def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet) -> None:
     assert "one" in fleet.does("status", "--json")["daemon"]["devices"]
     before = fleet.view("one")["champion"]
     fleet.does("models", "pin", "one")
@@ -209,14 +209,10 @@ def test_a_head_is_pinned_beside_it_and_the_next_training_leaves_it(fleet: Fleet
     assert "one" in trained["result"]["kept_champions"]
     assert fleet.view("one")["champion"] == before
     fleet.does("models", "unpin", "one")
-
-
-def test_a_head_is_taken_back_beside_it(fleet: Fleet) -> None:
-    serving = fleet.view("one")["champion"]
     manifests = {
         path.parent.name: json.loads(path.read_text()) for path in fleet.models.glob("v*/manifest.json")
     }
-    other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != serving)
+    other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != before)
     assert other in fleet.does("models", "rollback", "one", "--to", other, "--reason", "slower")
     until(lambda: fleet.view("one")["champion"] == other)
     assert "v000099" in fleet.fails("models", "rollback", "one", "--to", "v000099")

@@ -97,7 +97,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     for pipe in (killed.stdout, killed.stderr):  # Ray's own helper processes hold them for a minute
-        assert pipe is not None
         pipe.close()
     # Ray's own helper processes notice within a minute; whatever could disturb a timing ends at once.
     _, alive = psutil.wait_procs(measuring, timeout=20)

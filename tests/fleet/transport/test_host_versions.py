@@ -55,16 +55,13 @@ def rays_refusal() -> RuntimeError:
     return caught.value
 
 
-def test_rays_own_refusal_becomes_one_line() -> None:
+def test_rays_own_refusal_becomes_one_line_for_a_coordinator_too(monkeypatch: pytest.MonkeyPatch) -> None:
     here = ".".join(map(str, sys.version_info[:3]))
     assert join_refusal(str(rays_refusal()), "head:6379") == (
         f"the Ray cluster at head:6379 refuses this host: it has Python {here} (cluster: 3.12.1); "
         "use the cluster's version here"
     )
     assert join_refusal("no such host", "head:6379") is None
-
-
-def test_a_coordinator_that_ray_refuses_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
     monkeypatch.setattr(ray_session, "_connect", Mock(side_effect=rays_refusal()))
     with pytest.raises(FleetError, match=r"refuses this host: it has Python \S+ \(cluster: 3\.12\.1\)"):

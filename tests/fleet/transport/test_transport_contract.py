@@ -141,7 +141,7 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
 ) -> None:
     transport.start(spec, 1)
     transport.list_workloads(spec.device_id, 1, ["bert-tiny"])
-    unknown = dataclasses.replace(batch_of(()), candidates=(None,))  # type: ignore[arg-type]
+    unknown = dataclasses.replace(batch_of(()), candidates=(None,))
     transport.measure(lease_of(spec.device_id, 1), 1, unknown)
     transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
     _, listed, failed, results = next_of(transport, spec, AgentUp, WorkloadsListed, Failed, Results)
