@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -94,12 +94,86 @@ class _Signals:
         raise Interrupted(number)
 
 
-# In the order of the help.
-for verbs in (
-    *(devices, device_files, jobs, daemon, dashboard, interchange, training),
-    *(tuning, models, store, requests, lookup, datasets),
-):
-    verbs.register(app)
+#: Verbs by name, in the order of the help.
+_VERBS: Mapping[str, Callable[..., None]] = {
+    "init": devices.init,
+    "probe": devices.probe,
+    "doctor": devices.doctor,
+    "demo": jobs.demo,
+    "collect": jobs.collect,
+    "status": jobs.status,
+    "up": daemon.up,
+    "dashboard": dashboard.dashboard,
+    "compare": dashboard.compare_sides,
+    "import": interchange.import_,
+    "export": interchange.export,
+    "train": training.train,
+    "eval": training.evaluate,
+    "onboard": training.onboard,
+    "tune": tuning.tune,
+    "show": lookup.show,
+    "workloads": lookup.workloads,
+}
+for _name, _verb in _VERBS.items():
+    app.command(_name)(_verb)
+
+
+def _add_group(group: typer.Typer, name: str, **verbs: Callable[..., None]) -> None:
+    """Add verbs that share their first word."""
+    for verb, function in verbs.items():
+        group.command(verb)(function)
+    app.add_typer(group, name=name)
+
+
+_add_group(
+    typer.Typer(help="Look at the settings that hold.", no_args_is_help=True),
+    "config",
+    show=devices.config_show,
+    schema=devices.config_schema,
+)
+_add_group(
+    typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True),
+    "devices",
+    list=device_files.list_devices,
+    add=device_files.add,
+    retire=device_files.retire,
+)
+_add_group(
+    typer.Typer(help="See which model version serves which device, and take one back.", no_args_is_help=True),
+    "models",
+    list=models.list_models,
+    show=models.show,
+    diff=models.diff,
+    rollback=models.rollback,
+    pin=models.pin,
+    unpin=models.unpin,
+)
+_add_group(
+    typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True),
+    "store",
+    verify=store.verify,
+    backup=store.backup,
+    restore=store.restore,
+)
+_add_group(
+    typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True),
+    "requests",
+    list=requests.list_requests,
+    show=requests.show,
+    follow=requests.follow,
+    cancel=requests.cancel,
+)
+_add_group(
+    typer.Typer(
+        help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
+        cls=datasets.ListGroup,
+    ),
+    "datasets",
+    list=datasets.list_,
+    publish=datasets.publish,
+    verify=datasets.verify,
+    open=datasets.open_,
+)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

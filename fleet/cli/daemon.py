@@ -30,11 +30,6 @@ _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "l
 _ALARMS = 5
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb of this module to a command-line app."""
-    app.command("up")(up)
-
-
 def up(
     device: DevicesOption = None,
     store: StoreOption = None,

@@ -13,12 +13,6 @@ from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, say
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("dashboard")(dashboard)
-    app.command("compare")(compare_sides)
-
-
 def dashboard(
     root: RootOption = None,
     should_open: Annotated[bool, typer.Option("--open", help="Open it in this host's browser.")] = False,

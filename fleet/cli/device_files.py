@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    devices = typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True)
-    devices.command("list")(list_devices)
-    devices.command("add")(add)
-    devices.command("retire")(retire)
-    app.add_typer(devices, name="devices")
-
-
 def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False) -> None:
     """Show the device files, and whether a running daemon has each device and in which state.
 

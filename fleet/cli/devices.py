@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from agents.records import Descriptor
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("init")(init)
-    app.command("probe")(probe)
-    app.command("doctor")(doctor)
-    config = typer.Typer(help="Look at the settings that hold.", no_args_is_help=True)
-    config.command("show")(config_show)
-    config.command("schema")(config_schema)
-    app.add_typer(config, name="config")
-
-
 def init(
     folder: FolderOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,

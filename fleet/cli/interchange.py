@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from fleet.interchange.import_logs import FoundLogs, ImportRequest
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("import")(import_)
-    app.command("export")(export)
-
-
 def import_(
     paths: Annotated[list[Path], typer.Argument(help="Log files, plain or gz, or folders of them.")],
     device: Annotated[str, typer.Option("--device", help="Device that measured them; made if it is new.")],

@@ -41,12 +41,6 @@ _NARROW_STATUS_COLUMNS = tuple(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    for verb in (demo, collect, status):
-        app.command(verb.__name__)(verb)
-
-
 def demo(
     folder: Annotated[
         Path, typer.Option("--folder", help="Where everything of the demo goes.")

@@ -28,12 +28,6 @@ _LISTED = 40
 _ANY = float("inf")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    for verb in (show, workloads):
-        app.command(verb.__name__)(verb)
-
-
 def show(
     name: Annotated[
         str, typer.Argument(metavar="ID", help="Of a record, candidate, workload, version or request.")

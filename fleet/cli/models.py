@@ -24,20 +24,6 @@ _Reason = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    models = typer.Typer(
-        help="See which model version serves which device, and take one back.", no_args_is_help=True
-    )
-    models.command("list")(list_models)
-    models.command("show")(show)
-    models.command("diff")(diff)
-    models.command("rollback")(rollback)
-    models.command("pin")(pin)
-    models.command("unpin")(unpin)
-    app.add_typer(models, name="models")
-
-
 def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
     """List the versions, the devices that each of them serves, and why each device has its champion.
 

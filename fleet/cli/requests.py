@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    requests = typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True)
-    requests.command("list")(list_requests)
-    requests.command("show")(show)
-    requests.command("follow")(follow)
-    requests.command("cancel")(cancel)
-    app.add_typer(requests, name="requests")
-
-
 def list_requests(
     config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False
 ) -> None:

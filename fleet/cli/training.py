@@ -61,13 +61,6 @@ class ModelOption(StrEnum):
     BOTH = "both"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("train")(train)
-    app.command("eval")(evaluate)
-    app.command("onboard")(onboard)
-
-
 def train(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,

@@ -20,11 +20,6 @@ from fleet.cli.options import (
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb of this module to a command-line app."""
-    app.command("tune")(tune)
-
-
 def tune(
     device: Annotated[str, typer.Argument(help="Id of the device to tune for.")],
     network: Annotated[
