@@ -31,7 +31,6 @@ from fleet.cli import (
     requests,
     store,
     training,
-    tuning,
 )
 from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
@@ -110,7 +109,7 @@ _VERBS: Mapping[str, Callable[..., None]] = {
     "train": training.train,
     "eval": training.evaluate,
     "onboard": training.onboard,
-    "tune": tuning.tune,
+    "tune": jobs.tune,
     "show": lookup.show,
     "workloads": lookup.workloads,
 }
