@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -81,6 +82,13 @@ def run_code(code: str, *arguments: object, **options: Any) -> str:
     done = subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 100, **options})
     assert done.returncode == 0, done.stderr[-4000:]
     return str(done.stdout)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder is the current one, and the terminal is wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def until(is_so: Callable[[], object], secs: float = 30.0) -> None:

@@ -28,8 +28,7 @@ def rules() -> list[dict[str, Any]]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     """Every sample that the endpoint gives, while a training runs: its labels by its name."""
     folder = tmp_path_factory.mktemp("api")
-    view = a_view()
-    view["training"] = {"state": "running", "failures": {"cpu": 2}}
+    view = a_view() | {"training": {"state": "running", "failures": {"cpu": 2}}}
     found: dict[str, list[dict[str, str]]] = {}
     with closing(ApiServer(replace(sources_of(folder / "models"), view=lambda: view), folder)) as server:
         for family in metrics(server, folder).values():

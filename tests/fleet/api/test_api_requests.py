@@ -247,29 +247,26 @@ def test_the_verbs_show_follow_and_cancel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-    assert run(["requests", "list"]) == 1
-    assert "no daemon runs on" in capsys.readouterr().err
+
+    def said(code: int, *arguments: str) -> str:
+        assert run(["requests", *arguments]) == code
+        return "".join(capsys.readouterr())
+
+    assert "no daemon runs on" in said(1, "list")
     daemon = start()
-    assert run(["requests", "list"]) == 0
-    assert "no requests" in capsys.readouterr().out
+    assert "no requests" in said(0, "list")
     submit(daemon)
-    assert run(["requests", "list"]) == 0
-    assert "t1" in capsys.readouterr().out
-    assert run(["requests", "show", "t1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "queued"
-    assert run(["requests", "show", "t9"]) == 1
-    line = "fleet: no request 't9'; `fleet requests list` shows those there are"
-    assert capsys.readouterr().err.strip() == line
-    assert run(["requests", "cancel", "t9"]) == 1
-    assert "no request 't9'" in capsys.readouterr().err
-    assert run(["requests", "cancel", "t1"]) == 0
-    assert capsys.readouterr().out.strip() == "request t1 is cancelled"
+    assert "t1" in said(0, "list")
+    assert json.loads(said(0, "show", "t1", "--json"))["state"] == "queued"
+    line = "fleet: no request 't9'; `fleet requests list` shows those there are\n"
+    assert said(1, "show", "t9") == line
+    assert "no request 't9'" in said(1, "cancel", "t9")
+    assert said(0, "cancel", "t1") == "request t1 is cancelled\n"
     assert run(["requests", "follow", "t1", "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["state"] == "cancelled"
     assert "request t1 cancelled: somebody cancelled it" in told.err
-    assert run(["requests", "list", "--json"]) == 0
-    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["t1"]
+    assert [one["id"] for one in json.loads(said(0, "list", "--json"))] == ["t1"]
 
 
 def test_a_verb_asks_the_daemon_of_its_store_and_models_only(

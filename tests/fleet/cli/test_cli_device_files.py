@@ -31,10 +31,8 @@ def device(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _box(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An x86 box of level 4 with one device file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("agents.host.probe.probe", x86_host)
     monkeypatch.setattr("fleet.collection.device_choice.probe", x86_host)
     FOLDER.mkdir(parents=True)

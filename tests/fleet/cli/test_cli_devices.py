@@ -16,10 +16,7 @@ from tests.host_fixtures import x86_host
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

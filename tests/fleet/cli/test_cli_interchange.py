@@ -10,11 +10,7 @@ from fleet.store.store import Store
 from tests.cli_fixtures import json_of, run
 from tests.log_fixtures import CUDA_TARGET, ansor, autotvm, write_log
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_import_tells_what_became_of_every_line() -> None:

@@ -1,5 +1,8 @@
+"""The report of the main job: its verdicts, sentences, files, and the printout at the end."""
+
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -8,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.report.report import complete, write
+from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,
     NOT_MEASURED,
@@ -273,3 +278,52 @@ def test_a_workload_is_explained(name: str, words: str) -> None:
 def test_cut_names_stay_apart() -> None:
     assert labels(["board-alpha-1", "board-alpha-2", "x"], 8) == ["boar…a-1", "boar…a-2", "x"]
     assert labels(["board-1-alpha", "board-2-alpha", "x"], 8) == ["boar…pha", "boar…pha #2", "x"]
+
+
+# ---- the printout at the end ----
+
+
+def printed(report: dict[str, Any], width: int = 80, page: Path | None = None) -> str:
+    file = io.StringIO()
+    print_summary(report, page, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(name)]
+    return line.split()
+
+
+def test_a_row_has_the_numbers_of_its_device_and_those_of_a_warm_start_are_named() -> None:
+    text = printed(full_report())
+    assert row(text, "first ") == ["first", "10", "3", "2.50", "0.4", "%", "0.80", "0.50", "0.95", "0.60"]
+    assert row(text, "new ")[6:] == ["0.90", "0.40", "0.97", "-"]
+    assert "new: scores of the warm start" in " ".join(text.split())
+
+
+def test_numbers_that_were_not_measured_are_dashes() -> None:
+    only = device(records_per_s=None, remeasure_median_change=float("nan"))
+    text = printed(complete({"devices": {"only": only}}))
+    assert row(text, "only ") == ["only", "10", "3", *"------"]
+    assert "No model was trained." in text
+    assert "No new device was onboarded." in text
+    assert printed(complete({})).startswith("Measured: Nothing was measured.")
+
+
+@pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
+def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
+    names = (name, "second", "new")
+    big = {one: device(one, records=1_234_570, records_per_s=1234.5) for one in names}
+    text = printed(full_report(names, devices=big))
+    assert ("[red]x[/red]" in text) == ("red" in name), "markup is shown as it is"
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\x1b" not in text
+    assert text.count("1,234,570") == 3
+    assert text.count("1234.50") == 3
+
+
+def test_it_ends_with_the_three_lines_and_the_page() -> None:
+    lines = printed(full_report(), width=400, page=Path("runs/demo/report.html")).splitlines()
+    assert [line.split(":")[0] for line in lines[-4:]] == ["Measured", "Learned", "New device", "Report"]
+    assert "warm start is better" in lines[-2]
+    assert lines[-1] == "Report: runs/demo/report.html"
