@@ -103,7 +103,7 @@ class ApiSources:
     webhook: Webhook | None = None
 
 
-def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
+def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None) -> FastAPI:
     """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
     app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, default_response_class=FleetAnswer)

@@ -59,10 +59,7 @@ PageOf = Annotated[PageQuery, Depends(page_query)]
 
 
 def add_dashboard(
-    app: FastAPI,
-    dashboard: Dashboard,
-    scores: ScoreService | None = None,
-    webhook: Webhook | None = None,
+    app: FastAPI, dashboard: Dashboard, scores: ScoreService | None, webhook: Webhook | None
 ) -> None:
     """Add the paths of the views to an application; those of predictions need a scorer."""
     for error, status in _STATUSES.items():

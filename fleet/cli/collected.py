@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: From this share of suspect records on, there is advice.
 _MANY_SUSPECT = 0.2
+#: How long programs are watched to see which are busy.
+_WATCH_SECS = 0.5
 #: Why records are measured that nobody counted when asking for candidates, by their origin.
 _EXTRA = {
     "noise": "of A/A runs, the same program twice, for the noise floor",
@@ -82,7 +84,7 @@ def fleet_processes(daemon_pid: int | None) -> set[int]:
     return {process.pid for process in processes_of(roots)}
 
 
-def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> list[str]:
+def busiest_programs(daemon_pid: int | None) -> list[str]:
     """Names of up to three programs of others that took a tenth of a core or more, with their shares."""
     import time
 
@@ -102,9 +104,9 @@ def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> 
         return found
 
     before = cpu_secs()
-    time.sleep(watch_secs)
+    time.sleep(_WATCH_SECS)
     used = {
-        process: (secs - before[process]) / watch_secs
+        process: (secs - before[process]) / _WATCH_SECS
         for process, secs in cpu_secs().items()
         if process in before
     }

@@ -12,13 +12,7 @@ from collections.abc import Iterable
 from agents.host.differences import differences
 from agents.records import Descriptor, DeviceSpec
 from fleet.doctor.timing import timing_findings
-from fleet.doctor.words import (
-    TVM_VERSION,
-    WANTED_MODULES,
-    Finding,
-    HostState,
-    Level,
-)
+from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level
 
 # With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
 _CRASHING_FFI = (0, 1, 15)
@@ -30,22 +24,19 @@ _LOW_DISK_BYTES = 2 << 30
 _FULL_DISK_BYTES = 256 << 20
 
 
-def diagnose(
-    descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostState | None = None
-) -> list[Finding]:
+def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostState) -> list[Finding]:
     """Judge a host.
 
     Args:
         descriptor: What the probe saw.
         specs: The devices that this host is to be; a difference from a file is a finding.
-        state: What `look` gathered; None judges the descriptor and the specs alone.
+        state: What `look` gathered.
 
     Returns:
         Findings, the worst first. Errors stop the program or a device, warnings spoil measurements or let
         other users in.
     """
     devices = list(specs)
-    state = state or HostState()
     found = [
         *_software(descriptor, state),
         *_specs(descriptor, devices),
