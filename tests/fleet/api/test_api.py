@@ -24,7 +24,6 @@ from fleet.api.client import ADDRESS, TOKEN, DaemonRefused, ask, find_daemon
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
 from fleet.api.server import ApiServer, read_or_make_token
-from fleet.cli.app import run
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
 from fleet.coverage.table_summary import Counts
@@ -34,6 +33,7 @@ from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
+from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer.model import checkpoint
@@ -127,8 +127,8 @@ def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path
     with httpx.Client(trust_env=False) as client:
         for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics", "/openapi.json"):
             assert client.get(server.url + path).status_code == 401
-            for said in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
-                header = {"Authorization": said.encode("latin-1")}
+            for given in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
+                header = {"Authorization": given.encode("latin-1")}
                 assert client.get(server.url + path, headers=header).status_code == 401
         assert client.get(server.url + "/healthz").json() == {"state": "running"}
         for path in ("/docs", "/redoc", "/v1/nothing", "/healthz/", "/healthz?", "//healthz"):
@@ -205,7 +205,7 @@ def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: 
 
 
 def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
@@ -225,11 +225,10 @@ def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_devic
         listed = get(server, "/v1/models", tmp_path).json()["champions"][BOARD]
         assert (listed["version"], listed["pinned_at"] > 0) == ("v000001", True)
         monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-        assert run(["status"]) == 0
-        shown = " ".join(capsys.readouterr().out.split())
+        shown = said("status")
         stays = f"stays; v000002: {BOARD} is pinned to v000001"
-        for said in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
-            assert said in shown
+        for words in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
+            assert words in shown
         (registry.folder / "champions.json").write_text("{")
         assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
 

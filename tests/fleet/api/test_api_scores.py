@@ -30,6 +30,7 @@ from fleet.store.store import Store
 from tests.conftest import run_code
 from tests.dataset_fixtures import cpu_device
 from tests.fleet.api.test_api import client_of, get, metrics, sources_of
+from tests.fleet.api.test_api_connections import answer as answer_on
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
@@ -199,10 +200,7 @@ def raw(server: ApiServer, head: str, body: bytes = b"") -> str:
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
         line.sendall(head.encode() + b"\r\n\r\n" + body)
-        found = b""
-        while part := line.recv(1 << 16):
-            found += part
-    return found.decode()
+        return answer_on(line).decode()
 
 
 def head(root: Path, path: str, *lines: str, method: str = "POST") -> str:

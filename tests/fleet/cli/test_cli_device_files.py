@@ -14,7 +14,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.collection.device_choice import DeviceChoice
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.errors import FleetError
-from tests.cli_fixtures import json_of, run
+from tests.cli_fixtures import json_of, refusal, run, said
 from tests.host_fixtures import x86_host
 
 FOLDER = Path("configs/hardware")
@@ -39,21 +39,13 @@ def _box(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (FOLDER / "box.yaml").write_text(yaml.safe_dump(device("box")))
 
 
-def failure(*arguments: str) -> str:
-    result = run(*arguments)
-    assert isinstance(result.exception, FleetError), result.output
-    return str(result.exception)
-
-
 def listed() -> dict[str, dict[str, Any]]:
     return {one["device"]: one for one in json_of("devices", "list")}
 
 
 def test_a_device_is_added_listed_retired_and_brought_back() -> None:
     Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="as it came")))
-    added = run("devices", "add", "new.txt")
-    assert added.exit_code == 0, added.output
-    assert "no daemon runs; the next start follows" in added.output
+    assert "no daemon runs; the next start follows" in said("devices", "add", "new.txt")
     assert (FOLDER / "board-3.yaml").read_bytes() == Path("new.txt").read_bytes()
     found = listed()
     assert set(found) == {"board-3", "box"}
@@ -65,12 +57,11 @@ def test_a_device_is_added_listed_retired_and_brought_back() -> None:
         "faults": [],
         "daemon": None,
     }
-    assert "is there already: --replace replaces it" in failure("devices", "add", "new.txt")
+    assert "is there already: --replace replaces it" in refusal("devices", "add", "new.txt")
     Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="in other words")))
     assert run("devices", "add", "new.txt", "--replace").exit_code == 0
     assert "in other words" in (FOLDER / "board-3.yaml").read_text()
-    gone = run("devices", "retire", "board-3")
-    assert "its records and its model stay" in gone.output
+    assert "its records and its model stay" in said("devices", "retire", "board-3")
     assert set(listed()) == {"box"}
     back = FOLDER / "retired" / "board-3.yaml"
     assert run("devices", "add", str(back)).exit_code == 0
@@ -78,7 +69,7 @@ def test_a_device_is_added_listed_retired_and_brought_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "why"),
     [
         (device("board-3", threds=1), "line 9: threds: unknown key; did you mean 'threads'"),
         (device("Board 3"), "device_id: the text 'Board 3' is not allowed"),
@@ -86,24 +77,23 @@ def test_a_device_is_added_listed_retired_and_brought_back() -> None:
         (REPLAY, "nowhere.parquet does not exist"),
     ],
 )
-def test_what_cannot_be_measured_is_not_added(value: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_measured_is_not_added(value: dict[str, Any], why: str) -> None:
     Path("new.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
-    assert said in failure("devices", "add", "new.yaml")
+    assert why in refusal("devices", "add", "new.yaml")
     assert set(listed()) == {"box"}
 
 
 def test_a_device_of_another_host_is_added_where_that_is_said() -> None:
     Path("new.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
-    assert "--other-host" in failure("devices", "add", "new.yaml")
+    assert "--other-host" in refusal("devices", "add", "new.yaml")
     assert run("devices", "add", "new.yaml", "--other-host").exit_code == 0
     assert set(listed()) == {"box", "shelf"}
 
 
 def test_an_unknown_device_is_not_retired_and_a_broken_one_is() -> None:
-    assert "no device 'bux' in configs/hardware; did you mean 'box'" in failure("devices", "retire", "bux")
+    assert "no device 'bux' in configs/hardware; did you mean 'box'" in refusal("devices", "retire", "bux")
     (FOLDER / "broken.yaml").write_text("schema: [")
-    shown = run("devices", "list")
-    assert "left out: configs/hardware/broken.yaml: line 1: bad YAML" in shown.output
+    assert "left out: configs/hardware/broken.yaml: line 1: bad YAML" in said("devices", "list")
     assert "broken" in listed()
     assert run("devices", "retire", "broken").exit_code == 0
     assert set(listed()) == {"box"}
@@ -124,7 +114,7 @@ def test_a_daemon_that_refuses_leaves_the_files_as_they_are(monkeypatch: pytest.
     monkeypatch.setattr("fleet.api.client.ask", refuse)
     Path("new.yaml").write_text(yaml.safe_dump(device("new")))
     for arguments in (("retire", "box"), ("add", "new.yaml")):
-        assert failure("devices", *arguments) == "the daemon refuses the token"
+        assert refusal("devices", *arguments) == "the daemon refuses the token"
         assert [path.name for path in FOLDER.iterdir()] == ["box.yaml"]
 
 

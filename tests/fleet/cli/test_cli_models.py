@@ -11,8 +11,7 @@ import pytest
 
 from fleet.cli.app import run
 from fleet.models.registry import Registry
-from tests.cli_fixtures import json_of
-from tests.cli_fixtures import run as invoke
+from tests.cli_fixtures import json_of, said
 from tests.refresh_fixtures import small_model
 
 
@@ -41,9 +40,7 @@ def told(arguments: list[str], models: Path) -> Any:
 
 
 def shown(arguments: list[str], models: Path) -> str:
-    done = invoke("models", *arguments, "--models", str(models))
-    assert done.exit_code == 0, done.output
-    return " ".join(done.stdout.split())
+    return said("models", *arguments, "--models", str(models))
 
 
 def test_the_list_tells_whom_each_version_serves(models: Path) -> None:
@@ -204,8 +201,8 @@ def test_a_card_says_what_a_version_is_and_escapes_names(
     card = tmp_path / f"card.{form}"
     assert run(["models", "show", "v000001", "--models", str(registry.folder), "--card", str(card)]) == 0
     text = card.read_text()
-    for said in ("v000001", "1,234", "42", "0.800 (0.70 to 0.90)", "not judged", "Limits"):
-        assert said in text
+    for words in ("v000001", "1,234", "42", "0.800 (0.70 to 0.90)", "not judged", "Limits"):
+        assert words in text
     assert "<script>" not in text
     assert run(["models", "show", "v000001", "--models", str(registry.folder), "--card", "card.pdf"]) == 1
     assert "ends in .md or .html" in capsys.readouterr().err

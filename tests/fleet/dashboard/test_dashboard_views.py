@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, Record, canonical_json
-from fleet.cli.app import run
 from fleet.config.sections import DaemonSection
 from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
@@ -39,6 +38,7 @@ from fleet.dashboard.workload_view import MATRIX_COLUMNS, MOST_SCORED, Candidate
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of, refusal, said
 from tests.dashboard_fixtures import EVIL
 from tests.dataset_fixtures import cpu_device
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -575,15 +575,12 @@ def test_a_webhook_that_is_no_address_is_refused(url: str) -> None:
 # ---- the command line ----
 
 
-def test_fleet_compare_says_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fleet_compare_says_what_the_page_says(tmp_path: Path) -> None:
     path = tmp_path / "store"
     fill(path, {"one": 1.0, "two": 1.2, "three": 1.02})
     where = ("--store", str(path), "--models", str(tmp_path / "models"))
-    assert run(["compare", "one", "two", *where, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == compared(path, "one", "two")["rows"]
-    assert run(["compare", "one", "three", *where]) == 0
-    out = capsys.readouterr().out
+    assert json_of("compare", "one", "two", *where)["rows"] == compared(path, "one", "two")["rows"]
+    out = said("compare", "one", "three", *where)
     assert "0 significant changes (severity of 3 or more), 1 within the noise" in out
     assert "1 changes within the noise are hidden; --all shows them" in out
-    assert run(["compare", "one", "v000001", *where]) == 1
-    assert "are unlike" in capsys.readouterr().err
+    assert "are unlike" in refusal("compare", "one", "v000001", *where)
