@@ -21,36 +21,26 @@ class DeviceModel:
     """A model version with its heads. It stays as it was loaded, whatever is published later.
 
     Loads torch. Not safe between threads.
+
+    Attributes:
+        version: The model version that the heads are of.
+        devices: Devices that it has a head for.
+        device_id: The device that it was loaded for; None where it was loaded by its version.
     """
 
     def __init__(self, registry: RegistryReader, version: str, device_id: str | None) -> None:
         from transfer.features.extractor import Extractor
 
-        self._sha256, self._version = registry.sha256(version), version
-        self._device_id = device_id
-        self._devices = tuple(map(DeviceId, registry.manifest(version)["heads"]))
+        self._sha256, self.version = registry.sha256(version), version
+        self.device_id = device_id
+        self.devices = tuple(map(DeviceId, registry.manifest(version)["heads"]))
         self._heads, self._extractor = HeadCache(registry), Extractor()
-        for one in self._devices if device_id is None else (device_id,):
+        for one in self.devices if device_id is None else (device_id,):
             self._head(one)
 
     def __repr__(self) -> str:
-        of = f"{self._device_id!r}, " if self._device_id else ""
+        of = f"{self.device_id!r}, " if self.device_id else ""
         return f"DeviceModel({of}version={self.version!r})"
-
-    @property
-    def device_id(self) -> str | None:
-        """The device that it was loaded for; None where it was loaded by its version."""
-        return self._device_id
-
-    @property
-    def devices(self) -> tuple[DeviceId, ...]:
-        """Devices that the version has a head for."""
-        return self._devices
-
-    @property
-    def version(self) -> str:
-        """The model version that the heads are of."""
-        return self._version
 
     def score(
         self,
@@ -75,11 +65,11 @@ class DeviceModel:
         Raises:
             FleetError: The version has no head for the device, or none was named.
         """
-        name = device or self._device_id
-        if name is None or name not in self._devices:
+        name = device or self.device_id
+        if name is None or name not in self.devices:
             raise FleetError(
                 f"version {self.version} has no head for device {name!r}; device= may be one of "
-                f"{', '.join(self._devices)}"
+                f"{', '.join(self.devices)}"
             )
         candidates = [
             Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect) for trace in traces
@@ -88,7 +78,7 @@ class DeviceModel:
         return [None if place in refused else float(score) for place, score in enumerate(scores)]
 
     def _head(self, device_id: str) -> Adapted:
-        ref = ModelRef(version=self._version, device_id=DeviceId(device_id), sha256=self._sha256)
+        ref = ModelRef(version=self.version, device_id=DeviceId(device_id), sha256=self._sha256)
         return self._heads.head(ref)
 
 

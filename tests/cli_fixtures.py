@@ -8,6 +8,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from fleet.cli.app import app
+from fleet.errors import FleetError
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -20,3 +21,17 @@ def json_of(*arguments: str, env: dict[str, str] | None = None) -> Any:
     result = run(*arguments, "--json", env=env)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def said(*arguments: str) -> str:
+    """What a verb prints, its lines joined."""
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def refusal(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """Why a verb fails."""
+    result = run(*arguments, env=env)
+    assert isinstance(result.exception, FleetError), result.output
+    return str(result.exception)

@@ -6,8 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -80,6 +82,21 @@ def run_code(code: str, *arguments: object, **options: Any) -> str:
     done = subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 100, **options})
     assert done.returncode == 0, done.stderr[-4000:]
     return str(done.stdout)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder is the current one, and the terminal is wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def until(is_so: Callable[[], object], secs: float = 30.0) -> None:
+    """Wait until something is so; it must be in the time."""
+    ends_at = time.monotonic() + secs
+    while not is_so():
+        assert time.monotonic() < ends_at, f"not so after {secs:g} s"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -59,14 +59,19 @@ def cpu_secs(roots: Sequence[int]) -> tuple[float, float]:
     times = psutil.cpu_times()
     # Linux counts the time of guests in `user` and `nice` as well.
     busy = sum(times) - sum(getattr(times, name, 0.0) for name in _NO_WORK)
-    processes: set[psutil.Process] = set()
-    for root in roots:
-        with suppress(psutil.Error):  # it has ended meanwhile
-            process = psutil.Process(root)
-            processes |= {process, *process.children(recursive=True)}
     own = 0.0
-    for process in processes:
+    for process in processes_of(roots):
         with suppress(psutil.Error):
             used = process.cpu_times()
             own += used.user + used.system + used.children_user + used.children_system
     return busy, own
+
+
+def processes_of(roots: Sequence[int]) -> set[psutil.Process]:
+    """Some processes with all below them; without those that have ended."""
+    found: set[psutil.Process] = set()
+    for root in roots:
+        with suppress(psutil.Error):
+            process = psutil.Process(root)
+            found |= {process, *process.children(recursive=True)}
+    return found

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
-from fleet.api.answers import FleetAnswer
 from fleet.api.bodies import CLOSE, read_body
 from fleet.api.connections import OPEN_PATH, Connections
 from fleet.api.metrics import metrics_text
@@ -27,8 +27,10 @@ from fleet.dashboard.webhook import Webhook
 from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
 from fleet.models.views import champion_notes
 from fleet.requests.desk import RequestDesk
+from fleet.terminal_text import in_utf8
 from transfer.checked_folder import TENSORS_NAME
 
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 #: Status of an answer that nobody hears.
 _GONE = 499
 SCORE_PATH = "/v1/score"
@@ -60,6 +62,29 @@ _SCORE_BODY: dict[str, Any] = {
 }
 
 
+class FleetAnswer(JSONResponse):
+    r"""JSON in which a file name that is no UTF-8 is written out, as `\udcff`.
+
+    Python keeps its bytes as halves of surrogate pairs, which no answer can carry. One such name in an alarm
+    or in the result of a request must not take the whole view away from everybody.
+    """
+
+    def render(self, content: Any) -> bytes:
+        """See `JSONResponse`; numbers that are not finite become null."""
+        try:
+            return _ANY.dump_json(content)
+        except ValueError:
+            return _ANY.dump_json(_written_out(content))
+
+
+def _written_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return in_utf8(value)
+    if isinstance(value, dict):
+        return {_written_out(key): _written_out(one) for key, one in value.items()}
+    return [_written_out(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSources:
     """What the API shows and where its orders go."""
@@ -78,7 +103,7 @@ class ApiSources:
     webhook: Webhook | None = None
 
 
-def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None = None) -> FastAPI:
+def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None) -> FastAPI:
     """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
     app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, default_response_class=FleetAnswer)

@@ -37,53 +37,37 @@ class DaemonRefused(FleetError):  # noqa: N818 - what came of an order, named so
 
 @dataclass(frozen=True, slots=True)
 class DaemonClient:
-    """A daemon that runs on this host."""
+    """A daemon that runs on this host.
+
+    Methods raise `DaemonRefused` where it will not do what it was asked, or has no such request, and
+    `FleetError` where it does not answer.
+    """
 
     url: str
     token: str
     pid: int
 
     def get(self, path: str) -> Any:
-        """Get the JSON of a path of the API, such as `/v1/status`; None where the daemon ends just now.
-
-        Raises:
-            FleetError: It does not answer, or refuses.
-        """
+        """Get the JSON of a path of the API, such as `/v1/status`; None where the daemon ends just now."""
         return self._asked("GET", path, _TIMEOUT_SECS)
 
     def submit(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Submit a request; it is durable when this returns. Sent again with the same id, it exists once.
-
-        Raises:
-            DaemonRefused: The daemon will not have it.
-            FleetError: It does not answer.
-        """
+        """Submit a request; it is durable when this returns. Sent again with the same id, it exists once."""
         return self._ordered("POST", _REQUESTS, request)
 
     def login_url(self) -> str:
-        """A link to the dashboard that logs a browser in, once.
-
-        Raises:
-            FleetError: It does not answer.
-        """
+        """A link to the dashboard that logs a browser in, once."""
         code = self._ordered("POST", "/v1/session/code")["code"]
         return f"{self.url}/#login={code}"
 
     def cancel(self, request_id: str) -> dict[str, Any]:
-        """Cancel a request; the answer says what it is then.
-
-        Raises:
-            DaemonRefused: There is none of this id.
-            FleetError: It does not answer.
-        """
+        """Cancel a request; the answer says what it is then."""
         return self._ordered("DELETE", request_path(request_id))
 
     def follow(self, request_id: str) -> Iterator[dict[str, Any]]:
         """Yield a request each time that it has changed, until it has ended.
 
-        Raises:
-            DaemonRefused: There is none of this id.
-            FleetError: The daemon is gone; it goes on with the request when it is started again.
+        A daemon that is gone goes on with it when it is started again.
         """
         import httpx
 
@@ -104,12 +88,7 @@ class DaemonClient:
                 time.sleep(_AGAIN_SECS)
 
     def post(self, path: str, value: Any, timeout_secs: float) -> Any:
-        """Send JSON to a path that may be asked twice, and get JSON; None where the daemon ends just now.
-
-        Raises:
-            DaemonRefused: The daemon refuses.
-            FleetError: It does not answer.
-        """
+        """Send JSON to a path that may be asked twice, and get JSON; None where the daemon ends just now."""
         return self._asked("POST", path, timeout_secs, value)
 
     def _events(self, request_id: str) -> Iterator[dict[str, Any]]:

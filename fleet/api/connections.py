@@ -200,11 +200,11 @@ class Gate:
         app: App,
         keyring: Keyring,
         connections: Connections,
-        bodies: Mapping[str, int] | None = None,
-        open_paths: Collection[str] = (OPEN_PATH,),
+        bodies: Mapping[str, int],
+        open_paths: Collection[str],
     ) -> None:
         self._app, self._keyring, self._connections = app, keyring, connections
-        self._bodies, self._open_paths = bodies or {}, frozenset(open_paths)
+        self._bodies, self._open_paths = bodies, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""

@@ -6,11 +6,10 @@ what it shows.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from agents.records import CandidateId, DeviceId
-from fleet.api.requests import MOST_FOLLOWERS, Followers
+from fleet.api.requests import MOST_FOLLOWERS, Followers, Look
 from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.compared import CompareError
@@ -60,10 +59,7 @@ PageOf = Annotated[PageQuery, Depends(page_query)]
 
 
 def add_dashboard(
-    app: FastAPI,
-    dashboard: Dashboard,
-    scores: ScoreService | None = None,
-    webhook: Webhook | None = None,
+    app: FastAPI, dashboard: Dashboard, scores: ScoreService | None, webhook: Webhook | None
 ) -> None:
     """Add the paths of the views to an application; those of predictions need a scorer."""
     for error, status in _STATUSES.items():
@@ -165,47 +161,32 @@ def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[st
     return latencies, chosen, json.dumps(asked).encode()
 
 
-#: How often changes are looked for, and the longest silence towards a page.
-_LOOK_SECS, _SILENCE_SECS = 0.1, 10.0
+#: How often changes are looked for.
+_LOOK_SECS = 0.1
 
 
-def add_live(
-    app: FastAPI, dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
-) -> None:
+def add_live(app: FastAPI, dashboard: Dashboard, followers: Followers) -> None:
     """Add the path of the events to an application."""
 
     @app.get(PREFIX + "/live")
     async def live() -> StreamingResponse:
         """Server-sent events `change`, whenever a view of the dashboard may have changed."""
-        if followers.count >= MOST_FOLLOWERS:
-            raise HTTPException(503, f"{MOST_FOLLOWERS} pages are followed already; ask now and then instead")
-        return StreamingResponse(
-            _stream(dashboard, followers, is_closing),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store"},
-        )
+        refusal = f"{MOST_FOLLOWERS} pages are followed already; ask now and then instead"
+        return followers.answer(_changes(dashboard), _LOOK_SECS, refusal)
 
 
-async def _stream(
-    dashboard: Dashboard, followers: Followers, is_closing: Callable[[], bool]
-) -> AsyncIterator[str]:
-    followers.count += 1
-    try:
-        ends_at = time.monotonic() + followers.most_secs
-        seen: tuple[object, ...] = ()
-        said_at = 0.0
-        yield "retry: 2000\n\n"
-        while time.monotonic() < ends_at and not is_closing():
-            marks = dashboard.marks()
-            if marks != seen:
-                seen, said_at = marks, time.monotonic()
-                yield f"event: change\ndata: {said_at:.3f}\n\n"
-            elif time.monotonic() - said_at > _SILENCE_SECS:
-                said_at = time.monotonic()
-                yield ": still here\n\n"
-            await asyncio.sleep(_LOOK_SECS)
-    finally:
-        followers.count -= 1
+def _changes(dashboard: Dashboard) -> Look:
+    seen: tuple[object, ...] = ()
+
+    def look() -> tuple[str, bool]:
+        nonlocal seen
+        marks = dashboard.marks()
+        if marks == seen:
+            return "", False
+        begin, seen = "" if seen else "retry: 2000\n\n", marks
+        return f"{begin}event: change\ndata: {time.monotonic():.3f}\n\n", False
+
+    return look
 
 
 #: Where the files are, beside the page itself.

@@ -88,16 +88,11 @@ class _Collector:
             "fleet_view_time_seconds", "When these numbers were taken.", value=view["now"]
         )
         for name, key, text in _DEVICE_COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=["device"])
-            for device_id, found in devices.items():
-                counter.add_metric([device_id], found.get(key) or 0)
-            yield counter
+            counts = {device_id: found.get(key) or 0 for device_id, found in devices.items()}
+            yield _each(CounterMetricFamily(name, text, labels=["device"]), counts)
         for name, key, text in _DEVICE_GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=["device"])
-            for device_id, found in devices.items():
-                if found.get(key) is not None:
-                    gauge.add_metric([device_id], found[key])
-            yield gauge
+            values = {device_id: found.get(key) for device_id, found in devices.items()}
+            yield _each(GaugeMetricFamily(name, text, labels=["device"]), values)
         states = GaugeMetricFamily(
             "fleet_device_state", "1 for the state it is in.", labels=["device", "state"]
         )
@@ -105,10 +100,7 @@ class _Collector:
             for state in DeviceState:
                 states.add_metric([device_id, state.value], float(found["state"] == state.value))
         yield states
-        jobs = GaugeMetricFamily("fleet_jobs", "Jobs by state.", labels=["state"])
-        for state_name, count in view["jobs"].items():
-            jobs.add_metric([state_name], count)
-        yield jobs
+        yield _each(GaugeMetricFamily("fleet_jobs", "Jobs by state.", labels=["state"]), view["jobs"])
         store = view["store"]
         yield GaugeMetricFamily(
             "fleet_table_version", "Version of the store's table.", value=store["table_version"]
@@ -141,9 +133,7 @@ def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
     failures = GaugeMetricFamily(
         "fleet_training_failures", "Trainings of a family that failed since one succeeded.", labels=["family"]
     )
-    for family, count in training["failures"].items():
-        failures.add_metric([family], count)
-    yield failures
+    yield _each(failures, training["failures"])
 
 
 def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
@@ -160,9 +150,17 @@ def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
     for name, key, text in _HEALTH_GAUGES:
         yield GaugeMetricFamily(name, text, value=health[key])
     free = GaugeMetricFamily("fleet_disk_free_bytes", "Room on the disk of a folder.", labels=["folder"])
-    for name, count in health["free_bytes"].items():
-        free.add_metric([name], count)
-    yield free
+    yield _each(free, health["free_bytes"])
+
+
+def _each(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float | None]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """A family with a value for each label; where there is None, there is no sample."""
+    for label, value in values.items():
+        if value is not None:
+            family.add_metric([label], value)
+    return family
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], found: Mapping[str, Any]) -> None:
@@ -182,9 +180,7 @@ def _connections(connections: Connections) -> Iterator[Metric]:
         "Connections that it closed for want of room or time.",
         labels=["why"],
     )
-    for why, count in connections.refused.items():
-        refused.add_metric([why], count)
-    yield refused
+    yield _each(refused, connections.refused)
 
 
 def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
@@ -199,9 +195,7 @@ def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
         "fleet_score_requests", "Requests that are read, wait or are scored.", value=scores["inside"]
     )
     refused = CounterMetricFamily("fleet_score_refused", "Requests for scores that got none.", labels=["why"])
-    for why, count in scores["refused"].items():
-        refused.add_metric([why], count)
-    yield refused
+    yield _each(refused, scores["refused"])
 
 
 def metrics_text(

@@ -1,7 +1,7 @@
 """The paths of the API about requests: submit, list, show, cancel, follow.
 
 Called by `fleet.api.server`. It leaves orders at the coordinator's desk and waits for the answer without
-holding a thread; who follows a request reads copies, at a pace of its own.
+holding a thread. Who follows a request, or the dashboard, reads copies at a pace of its own.
 """
 
 from __future__ import annotations
@@ -27,27 +27,60 @@ ANSWER_SECS = 15.0
 _BODY_SECS = 30.0
 #: Clients that may follow requests at a time; the others ask now and then.
 MOST_FOLLOWERS = 16
-#: How often a followed request is looked at, and the longest silence towards its follower.
+#: How often a followed request is looked at, and the longest silence towards any follower.
 _LOOK_SECS, _SILENCE_SECS = 0.25, 10.0
+
+#: Gives the event that tells what is new, empty where nothing is; and whether it is the last one.
+Look = Callable[[], tuple[str, bool]]
 
 
 class Followers:
-    """How many follow requests now. Used by the thread of the event loop only.
+    """Who follows something by server-sent events. Used by the thread of the event loop only.
 
     Args:
         most_secs: After so long a follower is sent away in order, to ask again: no answer takes longer.
-        answer_secs: How long the coordinator may take to answer an order.
+        is_closing: Whether the server ends; then every answer does.
     """
 
-    def __init__(self, most_secs: float, answer_secs: float = ANSWER_SECS) -> None:
-        self.most_secs, self.answer_secs = most_secs, answer_secs
-        self.count = 0
+    def __init__(self, most_secs: float, is_closing: Callable[[], bool]) -> None:
+        self._most_secs, self._is_closing = most_secs, is_closing
+        self._count = 0
+
+    def answer(self, look: Look, pause_secs: float, refusal: str) -> StreamingResponse:
+        """The events that `look` gives, with so many seconds between two looks.
+
+        Raises:
+            HTTPException: As many as may be follow already.
+        """
+        if self._count >= MOST_FOLLOWERS:
+            raise HTTPException(503, refusal)
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(
+            self._events(look, pause_secs), media_type="text/event-stream", headers=headers
+        )
+
+    async def _events(self, look: Look, pause_secs: float) -> AsyncIterator[str]:
+        self._count += 1
+        try:
+            told_at = time.monotonic()
+            ends_at = told_at + self._most_secs
+            while time.monotonic() < ends_at and not self._is_closing():
+                event, is_last = look()
+                if event:
+                    told_at = time.monotonic()
+                    yield event
+                elif not is_last and time.monotonic() - told_at > _SILENCE_SECS:
+                    told_at = time.monotonic()
+                    yield ": still here\n\n"  # shows whether the other end is
+                if is_last:
+                    return
+                await asyncio.sleep(pause_secs)
+        finally:
+            self._count -= 1
 
 
-def add_requests(
-    app: FastAPI, desk: RequestDesk, followers: Followers, is_closing: Callable[[], bool]
-) -> None:
-    """Add the paths of requests to an application. What is followed ends when the server is closing."""
+def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_secs: float) -> None:
+    """Add the paths of requests to an application; the coordinator has so many seconds for an answer."""
 
     @app.exception_handler(RequestRefused)
     def refused(_: Request, error: RequestRefused) -> JSONResponse:
@@ -63,7 +96,7 @@ def add_requests(
         """Submit a request; the answer comes once it is durable."""
         wanted = parse_request(await read_body(request, MOST_BYTES, _BODY_SECS))
         again = f"send it again with the id {wanted.request_id}: it will exist once"
-        return await _answered(desk.submit(wanted), followers.answer_secs, again)
+        return await _answered(desk.submit(wanted), answer_secs, again)
 
     @app.get(PATH)
     async def listed() -> list[Shown]:
@@ -78,20 +111,14 @@ def add_requests(
     @app.delete(PATH + "/{request_id}")
     async def cancel(request_id: str) -> Shown:
         """Cancel a request; the answer comes once that is durable."""
-        return await _answered(desk.cancel(request_id), followers.answer_secs, "ask for it again")
+        return await _answered(desk.cancel(request_id), answer_secs, "ask for it again")
 
     @app.get(PATH + "/{request_id}/events")
     async def events(request_id: str) -> StreamingResponse:
         """Follow a request as server-sent events, until it has ended."""
         _found(desk, request_id)
-        if followers.count >= MOST_FOLLOWERS:
-            raise HTTPException(
-                503, f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
-            )
-        stream = _stream(desk, request_id, followers, is_closing)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        refusal = f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
+        return followers.answer(_changes(desk, request_id), _LOOK_SECS, refusal)
 
 
 def _found(desk: RequestDesk, request_id: str) -> Shown:
@@ -119,26 +146,19 @@ async def _answered(order: Future[Shown], timeout_secs: float, what_next: str) -
     return answer.result()
 
 
-async def _stream(
-    desk: RequestDesk, request_id: str, followers: Followers, is_closing: Callable[[], bool]
-) -> AsyncIterator[str]:
+def _changes(desk: RequestDesk, request_id: str) -> Look:
     """Each state of a request that the follower has time for, the last one always."""
-    followers.count += 1
-    try:
-        ends_at = time.monotonic() + followers.most_secs
-        told, told_at = 0, time.monotonic()
-        while time.monotonic() < ends_at and not is_closing():
-            found = desk.get(request_id)
-            if found is None:
-                return  # it ended long ago
-            if found["changes"] != told:
-                told, told_at = found["changes"], time.monotonic()
-                yield f"id: {told}\nevent: {found['state']}\ndata: {json.dumps(dict(found))}\n\n"
-                if RequestState(found["state"]).is_end:
-                    return
-            elif time.monotonic() - told_at > _SILENCE_SECS:
-                told_at = time.monotonic()
-                yield ": still here\n\n"  # shows whether the other end is
-            await asyncio.sleep(_LOOK_SECS)
-    finally:
-        followers.count -= 1
+    told = 0
+
+    def look() -> tuple[str, bool]:
+        nonlocal told
+        found = desk.get(request_id)
+        if found is None:
+            return "", True  # it ended long ago
+        if found["changes"] == told:
+            return "", False
+        told = found["changes"]
+        event = f"id: {told}\nevent: {found['state']}\ndata: {json.dumps(dict(found))}\n\n"
+        return event, RequestState(found["state"]).is_end
+
+    return look

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +56,16 @@ _ACCEPTED_AT_ONCE = 4
 _WAITING = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiOptions:
-    """How the API listens."""
-
-    #: Address to listen on; a loopback one unless the user chose another.
-    host: str = "127.0.0.1"
-    #: Port; 0 takes a free one.
-    port: int = 0
-    #: What connections may take; fitted to this process where None.
-    limits: ConnectionLimits | None = None
-    #: How long the coordinator may take to answer a request.
-    answer_secs: float = ANSWER_SECS
-
-
 class ApiServer:
     """The API behind a socket; it listens when this is made.
 
     Args:
         sources: What it shows.
         root: The daemon's folder, which gets `api.token` and `api.json`.
-        options: How it listens.
+        host: Address to listen on; a loopback one unless the user chose another.
+        port: Port; 0 takes a free one.
+        limits: What connections may take; fitted to this process where None.
+        answer_secs: How long the coordinator may take to answer a request.
 
     Attributes:
         url: Where it listens.
@@ -86,16 +75,24 @@ class ApiServer:
         FleetError: Nobody can listen there, or the folder cannot be written.
     """
 
-    def __init__(self, sources: ApiSources, root: Path, options: ApiOptions | None = None) -> None:
-        options = options or ApiOptions()
+    def __init__(
+        self,
+        sources: ApiSources,
+        root: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: ConnectionLimits | None = None,
+        answer_secs: float = ANSWER_SECS,
+    ) -> None:
         self._root, self._dashboard, self._webhook = root, sources.dashboard, sources.webhook
         self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
         with disk_errors("writing the API's token", root):
             self._keyring = Keyring(read_or_make_token(root / TOKEN))
         # Threads that answer must not wait 5 ms for the coordinator's each time that they touch Python.
         sys.setswitchinterval(_SWITCH_SECS)
-        gate, connections = self._gate(sources, options)
-        listening = _listen(options.host, options.port)
+        gate, connections = self._gate(sources, limits or fitting_limits(), answer_secs)
+        listening = _listen(host, port)
         shown, bound = listening.getsockname()[:2]
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
         self.is_loopback = ipaddress.ip_address(shown).is_loopback
@@ -124,25 +121,26 @@ class ApiServer:
         # Behind the number sign: a browser sends that part to nobody.
         return f"{self.url}/#login={self._keyring.new_code()}" if self._dashboard is not None else ""
 
-    def _gate(self, sources: ApiSources, options: ApiOptions) -> tuple[Gate, Connections]:
+    def _gate(
+        self, sources: ApiSources, limits: ConnectionLimits, answer_secs: float
+    ) -> tuple[Gate, Connections]:
         """The application behind its gate, and the connections that both know."""
-        connections = Connections(options.limits or fitting_limits())
+        connections = Connections(limits)
         app = make_app(sources, connections, self._scores)
         bodies: dict[str, int] = {}
         open_paths = {OPEN_PATH}
         if sources.scoring is not None:
             bodies[SCORE_PATH] = sources.scoring.body_bytes
-        most_secs = _FOLLOWED_SHARE * connections.limits.request_secs
+        most_secs = _FOLLOWED_SHARE * limits.request_secs
         if sources.desk is not None:
             bodies[REQUESTS_PATH] = MOST_BYTES
-            followers = Followers(most_secs, options.answer_secs)
-            add_requests(app, sources.desk, followers, self._is_closing)
+            add_requests(app, sources.desk, Followers(most_secs, self._is_closing), answer_secs)
         if sources.dashboard is not None:
             files = static_files()
             add_sessions(app, self._keyring)
             add_pages(app, files)
             add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
-            add_live(app, sources.dashboard, Followers(most_secs), self._is_closing)
+            add_live(app, sources.dashboard, Followers(most_secs, self._is_closing))
             open_paths.update(files)
         return Gate(app, self._keyring, connections, bodies, open_paths), connections
 

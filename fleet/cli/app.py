@@ -11,26 +11,27 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 from agents.errors import AgentError
-from fleet.cli import daemon as cli_daemon
-from fleet.cli import dashboard as cli_dashboard
-from fleet.cli import datasets as cli_datasets
-from fleet.cli import device_files as cli_device_files
-from fleet.cli import devices as cli_devices
-from fleet.cli import interchange as cli_interchange
-from fleet.cli import jobs as cli_jobs
-from fleet.cli import lookup as cli_lookup
-from fleet.cli import models as cli_models
-from fleet.cli import requests as cli_requests
-from fleet.cli import store as cli_store
-from fleet.cli import training as cli_learning
-from fleet.cli import tuning as cli_tuning
+from fleet.cli import (
+    daemon,
+    dashboard,
+    datasets,
+    device_files,
+    devices,
+    interchange,
+    jobs,
+    lookup,
+    models,
+    requests,
+    store,
+    training,
+)
 from fleet.cli.output import Interrupted
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_text
@@ -92,19 +93,86 @@ class _Signals:
         raise Interrupted(number)
 
 
-cli_devices.register(app)
-cli_device_files.register(app)
-cli_jobs.register(app)
-cli_daemon.register(app)
-cli_dashboard.register(app)
-cli_interchange.register(app)
-cli_learning.register(app)
-cli_tuning.register(app)
-cli_models.register(app)
-cli_store.register(app)
-cli_requests.register(app)
-cli_lookup.register(app)
-cli_datasets.register(app)
+#: Verbs by name, in the order of the help.
+_VERBS: Mapping[str, Callable[..., None]] = {
+    "init": devices.init,
+    "probe": devices.probe,
+    "doctor": devices.doctor,
+    "demo": jobs.demo,
+    "collect": jobs.collect,
+    "status": jobs.status,
+    "up": daemon.up,
+    "dashboard": dashboard.dashboard,
+    "compare": dashboard.compare_sides,
+    "import": interchange.import_,
+    "export": interchange.export,
+    "train": training.train,
+    "eval": training.evaluate,
+    "onboard": training.onboard,
+    "tune": jobs.tune,
+    "show": lookup.show,
+    "workloads": lookup.workloads,
+}
+for _name, _verb in _VERBS.items():
+    app.command(_name)(_verb)
+
+
+def _add_group(group: typer.Typer, name: str, **verbs: Callable[..., None]) -> None:
+    """Add verbs that share their first word."""
+    for verb, function in verbs.items():
+        group.command(verb)(function)
+    app.add_typer(group, name=name)
+
+
+_add_group(
+    typer.Typer(help="Look at the settings that hold.", no_args_is_help=True),
+    "config",
+    show=devices.config_show,
+    schema=devices.config_schema,
+)
+_add_group(
+    typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True),
+    "devices",
+    list=device_files.list_devices,
+    add=device_files.add,
+    retire=device_files.retire,
+)
+_add_group(
+    typer.Typer(help="See which model version serves which device, and take one back.", no_args_is_help=True),
+    "models",
+    list=models.list_models,
+    show=models.show,
+    diff=models.diff,
+    rollback=models.rollback,
+    pin=models.pin,
+    unpin=models.unpin,
+)
+_add_group(
+    typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True),
+    "store",
+    verify=store.verify,
+    backup=store.backup,
+    restore=store.restore,
+)
+_add_group(
+    typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True),
+    "requests",
+    list=requests.list_requests,
+    show=requests.show,
+    follow=requests.follow,
+    cancel=requests.cancel,
+)
+_add_group(
+    typer.Typer(
+        help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
+        cls=datasets.ListGroup,
+    ),
+    "datasets",
+    list=datasets.list_,
+    publish=datasets.publish,
+    verify=datasets.verify,
+    open=datasets.open_,
+)
 
 
 def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 #: From this share of suspect records on, there is advice.
 _MANY_SUSPECT = 0.2
+#: How long programs are watched to see which are busy.
+_WATCH_SECS = 0.5
 #: Why records are measured that nobody counted when asking for candidates, by their origin.
 _EXTRA = {
     "noise": "of A/A runs, the same program twice, for the noise floor",
@@ -77,17 +78,13 @@ def print_collected(found: dict[str, Any], daemon_pid: int | None = None) -> Non
 
 def fleet_processes(daemon_pid: int | None) -> set[int]:
     """Process ids of this process, of a daemon, and of all below them."""
-    import psutil
+    from agents.host.host_load import processes_of
 
-    found: set[int] = set()
-    for pid in (os.getpid(), *([] if daemon_pid is None else [daemon_pid])):
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(pid)
-            found |= {one.pid for one in (root, *root.children(recursive=True))}
-    return found
+    roots = [os.getpid(), *([] if daemon_pid is None else [daemon_pid])]
+    return {process.pid for process in processes_of(roots)}
 
 
-def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> list[str]:
+def busiest_programs(daemon_pid: int | None) -> list[str]:
     """Names of up to three programs of others that took a tenth of a core or more, with their shares."""
     import time
 
@@ -107,9 +104,9 @@ def busiest_programs(daemon_pid: int | None = None, watch_secs: float = 0.5) -> 
         return found
 
     before = cpu_secs()
-    time.sleep(watch_secs)
+    time.sleep(_WATCH_SECS)
     used = {
-        process: (secs - before[process]) / watch_secs
+        process: (secs - before[process]) / _WATCH_SECS
         for process, secs in cpu_secs().items()
         if process in before
     }

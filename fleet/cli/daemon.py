@@ -20,7 +20,7 @@ from fleet.cli.options import (
     say_places,
 )
 from fleet.cli.output import ConfigOption, SetOption, short_moment
-from fleet.terminal_table import print_rows
+from fleet.terminal_text import print_rows
 
 if TYPE_CHECKING:
     from fleet.api.server import ApiServer
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("device", "state", "records", "failed", "late", "per s", "batch", "last", "champion")
 _ALARMS = 5
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb of this module to a command-line app."""
-    app.command("up")(up)
 
 
 def up(
@@ -76,7 +71,7 @@ def up(
     def serve(coordinator: Coordinator, folder: Path, quiet_cores: tuple[int, ...]) -> ApiServer:
         from fleet.api.app import ApiSources
         from fleet.api.score_service import ScoreSettings
-        from fleet.api.server import ApiOptions, ApiServer
+        from fleet.api.server import ApiServer
         from fleet.dashboard.dashboard import Dashboard
         from fleet.dashboard.webhook import Webhook
         from fleet.models.registry_reader import RegistryReader
@@ -91,7 +86,7 @@ def up(
             dashboard=shown,
             webhook=Webhook(daemon.webhook_url, shown.all_alerts) if daemon.webhook_url else None,
         )
-        return ApiServer(sources, folder, ApiOptions(host=daemon.api_host, port=daemon.api_port))
+        return ApiServer(sources, folder, host=daemon.api_host, port=daemon.api_port)
 
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)
 

@@ -10,14 +10,7 @@ import typer
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("dashboard")(dashboard)
-    app.command("compare")(compare_sides)
+from fleet.terminal_text import print_rows, say
 
 
 def dashboard(

@@ -13,34 +13,21 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say, visible
+from fleet.terminal_text import print_rows, say, visible
 
 Sha256Option = Annotated[
     str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
 ]
 
 
-class _ListGroup(typer.core.TyperGroup):
+class ListGroup(typer.core.TyperGroup):
     """`fleet datasets [FOLDER]` lists, as it did before there were other verbs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` first where no verb stands."""
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    datasets = typer.Typer(
-        help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
-        cls=_ListGroup,
-    )
-    datasets.command("list")(list_)
-    datasets.command("publish")(publish)
-    datasets.command("verify")(verify)
-    datasets.command("open")(open_)
-    app.add_typer(datasets, name="datasets")
 
 
 def list_(

@@ -13,21 +13,11 @@ import typer
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from agents.records import DeviceSpec
     from fleet.config.settings import FleetConfig
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    devices = typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True)
-    devices.command("list")(list_devices)
-    devices.command("add")(add)
-    devices.command("retire")(retire)
-    app.add_typer(devices, name="devices")
 
 
 def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False) -> None:

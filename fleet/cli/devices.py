@@ -16,22 +16,10 @@ import typer
 from fleet.cli.options import FolderOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from agents.records import Descriptor
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("init")(init)
-    app.command("probe")(probe)
-    app.command("doctor")(doctor)
-    config = typer.Typer(help="Look at the settings that hold.", no_args_is_help=True)
-    config.command("show")(config_show)
-    config.command("schema")(config_schema)
-    app.add_typer(config, name="config")
 
 
 def init(

@@ -16,17 +16,10 @@ from fleet.cli.options import DetachOption, FolderOption, StoreOption, load_sett
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.requests import finish, run_request
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.interchange.import_logs import FoundLogs, ImportRequest
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("import")(import_)
-    app.command("export")(export)
 
 
 def import_(

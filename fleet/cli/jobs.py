@@ -1,4 +1,4 @@
-"""Verbs that do the work: `fleet demo`, `collect` and `status`.
+"""Verbs that do the work: `fleet demo`, `collect`, `tune` and `status`.
 
 Registered by `fleet.cli.app`. Each verb reads settings, calls the module that does the step, and prints what
 came of it; readers print one JSON value with `--json`. Loads nothing heavy before a verb runs.
@@ -25,8 +25,7 @@ from fleet.cli.options import (
     say_places,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -40,12 +39,6 @@ _NARROW_STATUS_COLUMNS = tuple(
     {"rejected": "re-\njected", "suspect": "sus-\npect", "quarantined": "quaran-\ntined"}.get(name, name)
     for name in _STATUS_COLUMNS
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    for verb in (demo, collect, status):
-        app.command(verb.__name__)(verb)
 
 
 def demo(
@@ -178,6 +171,69 @@ def collect(
     _print_status(path, beside(path, models))
     daemon = find_daemon(Path(settings.daemon.root))
     print_collected(came, None if daemon is None else daemon.pid)
+
+
+def tune(
+    device: Annotated[str, typer.Argument(help="Id of the device to tune for.")],
+    network: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name such as bert-tiny, a .pt2 or .onnx file, transformers:NAME or torchvision:NAME."
+        ),
+    ] = None,
+    networks: Annotated[
+        list[str] | None,
+        typer.Option("--network", help="The same as an option; may be given again (workloads.networks)."),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", help="Only this one of the networks' workloads; may be given again."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Candidates to measure.")] = 256,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of database, library and report (runs/tuned/DEVICE).")
+    ] = None,
+    store: StoreOption = None,
+    models: ModelsOption = DEFAULT_MODELS,
+    address: AddressOption = None,
+    minutes: MinutesOption = None,
+    detach: DetachOption = False,
+    seed: SeedOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search fast programs for a network on one device; write a database, a compiled library and a report.
+
+    The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
+    goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
+    store, it does the work, and this command follows it.
+
+    Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
+    """
+    from fleet import public_work
+    from fleet.cli.requests import engine_options
+    from fleet.tuning.text import print_tuning
+
+    options = engine_options(
+        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
+    )
+    say_places(options.read(), config, store)
+    found = public_work.tune(
+        device,
+        networks=[*([network] if network else []), *(networks or [])] or None,
+        workloads=workload,
+        trials=trials,
+        out=out,
+        seed=seed,
+        options=options,
+    )
+    if found is None:
+        return
+    if as_json:
+        print_json(found)
+    else:
+        print_tuning(found)
 
 
 def status(

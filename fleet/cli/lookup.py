@@ -15,8 +15,7 @@ from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say, say_text
+from fleet.terminal_text import print_rows, say, say_text
 
 if TYPE_CHECKING:
     from agents.records import Record, Workload, WorkloadId
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 _LISTED = 40
 #: No upper bound.
 _ANY = float("inf")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    for verb in (show, workloads):
-        app.command(verb.__name__)(verb)
 
 
 def show(

@@ -8,32 +8,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
 from fleet.cli.output import JsonOption, print_json, value_text
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
+
+if TYPE_CHECKING:
+    from fleet.models.registry_file import Champion
 
 _Reason = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    models = typer.Typer(
-        help="See which model version serves which device, and take one back.", no_args_is_help=True
-    )
-    models.command("list")(list_models)
-    models.command("show")(show)
-    models.command("diff")(diff)
-    models.command("rollback")(rollback)
-    models.command("pin")(pin)
-    models.command("unpin")(unpin)
-    app.add_typer(models, name="models")
 
 
 def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
@@ -215,13 +203,10 @@ def rollback(
     Example: fleet models rollback x86-64-v4 --reason "slower since the new driver"
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).rollback(device, to, reason=reason, by_hand=True)
-    if as_json:
-        print_json(champion_json(champion))
-        return
-    say(f"{device} is served by {champion.version} from now on ({champion.reason})")
+    said = f"{device} is served by {champion.version} from now on ({champion.reason})"
+    _print_champion(champion, said, as_json=as_json)
 
 
 def pin(
@@ -238,13 +223,10 @@ def pin(
     Example: fleet models pin x86-64-v4 v000003
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).pin(device, version, reason=reason)
-    if as_json:
-        print_json(champion_json(champion))
-        return
-    say(f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}")
+    said = f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}"
+    _print_champion(champion, said, as_json=as_json)
 
 
 def unpin(
@@ -258,13 +240,19 @@ def unpin(
     Example: fleet models unpin x86-64-v4
     """
     from fleet.models.registry import Registry
-    from fleet.models.registry_reader import as_json as champion_json
 
     champion = Registry(models).unpin(device, reason=reason)
+    said = f"{device} is served by {champion.version}, until a version is judged better"
+    _print_champion(champion, said, as_json=as_json)
+
+
+def _print_champion(champion: Champion, said: str, *, as_json: bool) -> None:
+    from fleet.models.registry_reader import as_json as champion_json
+
     if as_json:
         print_json(champion_json(champion))
-        return
-    say(f"{device} is served by {champion.version}, until a version is judged better")
+    else:
+        say(said)
 
 
 def _held(champion: dict[str, Any]) -> tuple[str, str, str]:

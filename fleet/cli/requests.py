@@ -24,24 +24,13 @@ from fleet.cli.output import (
     short_moment,
 )
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
     from fleet.public_engine import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    requests = typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True)
-    requests.command("list")(list_requests)
-    requests.command("show")(show)
-    requests.command("follow")(follow)
-    requests.command("cancel")(cancel)
-    app.add_typer(requests, name="requests")
 
 
 def list_requests(

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from fleet.archive.verify import Verified
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    store = typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True)
-    store.command("verify")(verify)
-    store.command("backup")(backup)
-    store.command("restore")(restore)
-    app.add_typer(store, name="store")
-
-
 def verify(
     store: StoreOption = None,
     config: ConfigOption = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agents.records import Family
 from fleet.cli.options import (
     DEFAULT_MODELS,
     AddressOption,
@@ -29,8 +30,7 @@ from fleet.cli.options import (
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, value_text
 from fleet.errors import FleetError
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import say
+from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
@@ -61,26 +61,12 @@ class ModelOption(StrEnum):
     BOTH = "both"
 
 
-class FamilyOption(StrEnum):
-    """The values of `agents.records.Family`."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to a command-line app."""
-    app.command("train")(train)
-    app.command("eval")(evaluate)
-    app.command("onboard")(onboard)
-
-
 def train(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
     device: KnownDevicesOption = None,
     family: Annotated[
-        FamilyOption | None, typer.Option("--family", help="Only devices of this family (one model each).")
+        Family | None, typer.Option("--family", help="Only devices of this family (one model each).")
     ] = None,
     model: Annotated[
         ModelOption | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -25,23 +24,14 @@ from fleet.store.reader import StoreReader
 
 #: Devices whose rows are looked at, and records that are shown; the page says where there are more.
 MOST_DEVICES, MOST_RECORDS = 4, 200
-#: Columns of a device's fastest record, by the fields of `_Best`.
-_OF_BEST = {"secs": "latency_secs", "candidate_id": "candidate_id", "path": PATH}
-_NARROW = ("outcome", *_OF_BEST.values())
+#: Columns of a device's fastest record: seconds, candidate, file.
+_OF_BEST = ("latency_secs", "candidate_id", PATH)
+_NARROW = ("outcome", *_OF_BEST)
 _SHOWN = (
     *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
     *("error", "environment_id", "model_version"),
 )
 _WIDE = ("workload_id", "candidate_id", *_SHOWN, "quality", "protocol", "schema", "dialect", "trace")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Best:
-    """The fastest candidate of a device, and the file of its record."""
-
-    secs: float
-    candidate_id: str
-    path: str
 
 
 class CandidateError(FleetError):
@@ -70,7 +60,7 @@ def candidate_view(
         StoreError: The store cannot be read.
     """
     looked = list(devices[:MOST_DEVICES])
-    best: dict[str, _Best] = {}
+    best: dict[str, Mapping[str, Any]] = {}
     holders: dict[str, set[str]] = {}
     for name, batch in device_rows(reader, _NARROW, looked, workload_id=workload_id):
         _keep_best(best, str(name), batch)
@@ -85,8 +75,8 @@ def candidate_view(
     device_id = best_on if best_on in best else next(iter(holders))
     other = best.get(device_id)
     # The wide columns are read of the files alone that hold one of the two.
-    paths = set[str]().union(*holders.values(), {other.path} if other else ())
-    names = pa.array([candidate_id, other.candidate_id if other else candidate_id])
+    paths = set[str]().union(*holders.values(), {other[PATH]} if other else ())
+    names = pa.array([candidate_id, other["candidate_id"] if other else candidate_id])
     records: list[dict[str, Any]] = []
     traces: dict[str, Candidate] = {}
     for name, batch in device_rows(reader, _WIDE, looked, workload_id=workload_id, paths=paths):
@@ -107,31 +97,33 @@ def candidate_view(
         "dialect": mine.dialect,
         "best": None if other is None else _compared(records, device_id, other),
         "schedules": side_by_side(
-            schedule_lines(mine.trace), schedule_lines(traces[other.candidate_id].trace) if other else []
+            schedule_lines(mine.trace), schedule_lines(traces[other["candidate_id"]].trace) if other else []
         ),
         "script": script,
         "why_no_script": why,
     }
 
 
-def _keep_best(best: dict[str, _Best], device_id: str, rows: pa.RecordBatch) -> None:
+def _keep_best(best: dict[str, Mapping[str, Any]], device_id: str, rows: pa.RecordBatch) -> None:
     ok = rows.filter(
         pc.and_(pc.equal(rows.column("outcome"), Outcome.OK.value), pc.is_valid(rows["latency_secs"]))
     )
     if not ok.num_rows:
         return
     place = int(pc.index(ok.column("latency_secs"), pc.min(ok.column("latency_secs"))).as_py())
-    found = _Best(**{name: ok.column(column)[place].as_py() for name, column in _OF_BEST.items()})
-    if device_id not in best or found.secs < best[device_id].secs:
+    [found] = ok.slice(place, 1).select(list(_OF_BEST)).to_pylist()
+    if device_id not in best or found["latency_secs"] < best[device_id]["latency_secs"]:
         best[device_id] = found
 
 
-def _compared(records: Sequence[Mapping[str, Any]], device_id: str, other: _Best) -> dict[str, Any]:
+def _compared(
+    records: Sequence[Mapping[str, Any]], device_id: str, other: Mapping[str, Any]
+) -> dict[str, Any]:
     mine = [one["latency_secs"] for one in records if one["device_id"] == device_id and one["latency_secs"]]
     return {
-        "candidate_id": other.candidate_id,
+        "candidate_id": other["candidate_id"],
         "device_id": device_id,
-        "secs": other.secs,
+        "secs": other["latency_secs"],
         "mine_secs": min(mine, default=None),
     }
 

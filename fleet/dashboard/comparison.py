@@ -1,13 +1,19 @@
 """Two devices, two days or two versions side by side: what changed, and whether that means anything. Pure.
 
-Each row is one series: a workload, a canary, or a device's head. Its change is after over before, less one,
-and is judged by `fleet.dashboard.significance`. Latencies are compared candidate by candidate, so that a
-search that found something better is no change of the device.
+Each row is one series: a workload, a canary, or a device's head. Latencies are compared candidate by
+candidate, so that a search that found something better is no change of the device.
+
+Here is the one definition of "significant" of this project's pages, API and command line. A change is
+relative: after over before, less one. The noise of a series is the standard deviation of such a change when
+nothing was changed; it comes from A/A runs (`of_aa_run`), from the scatter of a series (`of_series`) or from
+an interval (`of_interval`). Severity is the change over the noise. Significant is what reaches `THRESHOLD`:
+with Gaussian noise, 1 of 370 comparisons does so by chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -20,10 +26,17 @@ from numpy.typing import NDArray
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.dashboard.device_timeline import canary_ratios
 from fleet.dashboard.pages import Key
-from fleet.dashboard.significance import THRESHOLD, judge, of_aa_run, of_interval, of_series, together
 from fleet.store.noise import Reading, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings, says
 
+#: Severity from which a change is significant.
+THRESHOLD = 3.0
+#: Least noise of a measured series: no timer and no clock repeats better.
+LEAST_NOISE = 0.002
+#: Median of |x| to standard deviation, and half of a 90 % interval in these, for Gaussian noise.
+_MEDIAN_TO_SIGMA, _HALF_INTERVAL = 1.4826, 1.645
+#: Points of a series that say something of its scatter.
+_LEAST_POINTS = 4
 COMPARED_COLUMNS = (*READING_COLUMNS, "workload_id", "latency_secs")
 TEXTS = ("name", "kind")
 KEYS: Mapping[str, Key] = {
@@ -32,6 +45,53 @@ KEYS: Mapping[str, Key] = {
     "change": lambda row: abs(row["change"]),
     "pairs": lambda row: row["pairs"],
 }
+
+
+def judge(change: float, noise: float | None) -> dict[str, Any]:
+    """How a change stands against the noise of its series.
+
+    Args:
+        change: Relative change, such as .03 for 3 % more.
+        noise: Of its series, as a standard deviation; None where nobody knows it.
+
+    Returns:
+        `noise`, `severity` (|change| over noise) and `is_significant`; each None where the noise is unknown.
+    """
+    if noise is None or not math.isfinite(noise) or not math.isfinite(change):
+        return {"noise": None, "severity": None, "is_significant": None}
+    noise = max(noise, LEAST_NOISE)
+    severity = abs(change) / noise
+    return {"noise": noise, "severity": severity, "is_significant": severity >= THRESHOLD}
+
+
+def of_aa_run(median_change: float) -> float:
+    """Noise of a change by an A/A run, whose median of |later / earlier - 1| is given."""
+    return _MEDIAN_TO_SIGMA * median_change
+
+
+def of_series(values: Sequence[float]) -> float | None:
+    """Noise of a change between two points of a series, by the median absolute deviation of its points.
+
+    None where it has fewer than four.
+    """
+    if len(values) < _LEAST_POINTS:
+        return None
+    middle = median(values)
+    if middle == 0:
+        return None
+    spread = _MEDIAN_TO_SIGMA * median([abs(value - middle) for value in values]) / abs(middle)
+    return math.sqrt(2) * spread
+
+
+def of_interval(low: float, high: float) -> float:
+    """Noise of an estimate by its 90 % interval."""
+    return (high - low) / 2 / _HALF_INTERVAL
+
+
+def together(first: float | None, second: float | None) -> float | None:
+    """Noise of a change between two series, each of which has its own: half of each variance."""
+    known = [one for one in (first, second) if one is not None]
+    return math.sqrt(sum(one**2 for one in known) / len(known)) if known else None
 
 
 @dataclass(slots=True)
@@ -180,14 +240,11 @@ def _canary_rows(
 def _row(
     about: Mapping[str, str], values: tuple[float, float], change: float, noise: float | None, pairs: int
 ) -> dict[str, Any]:
-    judged = judge(change, noise)
     return {
         **about,
         "before": values[0],
         "after": values[1],
         "change": change,
-        "noise": judged.noise,
-        "severity": judged.severity,
-        "is_significant": judged.is_significant,
+        **judge(change, noise),
         "pairs": pairs,
     }

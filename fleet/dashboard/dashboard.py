@@ -18,9 +18,18 @@ from fleet.dashboard.candidate_view import candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import compare
 from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, DeviceTimeline
-from fleet.dashboard.fleet_rows import KEYS, TEXTS, champion_rows, fleet_counts, fleet_rows
+from fleet.dashboard.fleet_rows import (
+    KEYS,
+    REQUEST_KEYS,
+    REQUEST_TEXTS,
+    TEXTS,
+    champion_rows,
+    fleet_counts,
+    fleet_rows,
+    request_rows,
+    storage_view,
+)
 from fleet.dashboard.onboarding_curve import onboarding_curve
-from fleet.dashboard.operation_view import REQUEST_KEYS, REQUEST_TEXTS, request_rows, storage_view
 from fleet.dashboard.pages import PageQuery, cut
 from fleet.dashboard.store_reads import ReadCache, device_rows
 from fleet.dashboard.table_follower import TableFollower, TableState

@@ -1,17 +1,86 @@
-"""The rows of the fleet's table, from the coordinator's view, the store's records and the champions. Pure."""
+"""The rows of the fleet's table, which of them a person should look at first, and why; requests and storage.
+
+Made from the coordinator's view, the store's records and the champions. Pure.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import spark
 from fleet.dashboard.pages import Key, Row
 from fleet.dashboard.table_follower import TableState
 from fleet.models.registry_file import Champion
+
+#: Share of a device's last records that failed, and that drifted, from which that is worth a look.
+FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
+#: A device with a lease that has stored no record for so long is slow or stuck.
+SILENT_SECS = 900.0
+#: Devices with a budget that are shown.
+MOST_BUDGETS = 500
+
+
+class AttentionLevel(IntEnum):
+    """How urgent a device is; the lowest comes first."""
+
+    #: Nothing is measured before somebody acts.
+    BROKEN = 0
+    #: It measures, but its numbers cannot be trusted.
+    DOUBTFUL = 1
+    #: Nothing is measured now; the fleet tries again by itself.
+    WAITING = 2
+    #: It works and lacks a model.
+    UNSERVED = 3
+    HEALTHY = 4
+    #: It left the fleet.
+    GONE = 5
+
+
+def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
+    """Say how urgent a device is, and why in one line; without a reason it needs nobody.
+
+    Args:
+        device: A row without its judgement.
+        now: Unix seconds of the view.
+    """
+    state, reason = str(device["state"]), str(device["reason"])
+    if state == "retired":
+        return AttentionLevel.GONE, reason
+    if state == "quarantined":
+        return AttentionLevel.BROKEN, reason or "it is quarantined"
+    if share := _share(device, "failed_share", FAILING_SHARE):
+        return AttentionLevel.BROKEN, f"{share:.0%} of its last records failed"
+    if device["drift"]:
+        return AttentionLevel.DOUBTFUL, str(device["drift"])
+    if share := _share(device, "suspect_share", DRIFTING_SHARE):
+        return AttentionLevel.DOUBTFUL, f"{share:.0%} of its last records are suspect"
+    if state in ("lost", "absent"):
+        return AttentionLevel.WAITING, reason or f"it is {state}"
+    last = device["last_record_at"]
+    if state == "leased" and last is not None and now - last > SILENT_SECS:
+        return AttentionLevel.WAITING, f"no record for {(now - last) / 60:.0f} minutes"
+    if device["closed"]:
+        return AttentionLevel.WAITING, str(device["closed"])
+    if not device["champion"]:
+        return AttentionLevel.UNSERVED, "no model serves it yet"
+    return AttentionLevel.HEALTHY, ""
+
+
+def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:
+    """Sorting key of rows: the level, then the larger share of bad records, then the name."""
+    worst = max(device["failed_share"] or 0.0, device["suspect_share"] or 0.0)
+    # By tenths, or devices would change places with every record.
+    return device["attention"]["level"], -round(worst, 1), str(device["device_id"])
+
+
+def _share(device: Mapping[str, Any], key: str, least: float) -> float:
+    share = device[key]
+    return float(share) if share is not None and share >= least else 0.0
+
 
 #: Fields that a filter looks into.
 TEXTS = ("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind")
@@ -120,3 +189,41 @@ def _row(
     level, reason = attention(row, now)
     row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
     return row
+
+
+REQUEST_TEXTS = ("id", "kind", "state", "finding", "reason", "text")
+#: Orders of requests; first those that have not ended, the newest of these first.
+REQUEST_KEYS: Mapping[str, Key] = {
+    "open": lambda row: (row["ended_at"] is not None, -(row["submitted_at"] or 0.0)),
+    "id": lambda row: row["id"],
+    "state": lambda row: (row["state"], row["id"]),
+    "submitted": lambda row: row["submitted_at"],
+}
+
+
+def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Requests without their results, which may be long; `text` is what a filter finds of their arguments."""
+    return [
+        {name: value for name, value in one.items() if name not in ("result", "arguments")}
+        | {"text": str(one["arguments"])}
+        for one in requests
+    ]
+
+
+def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Where records are on their way, how much room is left, and what budgets are spent."""
+    budgets = [
+        {"device_id": one, "closed": shown["closed"], **shown["budget"]}
+        for one, shown in view["devices"].items()
+        if shown["closed"] or shown["budget"]["hour_limit_secs"] or shown["budget"]["day_limit_secs"]
+    ]
+    return {
+        "now": view["now"],
+        "store": dict(view["store"]),
+        "health": dict(view["health"]),
+        "clock": dict(view["clock"]),
+        "training": dict(view["training"]),
+        "budgets": budgets[:MOST_BUDGETS],
+        "budgets_of": len(budgets),
+        "devices": len(view["devices"]),
+    }

@@ -12,13 +12,7 @@ from collections.abc import Iterable
 from agents.host.differences import differences
 from agents.records import Descriptor, DeviceSpec
 from fleet.doctor.timing import timing_findings
-from fleet.doctor.words import (
-    TVM_VERSION,
-    WANTED_MODULES,
-    Finding,
-    HostState,
-    Level,
-)
+from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level
 
 # With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
 _CRASHING_FFI = (0, 1, 15)
@@ -30,22 +24,19 @@ _LOW_DISK_BYTES = 2 << 30
 _FULL_DISK_BYTES = 256 << 20
 
 
-def diagnose(
-    descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostState | None = None
-) -> list[Finding]:
+def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostState) -> list[Finding]:
     """Judge a host.
 
     Args:
         descriptor: What the probe saw.
         specs: The devices that this host is to be; a difference from a file is a finding.
-        state: What `look` gathered; None judges the descriptor and the specs alone.
+        state: What `look` gathered.
 
     Returns:
         Findings, the worst first. Errors stop the program or a device, warnings spoil measurements or let
         other users in.
     """
     devices = list(specs)
-    state = state or HostState()
     found = [
         *_software(descriptor, state),
         *_specs(descriptor, devices),
@@ -93,31 +84,21 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     tvm = versions.get("apache-tvm", "")
     if tvm and tvm != TVM_VERSION:
         yield Finding(
-            level=Level.WARNING,
             what=f"apache-tvm {tvm} is installed",
             why=f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
             do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
         )
     for name in state.missing_modules:
-        wanted = WANTED_MODULES[name]
-        if name == "pynvml" and not state.nvidia_driver:
-            continue
-        yield Finding(
-            level=wanted.level,
-            what=f"the Python module {name} is missing",
-            why=wanted.why,
-            do=f"pip install {wanted.package}",
-        )
+        if name != "pynvml" or state.nvidia_driver:
+            yield WANTED_MODULES[name]
     if descriptor.cuda_devices and state.cuda_compiler_fault:
         yield Finding(
-            level=Level.WARNING,
             what="programs for CUDA cannot be compiled",
             why="the CUDA devices of this host cannot be measured",
             do=state.cuda_compiler_fault,
         )
     if state.nvidia_driver and not descriptor.cuda_devices:
         yield Finding(
-            level=Level.WARNING,
             what="NVIDIA's driver is loaded, but no CUDA device is visible",
             why="its devices cannot be measured",
             do="look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES",
@@ -144,7 +125,6 @@ def _remote(state: HostState) -> Iterable[Finding]:
     for device_id, reason in state.unserved:
         why, _, cure = reason.partition(": ")
         yield Finding(
-            level=Level.WARNING,
             what=f"device {device_id} cannot be reached",
             why=why,
             do=cure or "look at its tracker and its server",
@@ -156,7 +136,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
     if isinstance(trial, str):
         if trial:
             yield Finding(
-                level=Level.WARNING,
                 what="how far worker processes are confined could not be tried",
                 why=trial,
                 do="run `python -m agents.sandbox.confinement_trial FOLDER` by hand and look at what it says",
@@ -173,7 +152,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
     if not trial.has_filter:
         cures.append("run Linux with CONFIG_SECCOMP_FILTER, on x86-64 or AArch64")
     yield Finding(
-        level=Level.WARNING,
         what=f"worker processes can {', '.join(trial.allowed)}",
         why="so can a program that is measured; everything else that was tried is refused",
         do="; ".join(cures) or "look at what the worker processes print when they start",
@@ -183,7 +161,6 @@ def _confinement(state: HostState) -> Iterable[Finding]:
 def _secrets(state: HostState) -> Iterable[Finding]:
     for path, fault, cure in state.exposed:
         yield Finding(
-            level=Level.WARNING,
             what=f"{path}: {fault}",
             why="with Ray's token or sockets others run code as you; with the API's they see the fleet",
             do=cure,
@@ -193,7 +170,6 @@ def _secrets(state: HostState) -> Iterable[Finding]:
 def _room(state: HostState) -> Iterable[Finding]:
     if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
         yield Finding(
-            level=Level.WARNING,
             what=f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",
             why=f"less than {_LOW_MEMORY_BYTES >> 30} GiB makes builders swap or be killed",
             do="stop other programs or raise the container's limit",

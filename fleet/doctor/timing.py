@@ -54,7 +54,6 @@ def _clock(state: HostState) -> Iterable[Finding]:
     if slow:
         governors = ", ".join(sorted({governor for _, governor in slow}))
         yield Finding(
-            level=Level.WARNING,
             what=f"the frequency governor is {governors} on {len(slow)} of {len(state.governors)} cores",
             why="the clock follows the load, so the same program gets faster while it is timed",
             do="sudo cpupower frequency-set -g performance",
@@ -62,7 +61,6 @@ def _clock(state: HostState) -> Iterable[Finding]:
     if state.turbo_file:
         off = 1 if state.turbo_file.endswith("no_turbo") else 0
         yield Finding(
-            level=Level.WARNING,
             what="turbo boost is on",
             why="the clock of the timed core follows the heat and what the other cores do",
             do=f"echo {off} | sudo tee {state.turbo_file}",
@@ -72,7 +70,6 @@ def _clock(state: HostState) -> Iterable[Finding]:
 def _heat(state: HostState) -> Iterable[Finding]:
     if state.temperature_margin_c < _TEMPERATURE_MARGIN_C:
         yield Finding(
-            level=Level.WARNING,
             what=f"the CPU is {state.temperature_margin_c:.0f} degrees C below its limit",
             why="at the limit it lowers its clock",
             do="cool it, or set protocol.cooldown_ms",
@@ -94,14 +91,12 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     usable = len(descriptor.usable_cores)
     if state.load > _QUIET_LOAD * max(1, usable):
         yield Finding(
-            level=Level.WARNING,
             what=f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
             why="programs beside the timed one take its caches, its memory bandwidth and its turn",
             do="stop them, or wait: `uptime` shows the load",
         )
     if state.stolen_share >= _STOLEN_SHARE:
         yield Finding(
-            level=Level.WARNING,
             what=f"other virtual machines took {state.stolen_share:.0%} of a busy core's time",
             why="a program stands still meanwhile, and its timing goes on",
             do="wait, or move to a machine with cores of its own: column `st` of `vmstat 1` shows it",
@@ -133,7 +128,6 @@ def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterab
     usable = descriptor.usable_cores
     if len(usable) < 2:
         yield Finding(
-            level=Level.WARNING,
             what=f"this process may use {len(usable)} core",
             why="building and timing must take turns, which halves the speed or worse",
             do="give it two cores or more (taskset, container limits)",
@@ -146,14 +140,12 @@ def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterab
         names = ",".join(map(str, idle))
         keep = ",".join(str(cpu) for cpu in usable if cpu not in idle)
         yield Finding(
-            level=Level.WARNING,
             what=f"logical CPU {names} shares a physical core with a timing core and would build programs",
             why="a busy SMT sibling takes up to half of the timed core",
             do=f"start with `taskset -c {keep}`, or switch SMT off (/sys/devices/system/cpu/smt/control)",
         )
     if state.cpu_quota < len(usable):
         yield Finding(
-            level=Level.WARNING,
             what=f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
             why="once it is spent the kernel stops every process, in the middle of a timing too",
             do="pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
@@ -177,7 +169,6 @@ def _interrupts(
         if quiet in timing:
             cure = "give the devices a core that no network card or disk uses (cores in their files)"
         yield Finding(
-            level=Level.WARNING,
             what=f"timing core {core} serves {totals[core]:.0f} interrupts a second, most of {most.source}",
             why="each one stops the timed program and takes some of its caches",
             do=cure,
@@ -187,14 +178,12 @@ def _interrupts(
 def _memory(state: HostState) -> Iterable[Finding]:
     if state.memory_pressure >= _MEMORY_PRESSURE:
         yield Finding(
-            level=Level.WARNING,
             what=f"programs waited for memory in {state.memory_pressure:.0f} % of the last 10 s",
             why="a timed program may be among them",
             do="stop other programs or add memory: /proc/pressure/memory shows it",
         )
     if state.swapped_pages:
         yield Finding(
-            level=Level.WARNING,
             what=f"this host swaps: {state.swapped_pages} pages while the doctor looked",
             why="a page that must come from disk takes a thousand times as long as one in memory",
             do="stop other programs or add memory: `vmstat 1` shows it",
@@ -216,14 +205,12 @@ def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
         slowdowns = sorted(_GPU_SLOWDOWNS & set(seen.get("throttle_reasons", ())))
         if slowdowns:
             yield Finding(
-                level=Level.WARNING,
                 what=f"{name} slows down: {', '.join(slowdowns)}",
                 why="heat or power lowers its clock, and timings with it",
                 do=f"cool it or raise its power limit: nvidia-smi -i {place} -q -d PERFORMANCE,POWER",
             )
         if seen.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
             yield Finding(
-                level=Level.WARNING,
                 what=f"{name} is busy for {seen['utilisation']} % of the time",
                 why="a program beside the timed one takes its turn, its caches and its memory bandwidth",
                 do=f"stop it, or wait: nvidia-smi -i {place} shows who it is",

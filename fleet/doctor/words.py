@@ -29,7 +29,7 @@ class Level(StrEnum):
 class Finding:
     """One thing that is not as it should be."""
 
-    level: Level
+    level: Level = Level.WARNING
     #: The fault itself.
     what: str
     #: Why it matters.
@@ -112,33 +112,24 @@ class HostState:
     exposed: tuple[tuple[str, str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedModule:
-    """A Python module that some verb needs."""
-
-    package: str
-    why: str
-    level: Level
+def _missing(name: str, package: str, why: str, level: Level = Level.WARNING) -> Finding:
+    what = f"the Python module {name} is missing"
+    return Finding(level=level, what=what, why=why, do=f"pip install {package}")
 
 
-#: Modules that are looked for, none of them imported.
-WANTED_MODULES: Mapping[str, WantedModule] = {
-    "tvm": WantedModule(
-        package=f"apache-tvm=={TVM_VERSION}", why="programs are built and timed with TVM", level=Level.ERROR
+#: Modules that some verb needs, and what it means where one is not installed. None of them is imported.
+WANTED_MODULES: Mapping[str, Finding] = {
+    "tvm": _missing(
+        "tvm", f"apache-tvm=={TVM_VERSION}", "programs are built and timed with TVM", Level.ERROR
     ),
-    "psutil": WantedModule(package="psutil", why="TVM's worker processes need it", level=Level.WARNING),
-    "cloudpickle": WantedModule(
-        package="cloudpickle", why="TVM's worker processes need it", level=Level.WARNING
-    ),
-    "tornado": WantedModule(
-        package="tornado", why="TVM's RPC tracker and server need it", level=Level.WARNING
-    ),
-    "xgboost": WantedModule(
-        package="xgboost-cpu", why="models learn and vote with its trees", level=Level.ERROR
-    ),
-    "pynvml": WantedModule(
-        package="nvidia-ml-py",
-        why="without it the clocks and the heat of CUDA devices are not recorded",
-        level=Level.NOTE,
+    "psutil": _missing("psutil", "psutil", "TVM's worker processes need it"),
+    "cloudpickle": _missing("cloudpickle", "cloudpickle", "TVM's worker processes need it"),
+    "tornado": _missing("tornado", "tornado", "TVM's RPC tracker and server need it"),
+    "xgboost": _missing("xgboost", "xgboost-cpu", "models learn and vote with its trees", Level.ERROR),
+    "pynvml": _missing(
+        "pynvml",
+        "nvidia-ml-py",
+        "without it the clocks and the heat of CUDA devices are not recorded",
+        Level.NOTE,
     ),
 }

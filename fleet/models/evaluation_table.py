@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.terminal_table import print_rows
+from fleet.terminal_text import print_rows
 
 _COLUMNS = ("device", "top-1 90 %", "top-5 90 %", "sum-1", "sum-5", "pairs", "tau", "regret")
 _SHARES = ("weighted_top1", "weighted_top5", "pairwise", "tau")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet.terminal_console import TerminalConsole
-from fleet.terminal_table import print_rows
+from fleet.terminal_text import print_rows
 from fleet.tuning.report import SIDE_NAMES, millis, network_sentence
 
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fleet.cli.app import app
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
+from tests.coordinator_fixtures import write_replay_device
 from tests.docs.test_docs import fleet_commands
 from tests.log_fixtures import ansor, autotvm, write_log
 from tests.onboarding_fixtures import NEW, SOURCES, fill
@@ -159,9 +160,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "configs/hardware").mkdir(parents=True)
     for number, (name, device) in enumerate(zip(names, recorded, strict=True)):
         place = folder if name in ("board-3", "rpi4") else folder / "configs/hardware"
-        value = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu", "seed": number}
-        value |= {"records": str(folder / "recorded.parquet"), "device": device, "noise": True}
-        (place / f"{name}.yaml").write_text(yaml.safe_dump(value))
+        write_replay_device(place, name, folder / "recorded.parquet", device=device, seed=number, noise=True)
     settings = {"schema": 1, "training": {"epochs": 2}, "onboarding": {"strategy": "siblings"}}
     settings["daemon"] = {"api_port": 0}
     (folder / "configs/fleet.yaml").write_text(yaml.safe_dump(settings))
@@ -193,17 +192,14 @@ def test_documented_commands_do_what_the_pages_say(project: Path) -> None:
 def test_documented_commands_beside_a_daemon(project: Path) -> None:
     up = _started(project, "up", "--device", "x86-64-v2")
     try:
-        assert up.stdout is not None
         assert any("fleet is up" in line for line in up.stdout)
         asked = _started(
             project, "collect", "--device", "x86-64-v2", "--workloads", "8", "--samples", "24", "--detach"
         )
         request = re.search(r"collection-\w+", asked.communicate(timeout=60)[0])
-        assert request is not None
         for documented, typed in BESIDE_A_DAEMON.items():
             one = _started(project, *shlex.split((typed or documented).replace("{}", request[0])))
             if "--watch" in documented:
-                assert one.stdout is not None
                 assert "x86-64-v2" in "".join(one.stdout.readline() for _ in range(12))
                 one.send_signal(signal.SIGINT)
             output = one.communicate(timeout=60)[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import run_code
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agents", "transfer", "fleet")
@@ -64,7 +65,6 @@ def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return tuple(found)
 
@@ -215,8 +215,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
         "heavy = ('torch', 'tvm', 'ray', 'pyarrow', 'deltalake', 'matplotlib', 'scipy', 'pydantic')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    assert run_code(code, cwd=ROOT) == "[]\n"
 
 
 def test_nothing_is_pickled() -> None:

@@ -12,28 +12,23 @@ from fleet.errors import StoreError, StoreFull
 DELTALAKE = "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
 
 
-@pytest.mark.parametrize("error", [OSError(DELTALAKE), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
-def test_a_full_disk_is_one_line_whoever_reports_it(error: OSError) -> None:
-    with (
-        pytest.raises(StoreFull, match="No space left on device") as caught,
-        disk_errors("testing", Path("x")),
-    ):
-        raise error
-    assert "\n" not in str(caught.value)
-    assert "\x1b" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "kind", "words"),
     [
-        (OSError("first line\nsecond"), "first line;"),
-        (PermissionError(errno.EACCES, "Permission denied"), "denied"),
+        (OSError(DELTALAKE), StoreFull, "No space left on device"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), StoreFull, "No space left on device"),
+        (OSError("first line\nsecond"), StoreError, "first line;"),
+        (PermissionError(errno.EACCES, "Permission denied"), StoreError, "denied"),
     ],
 )
-def test_other_errors_keep_their_words(error: OSError, words: str) -> None:
+def test_an_error_of_the_disk_is_one_line_whoever_reports_it(
+    error: OSError, kind: type[StoreError], words: str
+) -> None:
     with pytest.raises(StoreError, match=words) as caught, disk_errors("testing", Path("x")):
         raise error
-    assert not isinstance(caught.value, StoreFull)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

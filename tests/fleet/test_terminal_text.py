@@ -18,8 +18,7 @@ from rich.text import Text
 
 from fleet.collection.progress import TerminalDisplay
 from fleet.terminal_console import TerminalConsole
-from fleet.terminal_table import print_rows
-from fleet.terminal_text import make_logs_visible, visible
+from fleet.terminal_text import make_logs_visible, print_rows, visible
 from tests.log_fixtures import CUDA_TARGET, autotvm, write_log
 
 ROOT = Path(__file__).parents[2]

@@ -23,8 +23,7 @@ from fleet.api.app import ApiSources
 from fleet.api.client import ADDRESS, TOKEN, DaemonRefused, ask, find_daemon
 from fleet.api.connections import ConnectionLimits, Connections
 from fleet.api.metrics import metrics_text
-from fleet.api.server import ApiOptions, ApiServer, read_or_make_token
-from fleet.cli.app import run
+from fleet.api.server import ApiServer, read_or_make_token
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
 from fleet.coverage.table_summary import Counts
@@ -34,6 +33,7 @@ from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
+from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
 from transfer.model import checkpoint
@@ -92,16 +92,12 @@ def sources_of(models: Path, **sources: Any) -> ApiSources:
     return ApiSources(view=a_view, registry=RegistryReader(models), **sources)
 
 
-def save_model(folder: Path, version: str) -> None:
-    manifest = {"version": version, "table_version": 3}
-    checkpoint.save(folder / version, FleetTLP(model_config(SPEC, SIZES), (BOARD,)), manifest)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for version in ("v000001", "v000002"):
-        save_model(folder, version)
+        manifest = {"version": version, "table_version": 3}
+        checkpoint.save(folder / version, FleetTLP(model_config(SPEC, SIZES), (BOARD,)), manifest)
     return folder
 
 
@@ -111,10 +107,14 @@ def server(tmp_path: Path, models: Path) -> Iterator[ApiServer]:
         yield made
 
 
+def client_of(server: ApiServer, token: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=60)
+
+
 def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Response:
-    token = (root / TOKEN).read_text().strip()
-    with httpx.Client(trust_env=False) as client:
-        return client.get(server.url + path, headers={"Authorization": f"Bearer {token}", **headers})
+    with client_of(server, (root / TOKEN).read_text().strip()) as client:
+        return client.get(path, headers=headers)
 
 
 def metrics(server: ApiServer, root: Path) -> dict[str, Metric]:
@@ -127,8 +127,8 @@ def test_everything_but_health_needs_the_token(server: ApiServer, tmp_path: Path
     with httpx.Client(trust_env=False) as client:
         for path in (*paths, f"/v1/models/{BOARD}/model.safetensors", "/metrics", "/openapi.json"):
             assert client.get(server.url + path).status_code == 401
-            for said in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
-                header = {"Authorization": said.encode("latin-1")}
+            for given in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
+                header = {"Authorization": given.encode("latin-1")}
                 assert client.get(server.url + path, headers=header).status_code == 401
         assert client.get(server.url + "/healthz").json() == {"state": "running"}
         for path in ("/docs", "/redoc", "/v1/nothing", "/healthz/", "/healthz?", "//healthz"):
@@ -204,21 +204,15 @@ def test_tensors_come_whole_and_once(server: ApiServer, tmp_path: Path, models: 
     assert other.status_code == 200
 
 
-def test_a_champion_shows_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    with closing(ApiServer(sources_of(folder), tmp_path)) as server:
-        assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
-        save_model(folder, "v000001")
-        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
-
-
-def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
-    registry.publish(registry.add(model, {}), {BOARD: {}})
     with closing(ApiServer(sources_of(registry.folder), tmp_path)) as server:
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
+        registry.publish(registry.add(model, {}), {BOARD: {}})
+        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
         registry.pin(BOARD, reason="for the release")
         registry.publish(registry.add(model, {}), {BOARD: {}})
         for found in (
@@ -231,10 +225,10 @@ def test_a_pin_and_why_a_champion_stays_show_at_once_and_damage_hides_no_device(
         listed = get(server, "/v1/models", tmp_path).json()["champions"][BOARD]
         assert (listed["version"], listed["pinned_at"] > 0) == ("v000001", True)
         monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-        assert run(["status"]) == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "(pinned)" in shown
-        assert f"stays; v000002: {BOARD} is pinned to v000001" in shown
+        shown = said("status")
+        stays = f"stays; v000002: {BOARD} is pinned to v000001"
+        for words in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
+            assert words in shown
         (registry.folder / "champions.json").write_text("{")
         assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
 
@@ -275,22 +269,21 @@ def test_times_are_histograms_with_every_class_holding_those_below(server: ApiSe
     assert next(one.value for one in slow if one.labels.get("le") == "+Inf") == 1
 
 
-@pytest.mark.parametrize("state", ["running", "idle"])
-def test_a_training_shows_while_it_runs(state: str) -> None:
-    view = a_view()
-    view["training"] = {"state": state, "failures": {"cpu": 2}}
-    text = metrics_text(view, Connections(ConnectionLimits()))
-    assert f"fleet_training_running {float(state == 'running')}" in text
-    assert 'fleet_training_failures{family="cpu"} 2.0' in text
+def test_a_training_shows_while_it_runs() -> None:
+    for state, is_running in (("running", 1.0), ("idle", 0.0)):
+        view = a_view() | {"training": {"state": state, "failures": {"cpu": 2}}}
+        text = metrics_text(view, Connections(ConnectionLimits()))
+        assert f"fleet_training_running {is_running}" in text
+        assert 'fleet_training_failures{family="cpu"} 2.0' in text
 
 
 def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FleetError, match=f"port {port}: .*daemon.api_port"):
-            ApiServer(sources_of(models), tmp_path, ApiOptions(port=port))
+            ApiServer(sources_of(models), tmp_path, port=port)
     with pytest.raises(FleetError, match="expected an IP address"):
-        ApiServer(sources_of(models), tmp_path, ApiOptions(host="localhost"))
+        ApiServer(sources_of(models), tmp_path, host="localhost")
 
 
 def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path) -> None:
@@ -300,7 +293,6 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
     address, token = (tmp_path / ADDRESS).read_text(), (tmp_path / TOKEN).read_text()
     (tmp_path / TOKEN).write_text("another\n")
     stranger = find_daemon(tmp_path)
-    assert stranger is not None
     for ask_it in (lambda: stranger.get("/v1/status"), lambda: stranger.cancel("any"), stranger.login_url):
         with pytest.raises(
             DaemonRefused, match=r"^the daemon at \S+ refuses the token .*start the daemon again$"
@@ -360,14 +352,3 @@ def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()
-
-
-def test_status_asks_the_daemon(
-    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-    assert run(["status"]) == 0
-    shown = capsys.readouterr().out
-    assert BOARD in shown
-    assert "it drifts" in shown
-    assert "7 records, 5 on their way there" in shown

@@ -17,9 +17,10 @@ import pytest
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, ask
 from fleet.api.connections import ConnectionLimits
-from fleet.api.server import ApiOptions, ApiServer
+from fleet.api.server import ApiServer
 from fleet.models.registry_reader import RegistryReader
-from tests.fleet.api.test_api import a_view
+from tests.conftest import until
+from tests.fleet.api.test_api import a_view, client_of
 
 MOST = 32
 
@@ -34,7 +35,7 @@ class Started:
         self.server = ApiServer(
             ApiSources(view=self._view, registry=RegistryReader(folder / "models")),
             folder,
-            ApiOptions(limits=ConnectionLimits(**limits)),
+            limits=ConnectionLimits(**limits),
         )
         self.port = int(self.server.url.rpartition(":")[2])
         self.token = (folder / TOKEN).read_text().strip()
@@ -56,9 +57,8 @@ class Started:
         return "".join(f"{line}\r\n" for line in (*wanted, "")).encode()
 
     def get(self, path: str = "/v1/status") -> httpx.Response:
-        with httpx.Client(trust_env=False, timeout=30) as client:
-            headers = {"Authorization": f"Bearer {self.token}"}
-            return client.get(self.server.url + path, headers=headers)
+        with client_of(self.server, self.token) as client:
+            return client.get(path)
 
     def metric(self, name: str) -> float:
         lines = self.get("/metrics").text.splitlines()
@@ -98,20 +98,13 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_idle_connections_give_way_to_newer_ones_and_to_whoever_has_the_token(
     start: Callable[..., Started],
 ) -> None:
     fleet = start(most=MOST, head_secs=60.0)
     idle = [fleet.connect() for _ in range(4 * MOST)]
     assert fleet.get().status_code == 200
-    wait_until(lambda: sum(map(is_open, idle)) <= MOST)
+    until(lambda: sum(map(is_open, idle)) <= MOST)
     assert not any(map(is_open, idle[:MOST])), "the oldest go first"
     assert fleet.metric("fleet_api_connections") <= MOST
     assert fleet.metric("fleet_api_connections_limit") == MOST

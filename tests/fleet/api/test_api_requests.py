@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
 from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
-from fleet.api.server import ApiOptions, ApiServer
+from fleet.api.server import ApiServer
 from fleet.cli.app import run
 from fleet.cli.options import load_settings
 from fleet.cli.output import Interrupted
@@ -36,7 +35,8 @@ from fleet.public_engine import daemon_of
 from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
 from fleet.store.lock import HOLDER
-from tests.fleet.api.test_api import a_view
+from tests.conftest import until
+from tests.fleet.api.test_api import a_view, client_of
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
 TRAINING = {"id": "t1", "kind": "training", "arguments": {"family": "cpu"}}
@@ -47,13 +47,14 @@ class Daemon:
 
     def __init__(self, folder: Path, **limits: Any) -> None:
         answer_secs = limits.pop("answer_secs", 15.0)
-        self.desk, self.state = RequestDesk(), FleetState()
+        self.folder, self.desk, self.state = folder, RequestDesk(), FleetState()
         self.view: dict[str, Any] = a_view()
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = ApiServer(
             ApiSources(view=lambda: self.view, registry=RegistryReader(folder / "models"), desk=self.desk),
             folder,
-            ApiOptions(limits=ConnectionLimits(**limits), answer_secs=answer_secs),
+            limits=ConnectionLimits(**limits),
+            answer_secs=answer_secs,
         )
         self.token = (folder / TOKEN).read_text().strip()
         self.thread = threading.Thread(target=self._turn)
@@ -66,8 +67,11 @@ class Daemon:
                         self.desk.show(self.state, one.request_id)
 
     def client(self, token: str = "") -> httpx.Client:
-        headers = {"Authorization": f"Bearer {token or self.token}"}
-        return httpx.Client(base_url=self.server.url, headers=headers, trust_env=False, timeout=30)
+        return client_of(self.server, token or self.token)
+
+    def found(self) -> DaemonClient:
+        """The client that a command finds."""
+        return find_daemon(self.folder)
 
     def close(self) -> None:
         self.server.close()
@@ -207,32 +211,23 @@ def test_followers_are_bounded_and_those_who_leave_make_room(start: Callable[...
             one.close()
         submit(daemon, id="t2", arguments={"family": "gpu"})
         client.delete("/v1/requests/t2")
-        deadline = time.monotonic() + 30
-        while client.get("/v1/requests/t2/events").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: client.get("/v1/requests/t2/events").status_code == 200)
 
 
-def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon]) -> None:
     daemon = start()
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert found is not None
-    followed = found.follow("t1")
+    followed = daemon.found().follow("t1")
     assert next(followed)["state"] == "queued"
     daemon.close()
     with pytest.raises(FleetError, match="is gone; it goes on with request t1"):
         next(followed)
 
 
-def test_a_client_follows_beyond_the_time_of_a_connection(
-    start: Callable[..., Daemon], tmp_path: Path
-) -> None:
+def test_a_client_follows_beyond_the_time_of_a_connection(start: Callable[..., Daemon]) -> None:
     daemon = start(request_secs=3.0)
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert isinstance(found, DaemonClient)
-    followed = found.follow("t1")
+    followed = daemon.found().follow("t1")
     assert next(followed)["state"] == "queued"
     later = threading.Timer(2.5, daemon.tell, [ev.TrainingStarted(at_secs=110.0, family="cpu")])
     later.start()
@@ -242,7 +237,7 @@ def test_a_client_follows_beyond_the_time_of_a_connection(
         refusals = [line for line in client.get("/metrics").text.splitlines() if 'why="time"' in line]
     assert refusals == ['fleet_api_connections_refused_total{why="time"} 0.0'], "sent away in order"
     with pytest.raises(DaemonRefused, match="no request 't9'"):
-        next(found.follow("t9"))
+        next(daemon.found().follow("t9"))
 
 
 def test_the_verbs_show_follow_and_cancel(
@@ -252,29 +247,26 @@ def test_the_verbs_show_follow_and_cancel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-    assert run(["requests", "list"]) == 1
-    assert "no daemon runs on" in capsys.readouterr().err
+
+    def said(code: int, *arguments: str) -> str:
+        assert run(["requests", *arguments]) == code
+        return "".join(capsys.readouterr())
+
+    assert "no daemon runs on" in said(1, "list")
     daemon = start()
-    assert run(["requests", "list"]) == 0
-    assert "no requests" in capsys.readouterr().out
+    assert "no requests" in said(0, "list")
     submit(daemon)
-    assert run(["requests", "list"]) == 0
-    assert "t1" in capsys.readouterr().out
-    assert run(["requests", "show", "t1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "queued"
-    assert run(["requests", "show", "t9"]) == 1
-    line = "fleet: no request 't9'; `fleet requests list` shows those there are"
-    assert capsys.readouterr().err.strip() == line
-    assert run(["requests", "cancel", "t9"]) == 1
-    assert "no request 't9'" in capsys.readouterr().err
-    assert run(["requests", "cancel", "t1"]) == 0
-    assert capsys.readouterr().out.strip() == "request t1 is cancelled"
+    assert "t1" in said(0, "list")
+    assert json.loads(said(0, "show", "t1", "--json"))["state"] == "queued"
+    line = "fleet: no request 't9'; `fleet requests list` shows those there are\n"
+    assert said(1, "show", "t9") == line
+    assert "no request 't9'" in said(1, "cancel", "t9")
+    assert said(0, "cancel", "t1") == "request t1 is cancelled\n"
     assert run(["requests", "follow", "t1", "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["state"] == "cancelled"
     assert "request t1 cancelled: somebody cancelled it" in told.err
-    assert run(["requests", "list", "--json"]) == 0
-    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["t1"]
+    assert [one["id"] for one in json.loads(said(0, "list", "--json"))] == ["t1"]
 
 
 def test_a_verb_asks_the_daemon_of_its_store_and_models_only(
@@ -299,15 +291,11 @@ def test_a_verb_asks_the_daemon_of_its_store_and_models_only(
 
 
 def test_fleet_train_sends_a_request_for_each_family(
-    start: Callable[..., Daemon],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = start()
     daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
-    found = find_daemon(tmp_path)
-    assert found is not None
+    found = daemon.found()
     monkeypatch.setattr("importlib.metadata.version", lambda _: "7.0")
     with pytest.raises(FleetError, match=r"is version 0\.1, this command is 7\.0; stop it"):
         request_trainings(found, [], is_detached=True, as_json=True)
@@ -328,7 +316,6 @@ def test_fleet_train_sends_a_request_for_each_family(
 )
 def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
     start: Callable[..., Daemon],
-    tmp_path: Path,
     answer: str,
     state: str,
     told: str,
@@ -337,8 +324,6 @@ def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
 ) -> None:
     daemon = start()
     submit(daemon)
-    found = find_daemon(tmp_path)
-    assert found is not None
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -351,6 +336,6 @@ def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(DaemonClient, "follow", interrupted)
     with pytest.raises(Interrupted):
-        follow_request(found, "t1")
+        follow_request(daemon.found(), "t1")
     assert told in capsys.readouterr().err
     assert daemon.desk.listed()[0]["state"] == state

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,8 +27,10 @@ from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
+from tests.conftest import run_code
 from tests.dataset_fixtures import cpu_device
-from tests.fleet.api.test_api import get, metrics, sources_of
+from tests.fleet.api.test_api import client_of, get, metrics, sources_of
+from tests.fleet.api.test_api_connections import answer as answer_on
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
@@ -66,10 +67,8 @@ def server(made: Path) -> Iterator[ApiServer]:
 
 
 def post(server: ApiServer, root: Path, content: bytes, **headers: str) -> httpx.Response:
-    token = (root / TOKEN).read_text().strip()
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        told = {"Authorization": f"Bearer {token}", **headers}
-        return client.post(server.url + "/v1/score", headers=told, content=content)
+    with client_of(server, (root / TOKEN).read_text().strip()) as client:
+        return client.post("/v1/score", headers=headers, content=content)
 
 
 def asked(**changes: Any) -> bytes:
@@ -85,7 +84,6 @@ def test_scores_are_those_that_a_judge_sees_to_the_last_bit(
     snapshot = load_snapshot(Store.read(made / "store"))
     registry = Registry(made / "models")
     ref = registry.champion(device)
-    assert ref is not None
     model, manifest = registry.load(ref)
     head = head_of(model, registry.path(ref.version), manifest, device)
     ranker = KeptRanker(name=ref.version, model=model, heads={device: head})
@@ -138,10 +136,7 @@ root, device, workload, trace = json.loads(sys.stdin.read())
 print(json.dumps(score(Path(root), device, workload, [trace]).scores))
 """
     given = json.dumps([str(made), A, ONE.workload_id, trace])
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
-    )
-    assert tuple(json.loads(done.stdout)) == score(made, A, ONE.workload_id, [trace]).scores
+    assert tuple(json.loads(run_code(code, input=given))) == score(made, A, ONE.workload_id, [trace]).scores
 
 
 @pytest.mark.parametrize(
@@ -165,29 +160,20 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
             "dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule",
         ),
         ({"speed": 1}, 422, "'speed' is no field; known: device, dialect, traces, version, workload"),
+        (b"{", 400, "the body is not JSON"),
+        (b"\xff", 400, "the body is not JSON"),
+        (b"[]", 400, "the body is a list"),
     ],
 )
 def test_a_refusal_is_one_clear_line(
-    changes: dict[str, Any], status: int, line: str, server: ApiServer, made: Path
+    changes: dict[str, Any] | bytes, status: int, line: str, server: ApiServer, made: Path
 ) -> None:
-    answer = post(server, made, asked(**changes))
+    answer = post(server, made, changes if isinstance(changes, bytes) else asked(**changes))
     assert (answer.status_code, line in answer.json()["detail"]) == (status, True), answer.text
     assert len(answer.json()["detail"].splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "line"),
-    [(b"{", "the body is not JSON"), (b"\xff", "the body is not JSON"), (b"[]", "the body is a list")],
-)
-def test_a_body_that_is_no_object_is_refused(body: bytes, line: str, server: ApiServer, made: Path) -> None:
-    answer = post(server, made, body)
-    assert answer.status_code == 400
-    assert line in answer.json()["detail"]
-
-
 def process_of(server: ApiServer) -> int:
-    assert server._scores is not None
-    assert server._scores._process is not None
     return server._scores._process.pid
 
 
@@ -214,10 +200,7 @@ def raw(server: ApiServer, head: str, body: bytes = b"") -> str:
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
         line.sendall(head.encode() + b"\r\n\r\n" + body)
-        found = b""
-        while part := line.recv(1 << 16):
-            found += part
-    return found.decode()
+        return answer_on(line).decode()
 
 
 def head(root: Path, path: str, *lines: str, method: str = "POST") -> str:
@@ -301,7 +284,6 @@ def test_the_process_is_nice_has_one_thread_and_stays_on_its_cores(made: Path, t
     with closing(a_service(made, tmp_path, cores=(core,))) as service:
         status, found = asyncio.run(service.answer(_body, _stays))
         assert (status, len(json.loads(found)["scores"])) == (200, 2)
-        assert service._process is not None
         pid = service._process.pid
         assert pid != os.getpid()
         assert os.sched_getaffinity(pid) == {core}
@@ -327,7 +309,6 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     with closing(service):
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
         # Killed by whoever wants memory: the answer says so, and the next one is whole.
-        assert service._process is not None
         service._process.kill()
         service._process.wait()
         assert asyncio.run(service.answer(_body, _stays))[0] == 200

@@ -108,9 +108,18 @@ def test_the_installed_command_fails_with_one_line() -> None:
     assert "nowhere" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["status", "train", "eval"])
-def test_a_missing_store_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no-store" in failure([verb, "--store", "no-store"], capsys)
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        *((f"{verb} --store no-store", "no-store") for verb in ("status", "train", "eval")),
+        # /sys refuses even root.
+        ("demo --folder /sys/tensor-fleet", "/sys/tensor-fleet"),
+    ],
+)
+def test_a_place_that_cannot_be_is_named(
+    arguments: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert named in failure(arguments.split(), capsys)
     assert not Path("no-store").exists()
 
 
@@ -136,11 +145,6 @@ def test_all_faults_of_a_configuration_are_named_at_once(capsys: pytest.CaptureF
     assert "stoer" in errors
     assert "store" in errors.replace("stoer", "")
     assert "Traceback" not in errors
-
-
-def test_a_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    # /sys refuses even root.
-    assert "/sys/tensor-fleet" in failure(["demo", "--folder", "/sys/tensor-fleet"], capsys)
 
 
 def test_a_file_where_the_store_should_be_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:

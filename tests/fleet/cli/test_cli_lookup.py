@@ -21,7 +21,8 @@ from fleet.cli.training_request import each_family, request_trainings
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.store.store import Store
-from tests.cli_fixtures import json_of
+from tests.cli_fixtures import json_of, refusal, said
+from tests.cli_fixtures import run as invoke
 from tests.record_fixtures import make_descriptor, make_spec, make_workload
 from tests.record_fixtures import make_record as any_record
 
@@ -55,7 +56,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_show_finds_a_record_a_candidate_and_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_finds_a_record_a_candidate_and_a_workload() -> None:
     record = make_record(1, measured_at=100.0)
     found = json_of("show", record.record_id[:8])
     assert (found["kind"], [one["record_id"] for one in found["records"]]) == ("record", [record.record_id])
@@ -64,16 +65,13 @@ def test_show_finds_a_record_a_candidate_and_a_workload(capsys: pytest.CaptureFi
     assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
     assert found["trace"] == record.trace
     workload = make_workload(1)
-    assert run(["show", workload.name]) == 0
-    assert workload.workload_id in capsys.readouterr().out
-    assert run(["show", "no-such-id"]) == 1
-    assert "nothing is named 'no-such-id'" in capsys.readouterr().err
+    assert workload.workload_id in said("show", workload.name)
+    assert "nothing is named 'no-such-id'" in refusal("show", "no-such-id")
 
 
-def test_a_script_holds_the_whole_candidate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_holds_the_whole_candidate() -> None:
     record = make_record(1)
-    assert run(["show", record.candidate_id, "--script"]) == 0
-    text = capsys.readouterr().out
+    text = invoke("show", record.candidate_id, "--script").stdout
     values: dict[str, object] = {}
     # What stands above the imports of TVM is data.
     exec(text[text.index("TARGET =") : text.index("schedule =")], values)
@@ -83,33 +81,24 @@ def test_a_script_holds_the_whole_candidate(capsys: pytest.CaptureFixture[str]) 
     compile(text, "script", "exec")
 
 
-def test_nothing_imported_becomes_a_script(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    foreign = make_record(9, origin="imported")
-    with Store.open(store) as made:
-        made.append([foreign])
-    assert run(["show", foreign.record_id, "--script"]) == 1
-    assert "programs of others are never executed as they came" in capsys.readouterr().err
-
-
-def test_a_module_that_no_agent_of_ours_made_becomes_no_script(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    strange = make_workload(2)
+def test_nothing_of_strangers_becomes_a_script(store: Path) -> None:
+    foreign, strange = make_record(9, origin="imported"), make_workload(2)
+    record = any_record(9, workload=strange.workload_id)
     with Store.open(store) as made:
         made.put_workloads([strange])
-        made.append([any_record(9, workload=strange.workload_id)])
-    assert run(["show", strange.workload_id, "--script"]) == 1
-    assert "has no schedule" in capsys.readouterr().err
-    record = any_record(9, workload=strange.workload_id)
-    assert run(["show", record.candidate_id, "--script"]) == 1
-    assert "it may have come with a log" in capsys.readouterr().err
+        made.append([foreign, record])
+    for name, why in (
+        (foreign.record_id, "programs of others are never executed as they came"),
+        (strange.workload_id, "has no schedule"),
+        (record.candidate_id, "it may have come with a log"),
+    ):
+        assert why in refusal("show", name, "--script")
 
 
 def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [found] = json_of("workloads")
     assert (found["workload"], found["records"]) == (make_workload(1).name, 8)
-    assert run(["workloads", "no-such-operator"]) == 0
-    assert "0 workloads" in capsys.readouterr().out
+    assert "0 workloads" in said("workloads", "no-such-operator")
     [found] = json_of("datasets")
     assert (found["store"], found["records"]) == (str(store), 8)
     assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
@@ -121,12 +110,11 @@ def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureF
     assert json.loads(told.out) == [found], "a damaged store hides no other"
     assert "left out: " in told.err
     assert "broken" in told.err
-    assert run(["datasets", "no-such-folder"]) == 0
-    assert "no store below" in capsys.readouterr().out
+    assert "no store below" in said("datasets", "no-such-folder")
 
 
 def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = [
@@ -158,12 +146,10 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
     assert {tuple(one["networks"]) for one in listed("net-b")} == {("net-b",)}
     chosen = listed("--max-flops", "1e7", "--count", "3")
     assert sorted(one["operator"] for one in chosen) == ["conv2d", "dense", "norm"]
-    assert run(["workloads", "--network", "corpus"]) == 0
-    text = capsys.readouterr().out
+    text = said("workloads", "--network", "corpus")
     assert "6 workloads in corpus, 3 operators" in text
     assert re.search(r"conv2d +2 +2 +1 to 1e\+03", text)
-    assert run(["workloads", "--network", "no-such"]) == 1
-    assert "unknown network 'no-such'" in capsys.readouterr().err
+    assert "unknown network 'no-such'" in str(invoke("workloads", "--network", "no-such").exception)
 
 
 def test_each_family_has_a_model_of_its_own() -> None:
@@ -191,10 +177,10 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
     assert found == {"records": 2, "suspect": 1, "candidates": 1, "extra": {"noise": 1}}
     monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda _: ["ffmpeg (98% of a core)"])
     print_collected(found)
-    said = capsys.readouterr().out
-    assert "measured now: 2 records: 1 candidates, 1 of A/A runs" in said
-    assert "1 of them are suspect" in said
-    assert "ffmpeg (98% of a core)" in said
+    told = capsys.readouterr().out
+    assert "measured now: 2 records: 1 candidates, 1 of A/A runs" in told
+    assert "1 of them are suspect" in told
+    assert "ffmpeg (98% of a core)" in told
     print_collected({**found, "suspect": 0})
     assert "suspect" not in capsys.readouterr().out
 

@@ -19,6 +19,7 @@ import yaml
 from agents.records import DeviceId
 from fleet.api.client import ask
 from fleet.store.store import Store
+from tests.conftest import until
 from tests.coordinator_fixtures import write_replay_device
 from tests.daemon_fixtures import Up, fleet_command
 from tests.log_fixtures import autotvm, write_log
@@ -109,10 +110,7 @@ class Fleet:
         return str(self.view(device_id).get("state", ""))
 
     def wait_for(self, device_id: str, *states: str) -> None:
-        deadline = time.monotonic() + 60
-        while self.state_of(device_id) not in states:
-            assert time.monotonic() < deadline, self.state_of(device_id)
-            time.sleep(0.2)
+        until(lambda: self.state_of(device_id) in states, 60)
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +183,7 @@ def test_a_device_is_retired_and_added_again(fleet: Fleet) -> None:
     assert "board" in moved
     path = write_replay_device(fleet.folder, "board", fleet.recorded, device=NEW)
     assert "the daemon follows within five seconds" in fleet.does("devices", "add", str(path))
-    added = time.monotonic()
-    while fleet.state_of("board") in ("", "retired"):
-        assert time.monotonic() - added < 5.0, "it is known within five seconds"
-        time.sleep(0.1)
+    until(lambda: fleet.state_of("board") not in ("", "retired"), 5.0)
     fleet.wait_for("board", "idle", "leased")
 
 
@@ -205,29 +200,19 @@ def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -
     assert "missing" in fleet.fails("import", str(fleet.folder / "missing"), "--device", "their-board")
 
 
-def test_a_head_is_pinned_beside_it_and_the_next_training_leaves_it(fleet: Fleet) -> None:
+def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet) -> None:
     assert "one" in fleet.does("status", "--json")["daemon"]["devices"]
     before = fleet.view("one")["champion"]
     fleet.does("models", "pin", "one")
-    deadline = time.monotonic() + 30
-    while not fleet.view("one")["pinned"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: fleet.view("one")["pinned"])
     [trained] = fleet.does("train", "--json")
     assert "one" in trained["result"]["kept_champions"]
     assert fleet.view("one")["champion"] == before
     fleet.does("models", "unpin", "one")
-
-
-def test_a_head_is_taken_back_beside_it(fleet: Fleet) -> None:
-    serving = fleet.view("one")["champion"]
     manifests = {
         path.parent.name: json.loads(path.read_text()) for path in fleet.models.glob("v*/manifest.json")
     }
-    other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != serving)
+    other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != before)
     assert other in fleet.does("models", "rollback", "one", "--to", other, "--reason", "slower")
-    deadline = time.monotonic() + 30
-    while fleet.view("one")["champion"] != other:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: fleet.view("one")["champion"] == other)
     assert "v000099" in fleet.fails("models", "rollback", "one", "--to", "v000099")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +17,14 @@ from hypothesis import strategies as st
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
 from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, Keyring
-from fleet.dashboard.attention import AttentionLevel, attention, by_attention
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
+from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
 from fleet.dashboard.table_follower import TableFollower
 from fleet.report.status import trust
 from fleet.store.noise_columns import READING_COLUMNS
 from fleet.store.store import Store
+from tests.conftest import until
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec
 
@@ -85,7 +85,7 @@ KEYS = {"name": lambda row: row["name"], "size": lambda row: row["size"]}
 ROWS = [{"name": f"n{number:02}", "size": None if number % 5 == 0 else number} for number in range(23)]
 
 
-def test_a_page_says_what_it_leaves_out() -> None:
+def test_a_page_says_what_it_leaves_out_and_rows_without_a_value_come_last() -> None:
     page = cut(ROWS, PageQuery(size=10, offset=20), KEYS, ["name"])
     assert ([row["name"] for row in page["rows"]], page["is_last"]) == (["n20", "n21", "n22"], True)
     assert (page["total"], page["matched"]) == (23, 23)
@@ -93,9 +93,6 @@ def test_a_page_says_what_it_leaves_out() -> None:
     assert (page["total"], page["matched"], page["is_last"], len(page["rows"])) == (23, 10, False, 4)
     none = cut(ROWS, PageQuery(text="x"), KEYS, ["name"])
     assert (none["total"], none["matched"], none["rows"], none["is_last"]) == (23, 0, [], True)
-
-
-def test_rows_without_a_value_come_last_in_both_directions() -> None:
     for descending in (False, True):
         rows = cut(ROWS, PageQuery(sort="size", is_descending=descending, size=23), KEYS, [])["rows"]
         sizes = [row["size"] for row in rows]
@@ -183,21 +180,14 @@ def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
 # ---- sessions ----
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def asked(keyring: Keyring, headers: dict[str, str], method: str = "GET", path: str = "/v1/status") -> bool:
     scope = {"method": method, "path": path, "server": ("127.0.0.1", 8640)}
     return keyring.is_trusted(scope, {key.encode(): value.encode() for key, value in headers.items()})
 
 
 def test_a_code_opens_one_session_in_time() -> None:
-    clock = Clock()
-    keyring = Keyring("t" * 20, clock)
+    now = NOW
+    keyring = Keyring("t" * 20, lambda: now)
     code = keyring.new_code()
     login = {"authorization": f"Login {code}"}
     assert not asked(keyring, login), "a code is for the path of sessions only"
@@ -206,7 +196,7 @@ def test_a_code_opens_one_session_in_time() -> None:
     assert asked(keyring, login, "POST", "/v1/session")
     assert not asked(keyring, login, "POST", "/v1/session"), "it was redeemed"
     late = {"authorization": f"Login {keyring.new_code()}"}
-    clock.now += LOGIN_SECS
+    now += LOGIN_SECS
     assert not asked(keyring, late, "POST", "/v1/session")
     first = keyring.new_code()
     for _ in range(MOST_CODES):
@@ -215,8 +205,8 @@ def test_a_code_opens_one_session_in_time() -> None:
 
 
 def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
-    clock = Clock()
-    keyring = Keyring("t" * 20, clock)
+    now = NOW
+    keyring = Keyring("t" * 20, lambda: now)
     header = keyring.cookie(8640)
     assert "HttpOnly; SameSite=Strict" in header
     cookie = header.split(";")[0]
@@ -228,7 +218,7 @@ def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
         assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})
     for changed in (cookie[:-1], cookie.replace("=", "=9"), cookie.replace("8640", "8641"), "a=\x01", ""):
         assert not asked(keyring, {"cookie": changed})
-    assert not Keyring("u" * 20, clock).is_trusted(
+    assert not Keyring("u" * 20, lambda: now).is_trusted(
         {"method": "GET", "path": "/", "server": ("", 8640)}, {b"cookie": cookie.encode()}
     ), "another token ends all sessions"
     writes = {"cookie": cookie, "host": "127.0.0.1:8640"}
@@ -236,18 +226,11 @@ def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
     assert not asked(keyring, {**writes, "origin": "http://127.0.0.1:9999"}, "DELETE")
     assert not asked(keyring, {**writes, "origin": "null"}, "DELETE")
     assert asked(keyring, {**writes, "origin": "http://127.0.0.1:8640"}, "DELETE")
-    clock.now += SESSION_SECS
+    now += SESSION_SECS
     assert not asked(keyring, {"cookie": cookie})
 
 
 # ---- the API of a fleet at work ----
-
-
-def until(is_so: Any, secs: float = 30.0) -> None:
-    ends_at = time.monotonic() + secs
-    while not is_so():
-        assert time.monotonic() < ends_at, "it does not become so"
-        time.sleep(0.05)
 
 
 def settled(fleet: dict[str, Any]) -> bool:

@@ -6,14 +6,15 @@ import importlib.util
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from fleet.core.request_words import Request
 from fleet.requests.channel import DriverChannel
+from tests.conftest import until
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
-from tests.fleet.dashboard.test_dashboard import settled, until
+from tests.fleet.dashboard.test_dashboard import settled
 
 CHROMIUM = Path("/usr/bin/chromium")
 EVIL_DEVICE = '<img src=x onerror="document.title=1">'
@@ -64,11 +65,11 @@ def with_evil_device(view: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**view, "devices": {**devices, EVIL_DEVICE: evil}, "alarms": alarms}
 
 
-class Fleet:
+class Fleet(NamedTuple):
     """A fleet at work, and the drivers of its requests."""
 
-    def __init__(self, live: LiveFleet, drivers: list[OnboardingDriver]) -> None:
-        self.live, self.drivers = live, drivers
+    live: LiveFleet
+    drivers: list[OnboardingDriver]
 
 
 @pytest.fixture(scope="module")

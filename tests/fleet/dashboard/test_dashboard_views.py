@@ -20,25 +20,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, canonical_json
-from fleet.cli.app import run
+from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, Record, canonical_json
 from fleet.config.sections import DaemonSection
 from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.champion_ladder import champion_ladder, model_alerts
 from fleet.dashboard.compared import CompareError, compare, parse_side
+from fleet.dashboard.comparison import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline, canary_ratios
 from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
-from fleet.dashboard.significance import LEAST_NOISE, THRESHOLD, judge, of_series
 from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
 from fleet.dashboard.workload_view import MATRIX_COLUMNS, MOST_SCORED, CandidateMatrix, predicted, sample
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of, refusal, said
 from tests.dashboard_fixtures import EVIL
 from tests.dataset_fixtures import cpu_device
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -54,13 +54,13 @@ DAY = 86_400.0
 @given(st.floats(-0.9, 10), st.floats(0, 1))
 def test_severity_is_change_over_noise(change: float, noise: float) -> None:
     found = judge(change, noise)
-    assert found.severity == abs(change) / max(noise, LEAST_NOISE)
-    assert found.is_significant is (found.severity >= THRESHOLD)
+    assert found["severity"] == abs(change) / max(noise, LEAST_NOISE)
+    assert found["is_significant"] is (found["severity"] >= THRESHOLD)
 
 
 def test_without_a_noise_nothing_is_said() -> None:
     for noise in (None, math.nan, math.inf):
-        assert judge(0.5, noise).is_significant is None
+        assert judge(0.5, noise)["is_significant"] is None
     assert of_series([1.0, 1.0, 1.0]) is None
     assert of_series([0.0] * 5) is None
     assert of_series([1.0, 1.02, 0.98, 1.01]) == pytest.approx(math.sqrt(2) * 1.4826 * 0.01 / 1.005)
@@ -85,6 +85,15 @@ def fill(path: Path, factors: dict[str, float]) -> None:
             store.append(records)
 
 
+def put(path: Path, records: list[Record], *devices: str) -> Path:
+    """Put devices and their records into a store; returns its folder."""
+    with Store.open(path) as store:
+        for device in devices:
+            store.put_device(make_spec(device), make_descriptor())
+        store.append(records)
+    return path
+
+
 def compared(path: Path, before: str, after: str, *, shows_all: bool = False) -> dict[str, Any]:
     registry = Registry(path.parent / "models")
     return compare(lambda: Store.read(path), registry, (before, after), PageQuery(), shows_all=shows_all)
@@ -106,48 +115,37 @@ def test_a_change_beyond_the_noise_is_shown_and_one_within_is_hidden(tmp_path: P
     assert row["is_significant"] is False
 
 
-def test_what_nobody_can_judge_stays_in_sight(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        for device in ("one", "two"):
-            store.put_device(make_spec(device), make_descriptor())
-            store.append([make_record(number, device=device) for number in range(1, 4)])
-    found = compared(tmp_path / "store", "one", "two")
+def test_what_nobody_can_judge_stays_in_sight_and_environments_are_told(tmp_path: Path) -> None:
+    records = [make_record(number, device=device) for device in ("one", "two") for number in range(1, 4)]
+    found = compared(put(tmp_path / "store", records, "one", "two"), "one", "two")
     assert found["summary"]["unknown"] == 1
     assert [row["severity"] for row in found["rows"]] == [None]
+    some = [make_record(number, device="one", environment_id="f" * 32) for number in (1, 2)]
+    notes = compared(put(tmp_path / "store", some), "one", "one")["notes"]
+    assert notes[0] == "one has measured in 2 environments; the one with most records counts."
 
 
 def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
     path, day = tmp_path / "store", 1_700_000_000.0
     fill(path, {"one": 1.0})
-    with Store.open(path) as store:
-        # The next day the same programs are slower; a third of them in a quality that says so.
-        later = [
-            replace(
-                make_record(number, device="one", workload=make_workload(1).workload_id),
-                attempt=3,
-                measured_at=day + DAY + number,
-                run_secs=(1.3e-3,),
-                quality=canonical_json({"suspect": True}) if number % 3 == 0 else "{}",
-            )
-            for number in range(1, 40)
-            if number % 4
-        ]
-        store.append(later)
+    # The next day the same programs are slower; a third of them in a quality that says so.
+    later = [
+        replace(
+            make_record(number, device="one", workload=make_workload(1).workload_id),
+            attempt=3,
+            measured_at=day + DAY + number,
+            run_secs=(1.3e-3,),
+            quality=canonical_json({"suspect": True}) if number % 3 == 0 else "{}",
+        )
+        for number in range(1, 40)
+        if number % 4
+    ]
+    put(path, later)
     sides = [f"one@{datetime.fromtimestamp(day + offset).date()}" for offset in (0.0, DAY)]
     [row] = compared(path, *sides)["rows"]
     assert row["change"] == pytest.approx(0.3, abs=0.01)
     assert row["pairs"] == 20, "suspect ones are left out"
     assert compared(path, sides[0], "one@1999-01-01")["notes"] == ["one has no record there."]
-
-
-def test_two_environments_are_two_series(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    fill(path, {"one": 1.0})
-    with Store.open(path) as store:
-        some = [make_record(number, device="one", environment_id="f" * 32) for number in (1, 2)]
-        store.append(some)
-    notes = compared(path, "one", "one")["notes"]
-    assert notes[0] == "one has measured in 2 environments; the one with most records counts."
 
 
 @pytest.mark.parametrize(
@@ -203,21 +201,19 @@ def timeline(path: Path, device: str) -> list[dict[str, Any]]:
 def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     first = canonical_json({"versions": {"tvm": "0.26"}, "kernel": "6.1", "load": [3.0]})
     second = canonical_json({"versions": {"tvm": "0.27"}, "kernel": "6.1", "load": [1.0]})
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec("one"), make_descriptor())
-        for place, environment in enumerate((first, second)):
-            records = [
-                make_record(
-                    1 + 4 * number,
-                    device="one",
-                    environment=environment,
-                    environment_id=str(place) * 32,
-                    measured_at=NOW + DAY * place + number,
-                    quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
-                )
-                for number in range(1000)
-            ]
-            store.append(records)
+    for place, environment in enumerate((first, second)):
+        records = [
+            make_record(
+                1 + 4 * number,
+                device="one",
+                environment=environment,
+                environment_id=str(place) * 32,
+                measured_at=NOW + DAY * place + number,
+                quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
+            )
+            for number in range(1000)
+        ]
+        put(tmp_path / "store", records, "one")
     old, new = timeline(tmp_path / "store", "one")
     assert (old["records"], old["first_at"], old["changed"]) == (1000, NOW, [])
     assert new["changed"] == [["versions.tvm", "0.26", "0.27"]], "the load is of the moment"
@@ -240,20 +236,18 @@ def test_a_reading_of_canaries_counts_once_and_what_is_none_never() -> None:
 
 
 def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec("one"), make_descriptor())
-        for run, change in enumerate((1.01, 1.03)):
-            records = [
-                replace(
-                    make_record(1 + 4 * number, device="one", origin=NOISE),
-                    attempt=2 * run + attempt,
-                    measured_at=NOW + DAY * run + number,
-                    run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
-                )
-                for number in range(5)
-                for attempt in (1, 2)
-            ]
-            store.append(records)
+    for place, change in enumerate((1.01, 1.03)):
+        records = [
+            replace(
+                make_record(1 + 4 * number, device="one", origin=NOISE),
+                attempt=2 * place + attempt,
+                measured_at=NOW + DAY * place + number,
+                run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
+            )
+            for number in range(5)
+            for attempt in (1, 2)
+        ]
+        put(tmp_path / "store", records, "one")
     [found] = timeline(tmp_path / "store", "one")
     assert [round(run["median_change"], 3) for run in found["noise"]] == [0.01, 0.03]
 
@@ -293,7 +287,6 @@ def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> N
     lines = [json.dumps(one) for one in points]
     (tmp_path / "onboarding/new.jsonl").write_text("\n".join([*lines, '{"samples": 9']))
     found = onboarding_curve("new", [], tmp_path)
-    assert found is not None
     assert (found["points"], found["scratch"], found["more"], found["request"]) == (points, [], None, None)
     (tmp_path / "standings").mkdir()
     top1 = {"momentum": [0.4, 0.6, 0.8], "scratch": [None, 0.5, 0.7]}
@@ -305,7 +298,6 @@ def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> N
         "result": {"taken": "momentum", "samples": 64},
     }
     found = onboarding_curve("new", [{**request, "id": "older", "submitted_at": 0.5}, request], tmp_path)
-    assert found is not None
     assert found["request"] is request
     assert found["scratch"] == [[64, 0.5], [256, 0.7]]
     gain = 0.2 * math.log((1 + 64 + MORE_SAMPLES) / 65) / math.log(257 / 65)
@@ -352,8 +344,7 @@ def test_the_matrix_shows_what_is_measured_what_failed_and_what_is_missing(measu
     spread = made.spreads()
     assert spread["none"] is None
     secs = sorted(made.latencies("box.a").values())
-    assert spread["box.a"][0] == secs[0]  # type: ignore[index]
-    assert spread["box.a"][4] == secs[-1]  # type: ignore[index]
+    assert (spread["box.a"][0], spread["box.a"][4]) == (secs[0], secs[-1])
 
 
 def test_a_candidate_measured_again_counts_with_its_fastest_latency() -> None:
@@ -584,15 +575,12 @@ def test_a_webhook_that_is_no_address_is_refused(url: str) -> None:
 # ---- the command line ----
 
 
-def test_fleet_compare_says_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fleet_compare_says_what_the_page_says(tmp_path: Path) -> None:
     path = tmp_path / "store"
     fill(path, {"one": 1.0, "two": 1.2, "three": 1.02})
     where = ("--store", str(path), "--models", str(tmp_path / "models"))
-    assert run(["compare", "one", "two", *where, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == compared(path, "one", "two")["rows"]
-    assert run(["compare", "one", "three", *where]) == 0
-    out = capsys.readouterr().out
+    assert json_of("compare", "one", "two", *where)["rows"] == compared(path, "one", "two")["rows"]
+    out = said("compare", "one", "three", *where)
     assert "0 significant changes (severity of 3 or more), 1 within the noise" in out
     assert "1 changes within the noise are hidden; --all shows them" in out
-    assert run(["compare", "one", "v000001", *where]) == 1
-    assert "are unlike" in capsys.readouterr().err
+    assert "are unlike" in refusal("compare", "one", "v000001", *where)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -23,6 +21,7 @@ from fleet.doctor.doctor import confinement_line, diagnose
 from fleet.doctor.look import look, parse_interrupts
 from fleet.doctor.words import WANTED_MODULES, Finding, HostState, InterruptRate, Level, LockState
 from fleet.private_files import write_private
+from tests.conftest import run_code
 from tests.host_fixtures import (
     GPU,
     V4_FLAGS,
@@ -100,7 +99,7 @@ FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
             {"missing_modules": (name,)},
             x86_host(),
             Level.ERROR if name in ("tvm", "xgboost") else Level.WARNING,
-            (f"pip install {WANTED_MODULES[name].package}",),
+            (f"module {name} is missing", WANTED_MODULES[name].do),
         )
         for name in WANTED_MODULES
         if name != "pynvml"
@@ -216,11 +215,8 @@ def test_a_gpu_that_gives_unsteady_numbers_is_found(
     assert word in found.what
     # The number that nvidia-smi counts by may be another one.
     assert "-i 00000000:07:00.0" in found.do
-
-
-def test_a_gpu_with_a_locked_clock_is_fit() -> None:
-    seen = {"sm_clock_mhz": 1200, "utilisation": 0, "throttle_reasons": ["applications_clocks_setting"]}
-    assert diagnose(gpu_host(CARD), [cuda_spec()], replace(QUIET, gpus=((0, seen),))) == []
+    locked = {"sm_clock_mhz": 1200, "utilisation": 0, "throttle_reasons": ["applications_clocks_setting"]}
+    assert diagnose(gpu_host(CARD), [cuda_spec()], replace(QUIET, gpus=((0, locked),))) == []
 
 
 @pytest.mark.parametrize(
@@ -233,14 +229,11 @@ def test_a_foreign_function_layer_that_crashes_is_an_error(version: str, crashes
     assert all("apache-tvm-ffi==0.1.14.post0" in finding.do for finding in found)
 
 
-def test_devices_that_are_refused_for_one_reason_share_a_finding() -> None:
+def test_devices_that_are_refused_for_one_reason_share_a_finding_and_the_worst_comes_first() -> None:
     specs = [
         replace(local_spec({"mcpu": "x86-64-v2"}, cores=(9,)), device_id=DeviceId(name)) for name in "ab"
     ]
     assert "devices a, b cannot" in only(diagnose(x86_host(), specs, QUIET)).what
-
-
-def test_the_worst_comes_first() -> None:
     state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
     levels = [finding.level for finding in diagnose(gpu_host(GPU), [], state)]
     assert levels == [Level.ERROR, Level.WARNING, Level.NOTE]
@@ -370,13 +363,19 @@ def test_a_fleet_that_times_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytes
     assert isinstance(state.confinement, Trial)
 
 
-def test_boards_are_asked_for_at_their_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boards_are_asked_for_at_their_trackers_and_gpus_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sentences = {("box:9190", "pi4"): "", ("box:9190", "pi5"): "nobody serves it: start it"}
     monkeypatch.setattr("fleet.doctor.look.served", lambda tracker, key: sentences[tracker, key])
     board = replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     # Without an address its file is at fault, which `differences` says.
     specs = [board, replace(board, key="pi5"), replace(board, tracker=""), replace(board, key="")]
-    assert look(tmp_path, specs=specs).unserved == (("box-cpu", "nobody serves it: start it"),)
+    states = {0: {"sm_clock_mhz": 1410}, 2: {}}
+    monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
+    state = look(tmp_path, specs=[*specs, cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
+    assert state.unserved == (("box-cpu", "nobody serves it: start it"),)
+    assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
 
 
 def test_looking_loads_no_tvm() -> None:
@@ -384,14 +383,7 @@ def test_looking_loads_no_tvm() -> None:
         "import sys; from pathlib import Path; from fleet.doctor.look import look; look(Path('.')); "
         "print([name for name in ('tvm', 'torch', 'ray') if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_the_gpus_of_the_devices_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {0: {"sm_clock_mhz": 1410}, 2: {}}
-    monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
-    state = look(tmp_path, specs=[cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])
-    assert state.gpus == ((0, {"sm_clock_mhz": 1410}),)
+    assert run_code(code) == "[]\n"
 
 
 def test_tokens_and_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:

@@ -70,14 +70,12 @@ def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
     assert (summary["remeasured_pairs"], summary["remeasured_disturbed"]) == (2, 1)
 
 
-def test_repeatability_compares_steady_measurements_only() -> None:
+def test_repeatability_compares_steady_measurements_where_there_are_some() -> None:
     assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
     assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
     stopped = record_of(CANDIDATES[0], "box", 1e-3)
     stopped = dataclasses.replace(stopped, quality='{"stopped_early":true}')
     assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
-
-
-def test_repeatability_of_a_device_that_is_never_steady_is_told_all_the_same() -> None:
+    # Of a device that is never steady it is told all the same.
     drifted = dataclasses.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
     assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5

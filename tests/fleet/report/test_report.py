@@ -1,5 +1,8 @@
+"""The report of the main job: its verdicts, sentences, files, and the printout at the end."""
+
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -8,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.report.report import complete, write
+from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,
     NOT_MEASURED,
@@ -151,7 +156,7 @@ def test_swapping_warm_and_scratch_swaps_the_verdict(a: float, b: float, c: floa
     assert mirrored is swapped.get(found, found)
 
 
-def test_each_verdict_is_said_plainly() -> None:
+def test_each_verdict_and_its_title_are_said_plainly() -> None:
     assert verdict_text(onboarding()) == (
         "The warm start is better than training from scratch: top-1 +0.190 with 64 samples "
         "(90 % interval +0.080 to +0.300). It is ahead on 5 of 6 held-out workloads. "
@@ -163,9 +168,6 @@ def test_each_verdict_is_said_plainly() -> None:
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
     assert "Without an interval" in verdict_text(compared(0.3, None))
     assert "was not compared" in verdict_text(compared(None, None))
-
-
-def test_the_title_names_both_rivals() -> None:
     assert verdict_title(onboarding()) == (
         "The warm start is better than training from scratch "
         "and not clearly different from the nearest known head"
@@ -174,9 +176,7 @@ def test_the_title_names_both_rivals() -> None:
         "The warm start is not clearly different from training from scratch and the nearest known head"
     )
     assert verdict_title(compared(*WORSE)) == "The warm start is worse than training from scratch"
-
-
-def test_pairs_without_a_number_do_not_count_towards_a_claim() -> None:
+    # Pairs without a number do not count towards a claim.
     unknown = [{"workload": f"w{i}", "warm_top1": math.nan, "scratch_top1": 0.1} for i in range(9)]
     assert "too few" in verdict_text(onboarding(workloads=unknown))
 
@@ -191,25 +191,17 @@ def test_the_headline_says_where_repeated_measurements_were_disturbed() -> None:
     assert "disturbed" not in headline(full_report())[0]
 
 
-def test_the_headline_counts_only_heads_whose_interval_lies_above_random() -> None:
+def test_the_headline_claims_no_more_than_the_numbers_do() -> None:
     assert "better than random choice on 2 of 2 devices" in headline(full_report())[1]
     one = full_report(model=model("first", random_top1=0.75))
     assert "better than random choice on 0 of 1 device." in headline(one)[1]
     assert beats_random([0.7, 0.9], None) is None
-
-
-def test_the_headline_claims_nothing_from_few_held_out_workloads() -> None:
     learned = headline(full_report(held_out=WORKLOADS[:3]))[1]
     assert "3 held-out workloads cannot show that this is more than luck" in learned
     assert "clearly" not in learned
-
-
-def test_the_headline_says_when_the_warm_start_is_no_better_than_random() -> None:
     said = headline(full_report(onboarding=onboarding(random_top1=0.88)))[2]
     assert said.endswith("The warm start is not clearly better than random choice.")
-
-
-def test_the_headline_says_what_is_missing() -> None:
+    # And it says what is missing.
     assert headline(full_report(model=None, onboarding=None))[1:] == (
         "No model was trained.",
         "No new device was onboarded.",
@@ -286,3 +278,52 @@ def test_a_workload_is_explained(name: str, words: str) -> None:
 def test_cut_names_stay_apart() -> None:
     assert labels(["board-alpha-1", "board-alpha-2", "x"], 8) == ["boar…a-1", "boar…a-2", "x"]
     assert labels(["board-1-alpha", "board-2-alpha", "x"], 8) == ["boar…pha", "boar…pha #2", "x"]
+
+
+# ---- the printout at the end ----
+
+
+def printed(report: dict[str, Any], width: int = 80, page: Path | None = None) -> str:
+    file = io.StringIO()
+    print_summary(report, page, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(name)]
+    return line.split()
+
+
+def test_a_row_has_the_numbers_of_its_device_and_those_of_a_warm_start_are_named() -> None:
+    text = printed(full_report())
+    assert row(text, "first ") == ["first", "10", "3", "2.50", "0.4", "%", "0.80", "0.50", "0.95", "0.60"]
+    assert row(text, "new ")[6:] == ["0.90", "0.40", "0.97", "-"]
+    assert "new: scores of the warm start" in " ".join(text.split())
+
+
+def test_numbers_that_were_not_measured_are_dashes() -> None:
+    only = device(records_per_s=None, remeasure_median_change=float("nan"))
+    text = printed(complete({"devices": {"only": only}}))
+    assert row(text, "only ") == ["only", "10", "3", *"------"]
+    assert "No model was trained." in text
+    assert "No new device was onboarded." in text
+    assert printed(complete({})).startswith("Measured: Nothing was measured.")
+
+
+@pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
+def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
+    names = (name, "second", "new")
+    big = {one: device(one, records=1_234_570, records_per_s=1234.5) for one in names}
+    text = printed(full_report(names, devices=big))
+    assert ("[red]x[/red]" in text) == ("red" in name), "markup is shown as it is"
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\x1b" not in text
+    assert text.count("1,234,570") == 3
+    assert text.count("1234.50") == 3
+
+
+def test_it_ends_with_the_three_lines_and_the_page() -> None:
+    lines = printed(full_report(), width=400, page=Path("runs/demo/report.html")).splitlines()
+    assert [line.split(":")[0] for line in lines[-4:]] == ["Measured", "Learned", "New device", "Report"]
+    assert "warm start is better" in lines[-2]
+    assert lines[-1] == "Report: runs/demo/report.html"

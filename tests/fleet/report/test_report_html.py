@@ -53,8 +53,12 @@ def text() -> str:
     return render(full_report())
 
 
-def test_the_page_loads_nothing(text: str) -> None:
-    page = Page(text)
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+def test_the_page_loads_nothing(text: str, page: Page) -> None:
     tags = {tag for tag, _ in page.elements}
     assert tags.isdisjoint({"script", "link", "img", "image", "iframe", "object", "embed", "video", "base"})
     assert "http" not in text
@@ -67,8 +71,7 @@ def test_the_page_loads_nothing(text: str) -> None:
         assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_every_reference_finds_its_own_id_and_headers_have_a_scope(text: str) -> None:
-    page = Page(text)
+def test_references_find_their_ids_headers_have_a_scope_and_plots_say_their_numbers(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     wanted = {
@@ -77,18 +80,14 @@ def test_every_reference_finds_its_own_id_and_headers_have_a_scope(text: str) ->
     assert wanted
     assert wanted <= set(ids)
     assert {cell.get("scope") for cell in page.all("th")} == {"col", "row"}
-
-
-def test_a_plot_says_its_numbers_in_text_and_hides_its_shapes_from_readers(text: str) -> None:
-    page = Page(text)
     assert len(page.all("figcaption")) == len(page.all("figure")) == len(PLOTS)
     assert all(plot["aria-hidden"] == "true" for plot in page.all("svg"))
     for said in ("0.90 \u00b7 0.97", "+0.40", "0.80 \u00b7 0.95", "16 points", "60.0 s \u00b7 30 %", "0.70"):
         assert said in page.text
 
 
-def test_the_page_says_the_verdict_first_and_how_to_make_it_again(text: str) -> None:
-    text = Page(text).text
+def test_the_page_says_the_verdict_first_and_how_to_make_it_again(page: Page) -> None:
+    text = page.text
     assert "New device new: the warm start is better than training from scratch" in text
     assert text.index("warm start is better") < text.index("Plots") < text.index("Tables")
     assert "fleet demo --seed 7" in text
@@ -102,26 +101,20 @@ def test_the_page_says_the_verdict_first_and_how_to_make_it_again(text: str) -> 
     assert all(sentence in text for sentence in full_report()["headline"])
 
 
-def test_words_between_backticks_are_code_and_stay_escaped(text: str) -> None:
+def test_the_same_report_gives_the_same_page_with_code_between_backticks(text: str, page: Page) -> None:
+    assert render(full_report()) == text
     assert "See <code>fleet doctor</code>." in text
-    assert "`" not in Page(text).text
+    assert "`" not in page.text
     assert "<code>&lt;b&gt;</code>" in render(complete({"caveats": ["`<b>`"]}))
 
 
-def test_the_same_report_gives_the_same_bytes(text: str) -> None:
-    assert render(full_report()) == text
-
-
-def test_the_page_uses_only_colours_that_it_defines(text: str) -> None:
+def test_the_page_uses_only_colours_that_it_defines_and_marks_lie_inside(text: str, page: Page) -> None:
     used = set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--mark"}
     assert {"--ink", "--faint", "--series-0", "--series-1"} <= used
     # Once for light, dark and print.
     assert all(len(re.findall(rf"{name}: #", text)) == 3 for name in used - {"--band"})
     assert re.findall(r"<svg[^>]*>.*?(?:fill|stroke)=.*?</svg>", text, flags=re.DOTALL) == []
-
-
-def test_every_mark_lies_inside_its_plot(text: str) -> None:
-    for _, attributes in Page(text).elements:
+    for _, attributes in page.elements:
         places = [attributes[key] for key in ("cx", "cy", "x1", "x2", "y1", "y2") if key in attributes]
         assert all(-1 <= float(place.rstrip("%")) <= 101 for place in places)
 
@@ -178,23 +171,19 @@ def test_a_missing_part_leaves_out_its_plot_and_nothing_else(missing: dict[str, 
     assert drawn == PLOTS - gone
 
 
-def test_one_device_without_model_or_failures_is_shown_as_it_is() -> None:
+def test_a_device_alone_is_shown_as_it_is() -> None:
     only = device(failures={}, failed=0, records_per_s=None, remeasure_median_change=None)
     text = Page(render(complete({"devices": {"only": only}}))).text
     assert "One device measured" in text
     assert "No candidate failed." in text
     assert "not measured" in text
     assert "No model was trained." in text
-
-
-def test_a_device_on_which_everything_failed_is_still_listed() -> None:
+    # Everything failed on it.
     broken = device(ok=0, workloads=[], slowdown_quantiles=None, slowest_over_fastest_median=None)
     page = Page(render(complete({"devices": {"broken": broken}})))
     assert page.all("figure") == []
     assert "broken: build failed" in page.text
-
-
-def test_a_workload_with_a_single_candidate_can_be_drawn() -> None:
+    # Each of its workloads has a single candidate.
     page = Page(render(complete({"devices": {"one": device(slowdown_quantiles=[1.0] * 5)}})))
     assert [each["aria-labelledby"] for each in page.all("figure")] == ["plot-spread"]
 

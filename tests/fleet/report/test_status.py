@@ -15,6 +15,7 @@ from fleet.models.registry import Registry
 from fleet.report.status import read_status, trust
 from fleet.store.delta.schema import records_to_table
 from fleet.store.store import Store
+from tests.cli_fixtures import json_of, said
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 from tests.refresh_fixtures import small_model
 
@@ -89,9 +90,7 @@ def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
     found = trusted([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
     assert found["noise"] is None
     assert found["noise_suspect"] == 2
-
-
-def test_a_candidate_under_quarantine_is_counted_once() -> None:
+    # A candidate under quarantine is counted once.
     killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
     again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
     assert trusted([killer, again])["quarantined"] == 1
@@ -108,20 +107,16 @@ def test_the_status_of_the_command_line(
     shown = next(line.split() for line in lines if line.startswith("dev-a"))
     assert shown[1:7] == ["8", "2", "1", "12.5%", "1", "2.00%"]
     assert next(line.split() for line in lines if line.startswith("dev-c"))[4] == "-"
-    assert run(["status", "--store", str(store), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == read_status(store, Path("runs/models")) | {"daemon": None}
+    found = json_of("status", "--store", str(store))
+    assert found == read_status(store, Path("runs/models")) | {"daemon": None}
 
 
-def test_the_status_tells_pins_and_why_champions_stay(
-    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_status_tells_pins_and_why_champions_stay(store: Path, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     registry.publish(registry.add(small_model("dev-a", "dev-b"), {}), {"dev-a": {}, "dev-b": {}})
     registry.pin("dev-a", reason="")
     registry.retain({"dev-b": "v000002: worse"})
-    arguments = ["status", "--store", str(store), "--models", str(registry.folder)]
-    assert run(arguments) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = said("status", "--store", str(store), "--models", str(registry.folder))
     assert "dev-a is served by v000001 (fleet_tlp, pinned)" in shown
     assert "dev-b is served by v000001 (fleet_tlp); v000002: worse" in shown
     (registry.folder / "champions.json").write_text("{")
@@ -136,12 +131,8 @@ def test_a_device_with_a_long_name_keeps_its_line(
     with Store.open(tmp_path / "store") as writer:
         writer.put_device(make_spec(name), make_descriptor())
         # As wide as its cells get: a noise floor that the drifting device keeps secret, a share of 100 %.
-        writer.append(
-            [
-                replace(one, device_id=DeviceId(name), quality='{"suspect":true}')
-                for one in noise_pair(1, 1.5, at=DAY)
-            ]
-        )
+        pair = noise_pair(1, 1.5, at=DAY, device=name)
+        writer.append([replace(one, quality='{"suspect":true}') for one in pair])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["status", "--store", "store"]) == 0

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,6 +87,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
                     one.kill()
 
 
+def joined(cluster: Nodes, specs: Iterable[DeviceSpec], folder: Path) -> RayTransport:
+    there = str(folder / "there")
+    options = RayOptions(address=cluster.address, remote_spool_root=there, heartbeat_secs=0.3)
+    return RayTransport(specs, folder / "here", PROTOCOL, options)
+
+
 def test_a_host_without_the_token_is_refused_before_it_asks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -113,12 +119,7 @@ def test_a_host_with_another_version_is_refused_before_anything_of_ours_runs_the
 ) -> None:
     near, far = (replace(generic_spec, device_id=DeviceId(name)) for name in ("board-1", "board-4"))
     root = tmp_path / "there"
-    transport = RayTransport(
-        [near, far],
-        tmp_path / "here",
-        PROTOCOL,
-        RayOptions(address=cluster.address, remote_spool_root=str(root), heartbeat_secs=0.3),
-    )
+    transport = joined(cluster, [near, far], tmp_path)
     try:
         transport.start(far, 1)
         transport.start(near, 1)
@@ -144,12 +145,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
     cluster: Nodes, generic_spec: DeviceSpec, tmp_path: Path
 ) -> None:
     specs = {name: replace(generic_spec, device_id=name) for name in (HERE, THERE)}
-    transport = RayTransport(
-        specs.values(),
-        tmp_path / "here",
-        PROTOCOL,
-        RayOptions(address=cluster.address, remote_spool_root=str(tmp_path / "there"), heartbeat_secs=0.3),
-    )
+    transport = joined(cluster, specs.values(), tmp_path)
     try:
         for spec in specs.values():
             transport.start(spec, 1)
@@ -186,7 +182,7 @@ def test_the_devices_of_a_dead_host_are_gone_and_the_others_go_on(
 
 
 def test_a_coordinator_whose_raylet_has_ended_says_so_and_ends(cluster: Nodes, tmp_path: Path) -> None:
-    transport = RayTransport([], tmp_path / "here", PROTOCOL, RayOptions(address=cluster.address))
+    transport = joined(cluster, [], tmp_path)
     try:
         cluster.raylets["board-4"].kill()
         assert transport.poll(1.5) == []  # another host is another matter

@@ -1,11 +1,16 @@
-"""Cores of the devices of a host, and signals around a start; `test_collect.py` starts Ray for real."""
+"""Starts of Ray: cores of the devices of a host, signals, hosts with other versions than the coordinator's.
+
+`test_collect.py` starts Ray for real.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -13,8 +18,11 @@ import pytest
 from agents.device.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
 from fleet.errors import FleetError
+from fleet.transport import ray_session, ray_start
+from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_session import start_ray
+from fleet.transport.ray_session import COORDINATOR_SETTINGS, start_ray
+from fleet.transport.ray_start import NODE_SETTINGS
 from tests.record_fixtures import make_spec
 
 EIGHT = tuple(range(8))
@@ -34,40 +42,29 @@ def cores(one: DeviceSpec, *others: DeviceSpec, usable: tuple[int, ...] = EIGHT)
     return agent_cores(one, [one, *others], usable, SMT)
 
 
-@pytest.mark.parametrize("kind", [DeviceKind.RPC, DeviceKind.CUDA])
-def test_builders_keep_off_the_cores_that_local_devices_time_on(kind: DeviceKind) -> None:
-    allowed = cores(spec(kind, 1), LOCAL, ELSEWHERE)
-    assert not {0, 4, 2, 6, 3, 7} & set(allowed)
-    assert 1 in allowed
-
-
-def test_the_cores_of_a_board_are_not_those_of_this_host() -> None:
-    board = spec(DeviceKind.RPC, 0)
+def test_devices_spare_the_cores_that_others_of_this_host_time_on() -> None:
+    board, twin = spec(DeviceKind.RPC, 0), make_spec("twin", cores=(0,))
+    for kind in (DeviceKind.RPC, DeviceKind.CUDA):
+        assert cores(spec(kind, 1), LOCAL, ELSEWHERE) == (1, 5)
     assert cores(board, LOCAL) == (1, 2, 3, 5, 6, 7)
-    assert cores(board) == EIGHT
-    assert cores(LOCAL, board) == EIGHT
-
-
-def test_a_gpu_keeps_its_own_core_even_where_a_local_device_times_on_it() -> None:
-    assert cores(spec(DeviceKind.CUDA, 0), LOCAL) == (0, 1, 2, 3, 5, 6, 7)
-
-
-def test_local_devices_on_the_same_cores_may_use_everything_and_others_spare_each_other() -> None:
-    twin = make_spec("twin", cores=(0,))
-    assert cores(LOCAL, twin) == EIGHT
+    assert cores(board) == cores(LOCAL, board) == EIGHT, "the cores of a board are not those of this host"
+    assert cores(spec(DeviceKind.CUDA, 0), LOCAL) == (0, 1, 2, 3, 5, 6, 7), "a GPU keeps its own core"
+    assert cores(LOCAL, twin) == EIGHT, "on the same cores they take turns"
     allowed = cores(LOCAL, ELSEWHERE)
     assert allowed == (0, 1, 4, 5)
     assert set(quiet_cores(LOCAL.cores, allowed, SMT)) == {1, 5}
+    # Where nothing is left everything is allowed.
+    assert cores(board, LOCAL, usable=(0,)) == (0,)
+    assert cores(board, LOCAL, usable=(0, 4)) == (4,)
 
 
-def test_where_nothing_is_left_everything_is_allowed() -> None:
-    assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0,)) == (0,)
-    assert cores(spec(DeviceKind.RPC), LOCAL, usable=(0, 4)) == (4,)
+@pytest.fixture
+def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
 
 
-def test_a_start_that_fails_leaves_our_handlers_of_signals(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("_folder")
+def test_a_start_that_fails_leaves_our_handlers_of_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def init(**_: object) -> None:
@@ -76,15 +73,13 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals(
         raise RuntimeError("The current node timed out during startup")
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     with pytest.raises(FleetError, match="does not start"):
         start_ray(2)
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_a_start_that_fails_ends_its_own_processes_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("_folder")
+def test_a_start_that_fails_ends_its_own_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rays: list[subprocess.Popen[bytes]] = []
     others: list[subprocess.Popen[bytes]] = []
 
@@ -95,7 +90,6 @@ def test_a_start_that_fails_ends_its_own_processes_only(
         raise RuntimeError("no room")
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr("fleet.transport.ray_session.RayFolder", lambda: RayFolder(tmp_path))
     try:
         with pytest.raises(FleetError, match="does not start"):
             start_ray(2)
@@ -105,3 +99,99 @@ def test_a_start_that_fails_ends_its_own_processes_only(
         for one in [*rays, *others]:
             one.kill()
             one.wait()
+
+
+# ---- hosts with other versions: what they are told ----
+
+OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"tensor-fleet": "0.2.0"}, "tensor-fleet 0.2.0 (coordinator: 0.1.0)"),
+        ({"tensor-fleet": ""}, "tensor-fleet none (coordinator: 0.1.0)"),
+        ({"apache-tvm": "0.26.0"}, "apache-tvm 0.26.0 (coordinator: 0.27.0.post1)"),
+        (
+            {"tensor-fleet": "1", "python": "3.12.1"},
+            "tensor-fleet 1 (coordinator: 0.1.0), python 3.12.1 (coordinator: 3.11.7)",
+        ),
+    ],
+)
+def test_every_version_that_differs_is_named_beside_ours(theirs: dict[str, str], said: str) -> None:
+    line = version_refusal({**OURS, "host": "far", **theirs}, OURS)
+    assert line == f"its host far has {said}; install the coordinator's versions there"
+    assert version_refusal({**OURS, "host": "far"}, OURS) is None
+
+
+def test_a_host_tells_what_the_coordinator_compares() -> None:
+    from agents.device.ray_actors import host_versions
+
+    found = host_versions._function(SHARED_PACKAGES)
+    assert found.pop("host")
+    assert found == own_versions()
+
+
+def rays_refusal() -> RuntimeError:
+    """What Ray says to a process of this host where the cluster has another Python."""
+    import ray
+    from ray._private.utils import check_version_info
+
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info({"ray_version": ray.__version__, "python_version": "3.12.1"}, "node 10.8.0.2")
+    return caught.value
+
+
+def test_rays_own_refusal_becomes_one_line_for_a_coordinator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ".".join(map(str, sys.version_info[:3]))
+    assert join_refusal(str(rays_refusal()), "head:6379") == (
+        f"the Ray cluster at head:6379 refuses this host: it has Python {here} (cluster: 3.12.1); "
+        "use the cluster's version here"
+    )
+    assert join_refusal("no such host", "head:6379") is None
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    monkeypatch.setattr(ray_session, "_connect", Mock(side_effect=rays_refusal()))
+    with pytest.raises(FleetError, match=r"refuses this host: it has Python \S+ \(cluster: 3\.12\.1\)"):
+        ray_session.join_ray("head:6379")
+
+
+def test_what_the_user_has_set_goes_before_what_a_start_of_ray_needs_and_documents() -> None:
+    found = ray_start.environment({"RAY_worker_niceness": "3", "HOME": "/root"})
+    mine = {"RAY_worker_niceness": "3", "HOME": "/root"}
+    assert found == {**mine, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **NODE_SETTINGS}
+    text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+    assert all(f"{name}={value}`" in text for name, value in ray_start.environment({}).items())
+
+
+def test_a_coordinator_that_joins_finds_a_link_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    [first, second] = COORDINATOR_SETTINGS
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    monkeypatch.setenv(first, "7")
+    monkeypatch.setenv(second, "")
+    monkeypatch.delenv(second)
+    monkeypatch.setattr(ray_session, "_connect", lambda **_: None)
+    ray_session.join_ray("head:6379")
+    assert (os.environ[first], os.environ[second]) == ("7", COORDINATOR_SETTINGS[second])
+    # The head would give up a host as soon as its connection.
+    assert not COORDINATOR_SETTINGS.keys() & ray_start.environment({}).keys()
+
+
+@pytest.mark.parametrize("address", [["--address=h:1"], ["--address", "h:1"]])
+def test_a_start_of_ray_names_the_address_that_it_was_given(
+    address: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.scripts.scripts.cli.main", Mock(side_effect=rays_refusal()))
+    line = ray_start.start([*address, "--block"])
+    assert line.startswith("the Ray cluster at h:1 refuses this host: ")
+
+
+def test_a_start_of_ray_passes_other_words_of_ray_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.transport.ray_start", "--no-such-option"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=dict(os.environ),
+    )
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr

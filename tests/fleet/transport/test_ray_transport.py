@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from agents.device.messages import (
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below, run_code
+from tests.conftest import each_below, run_code, until
 from tests.transport_fixtures import (
     batch_of,
     first,
@@ -107,13 +107,6 @@ def lives(counter: Lives) -> Iterator[Lives]:
         counter.transport.poll(0.1)
 
 
-def wait_for(is_true: Callable[[], bool], timeout_secs: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_secs
-    while not is_true():
-        assert time.monotonic() < deadline, f"not so after {timeout_secs:g} s"
-        time.sleep(0.05)
-
-
 def has_last(messages: list[Message]) -> bool:
     """Whether the last results of a lease are among some messages."""
     return any(isinstance(one, Results) and one.is_last for one in messages)
@@ -180,7 +173,7 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
     assert not gone.was_asked
     assert gone.is_blameless, "SIGKILL came from outside"
     assert "died" in gone.reason
-    wait_for(lambda: all_gone(family))
+    until(lambda: all_gone(family))
     again = lives.begin()
     assert list(again.pending) == [(lease.tag, record) for record in records]
     lives.transport.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
@@ -214,7 +207,7 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
     gone, fresh = first(found, AgentGone), first(found, AgentUp)
     assert (gone.incarnation, gone.was_asked) == (old, True)
     assert fresh.incarnation == lives.incarnation
-    wait_for(lambda: all_gone(family))
+    until(lambda: all_gone(family))
 
 
 @pytest.mark.tvm
@@ -338,4 +331,4 @@ def test_a_stopped_agent_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
     finally:
         coordinator.kill()
         coordinator.wait()
-    wait_for(lambda: all_gone(everything))
+    until(lambda: all_gone(everything))

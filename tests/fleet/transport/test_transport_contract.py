@@ -1,4 +1,7 @@
-"""What every implementation of `fleet.transport.transport.AgentTransport` promises, with replay devices."""
+"""What every implementation of `fleet.transport.transport.AgentTransport` promises, with replay devices.
+
+At the end: what only the one in this process can do.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,13 @@ from agents.device.messages import (
     Results,
     WorkloadsListed,
 )
+from agents.lease import LeaseTag
 from agents.records import DeviceId, DeviceSpec, Outcome
+from fleet.errors import FleetError
 from fleet.transport.local import LocalTransport
 from fleet.transport.ray_transport import RayOptions, RayTransport
 from fleet.transport.transport import AgentTransport
+from tests.record_fixtures import make_spec
 from tests.transport_fixtures import (
     PROTOCOL,
     WORKLOAD,
@@ -141,7 +147,7 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
 ) -> None:
     transport.start(spec, 1)
     transport.list_workloads(spec.device_id, 1, ["bert-tiny"])
-    unknown = dataclasses.replace(batch_of(()), candidates=(None,))  # type: ignore[arg-type]
+    unknown = dataclasses.replace(batch_of(()), candidates=(None,))
     transport.measure(lease_of(spec.device_id, 1), 1, unknown)
     transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
     _, listed, failed, results = next_of(transport, spec, AgentUp, WorkloadsListed, Failed, Results)
@@ -209,3 +215,83 @@ def test_nothing_to_tell_is_an_empty_list_and_unknown_agents_are_ignored(transpo
     transport.acknowledge(ghost, 1, ["x"])
     transport.measure(lease_of("ghost", 1), 1, batch_of(recorded_candidates(0, 1)))
     assert [m for m in transport.poll(0.0) if m.device_id == ghost] == []
+
+
+# ---- the transport in this process ----
+
+AGAIN = DeviceId("again")
+
+
+def told(messages: list[Message]) -> list[Message]:
+    return [one for one in messages if not isinstance(one, Heartbeat)]
+
+
+def test_only_replay_devices_can_be_had() -> None:
+    with pytest.raises(FleetError, match="only replay devices"):
+        LocalTransport(protocol=PROTOCOL).start(make_spec(), 1)
+
+
+def test_the_same_calls_give_the_same_messages(recorded: Path) -> None:
+    def run() -> list[str]:
+        transport = LocalTransport(protocol=PROTOCOL)
+        kinds = []
+        for name in ("one", "two"):
+            transport.start(replay_spec(recorded, name), 1)
+            transport.measure(lease_of(name, 1), 1, batch_of(recorded_candidates(0, 4)))
+        transport.stop(DeviceId("one"), 1, kill=False)
+        for message in told(transport.poll(0.0)):
+            records = [one.record_id for one in message.records] if isinstance(message, Results) else []
+            kinds.append(f"{type(message).__name__} {message.device_id} {records}")
+        transport.close()
+        return kinds
+
+    assert run() == run()
+    assert [line.split(" [")[0] for line in run()] == [
+        "AgentUp one",
+        "Results one",
+        "AgentUp two",
+        "Results two",
+        "AgentGone one",
+    ]
+
+
+def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
+    recorded: Path, tmp_path: Path
+) -> None:
+    transport = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
+    transport.start(replay_spec(recorded), 1)
+    transport.poll(0.0)
+    transport.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
+    transport.crash(AGAIN, 1, is_done=True)
+    assert told(transport.poll(0.0)) == [
+        AgentGone(device_id=AGAIN, incarnation=1, reason="killed by SIGKILL", was_asked=False)
+    ]
+    transport.start(replay_spec(recorded), 2)
+    [up] = told(transport.poll(0.0))
+    assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", fencing_token=5)] * 3
+    transport.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
+    transport.poll(0.0)
+    transport.close()
+    again = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
+    again.start(replay_spec(recorded), 3)
+    [up] = told(again.poll(0.0))
+    assert up.pending == ()
+    again.close()
+
+
+def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(recorded: Path) -> None:
+    transport = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.0)
+    transport.start(replay_spec(recorded), 1)
+    assert any(isinstance(one, Heartbeat) for one in transport.poll(0.0))
+    transport.freeze(AGAIN, 1)
+    transport.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
+    assert told(transport.poll(0.0)) == []
+    assert transport.poll(0.0) == []
+    transport.start(replay_spec(recorded), 2)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentUp, 2)]
+    transport.thaw(AGAIN, 1)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(Results, 1)]
+    transport.freeze(AGAIN, 1)
+    transport.stop(AGAIN, 1, kill=True)
+    assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentGone, 1)]
+    transport.close()
