@@ -115,7 +115,7 @@ class ScoreService:
         secs = self.settings.score_secs
         try:
             process = self._started()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             refused = {"detail": f"the process that scores cannot be started ({error}); try again later"}
             return 503, 0, json.dumps(refused).encode()
         assert process.stdin is not None

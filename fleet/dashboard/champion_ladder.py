@@ -62,7 +62,9 @@ def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
             )
     for version, manifest in _manifests(registry):
         for device_id, verdict in (manifest.get("verdicts") or {}).items():
-            if not verdict.get("serves") and str(verdict.get("reason", "")).startswith("worse"):
+            if not isinstance(verdict, Mapping) or verdict.get("serves"):
+                continue
+            if str(verdict.get("reason", "")).startswith("worse"):
                 text = f"{version} does not serve: {verdict['reason']}"
                 at = float(manifest.get("created_at") or 0.0)
                 found.append({"at": at, "kind": "regression", "device_id": device_id, "text": text})

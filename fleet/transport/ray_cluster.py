@@ -114,7 +114,7 @@ class Cluster:
         import ray
 
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        [path] = [one["RayletSocketName"] for one in nodes if one["NodeID"] == self.here.node_id]
+        path = next((one["RayletSocketName"] for one in nodes if one["NodeID"] == self.here.node_id), None)
         for process in psutil.process_iter(["cmdline"]):
             if f"--raylet_socket_name={path}" in (process.info["cmdline"] or ()):
                 return {"raylet": ProcessName.of(process.pid)}

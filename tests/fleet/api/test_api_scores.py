@@ -312,6 +312,9 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
         service._process.kill()
         service._process.wait()
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
+    status, found = asyncio.run(service.answer(_body, _stays))
+    assert status == 503
+    assert "the API is closed" in json.loads(found)["detail"]
 
 
 def test_requests_wait_in_order_and_those_that_are_too_many_are_sent_away(
