@@ -73,8 +73,7 @@ class DeviceProgress:
         if record.environment_id != self.environment_id or record.candidate_id in self.measured:
             return
         if record.outcome is Outcome.LOST:
-            following = max(self.lost.get(record.candidate_id, 0), record.attempt + 1)
-            self.lost[record.candidate_id] = following
+            self.lost[record.candidate_id] = max(self.lost.get(record.candidate_id, 0), record.attempt + 1)
         else:
             self.measured.add(record.candidate_id)
             self.lost.pop(record.candidate_id, None)
@@ -285,8 +284,7 @@ def _as_candidates(records: Iterable[Record], origin: str) -> list[Candidate]:
 def _next_attempts(records: Iterable[Record]) -> dict[CandidateId, int]:
     attempts: dict[CandidateId, int] = {}
     for record in records:
-        following = max(attempts.get(record.candidate_id, 0), record.attempt + 1)
-        attempts[record.candidate_id] = following
+        attempts[record.candidate_id] = max(attempts.get(record.candidate_id, 0), record.attempt + 1)
     return attempts
 
 
