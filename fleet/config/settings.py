@@ -50,15 +50,6 @@ _RENAMED = {f"protocol.{key}": f"protocol.{name}" for name, key in STORED_PROTOC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One value and who set it, fit to be shown: secrets are masked."""
-
-    key: str
-    value: Any
-    origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """The settings that hold, and where each came from."""
 
@@ -66,18 +57,17 @@ class Resolved:
     #: By dotted key: `flag`, `env FLEET_...`, `file ...` or `default`.
     origins: Mapping[str, str]
 
-    def settings(self) -> tuple[Setting, ...]:
-        """List every setting with its origin, in the order of the sections; JSON-ready."""
-        values = self.config.model_dump(mode="json")
-        return tuple(
-            Setting(
-                key=f"{section}.{key}",
-                value="***" if is_secret(key) else value,
-                origin=self.origins[f"{section}.{key}"],
-            )
-            for section, fields in values.items()
+    def settings(self) -> list[dict[str, Any]]:
+        """Every `key`, its `value` (secrets are masked) and its `origin`, in the order of the sections."""
+        return [
+            {
+                "key": f"{section}.{key}",
+                "value": "***" if is_secret(key) else value,
+                "origin": self.origins[f"{section}.{key}"],
+            }
+            for section, fields in self.config.model_dump(mode="json").items()
             for key, value in fields.items()
-        )
+        ]
 
 
 def load_fleet(
@@ -247,7 +237,6 @@ __all__ = [
     "ConfigError",
     "FleetConfig",
     "Resolved",
-    "Setting",
     "load_fleet",
     "parse_setting",
     "resolve",

@@ -163,7 +163,7 @@ def test_written_files_of_boards_load_to_the_same_specs(tmp_path: Path) -> None:
         {**BOARD, "device_id": "gpu", "family": "gpu", "target": CUDA_TARGET, "tracker": "[::1]:9"}, "gpu"
     )
     profiles = [Profile(spec=spec, header=("What it is: a board.",)) for spec in (board, gpu)]
-    assert {each.action for each in write_profiles(tmp_path, profiles)} == {Action.WRITTEN}
+    assert set(write_profiles(tmp_path, profiles).values()) == {Action.WRITTEN}
     assert DeviceFolder(tmp_path).read().specs == {"board": board, "gpu": gpu}
     text = (tmp_path / "board.yaml").read_text()
     assert "protocol: {cache_flush: true, repeat: 3, run_timeout_sec: 20.0}" in text
