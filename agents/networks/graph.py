@@ -48,10 +48,7 @@ def relax_module(loaded: LoadedNetwork) -> Any:
 def fused(module: Any, family: Family, network: str) -> Any:
     """Make the tensor programs of a module: norms folded, exponentials as polynomials, neighbours fused.
 
-    Args:
-        module: As `relax_module` gives it.
-        family: Operators are made for it, the same ones for all of its devices.
-        network: What a refusal names.
+    They are the same for all devices of the family.
 
     Raises:
         NetworkRefusedError: An operator has no tensor program.

@@ -93,16 +93,8 @@ def plan_jobs(
 
     A batch holds candidates of up to `WORKLOADS_PER_BATCH` workloads in random order, and batches come in
     random order: what drifts over time then falls on all of them alike. The order is the same on every
-    device, so that an interrupted collection leaves the same candidates measured everywhere.
-
-    Args:
-        protocols: The devices, and how each times.
-        pools: Candidates by workload.
-        workloads: Workloads of the pools.
-        progress: What each device has measured.
-        seed: Of the order.
-        batch_size: Most candidates in one batch.
-        given_up: Candidates that a device lost too often in this run.
+    device, so that an interrupted collection leaves the same candidates measured everywhere. Those that a
+    device has `given_up` were lost too often in this run.
     """
     draws = random.Random(f"{seed}/order")
     order = draws.sample(sorted(pools), len(pools))
@@ -234,12 +226,9 @@ def is_full(record: Record) -> bool:
 
 
 def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str) -> bool:
-    """Whether the last A/A run of a device in this environment is a day old, unfinished, or never was.
+    """Whether a device's last A/A run in this environment is a day old, unfinished, or never was.
 
-    Args:
-        records: Records of one device.
-        now_secs: Unix seconds.
-        environment_id: The device's present environment.
+    What is now is told in Unix seconds.
     """
     last = max(
         (

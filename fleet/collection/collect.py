@@ -50,14 +50,7 @@ _WORKLOADS_AT_ONCE = 64
 
 
 class Collection:
-    """One collection over the devices of a session.
-
-    Args:
-        engine: Draws, measures and stores.
-        specs: Specs of the devices.
-        settings: How much, and how.
-        watcher: Told of progress.
-    """
+    """One collection over the devices of a session."""
 
     def __init__(
         self,
@@ -142,9 +135,7 @@ class Collection:
     ) -> Pools:
         """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
 
-        Args:
-            workloads: What to schedule, as `network_workloads` listed it.
-            targets: Candidates of each workload; the settings' samples where None.
+        `targets` says how many each workload gets; where None, the settings' samples.
         """
         samples = self._settings.samples
         return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
@@ -159,10 +150,7 @@ class Collection:
 
         Candidates that are lost (a device out of reach) are tried again once.
 
-        Args:
-            pools: The candidates.
-            workloads: What they schedule.
-            model_version: The model that chose them, if one did; kept in their records.
+        The version of the model that chose them, if one did, is kept in their records.
         """
         self._run("measure", self._plan(pools, workloads, model_version))
         # After the minutes, most of what is left was never tried.

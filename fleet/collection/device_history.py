@@ -17,10 +17,6 @@ from fleet.store.reader import StoreReader
 class DeviceHistory:
     """The records of the devices of a collection.
 
-    Args:
-        engine: Has the store.
-        specs: Specs of the devices.
-
     Attributes:
         read: What each device has measured, of those that were asked about.
     """

@@ -71,11 +71,8 @@ class Proposer:
     def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:
         """Known candidates first, so that labels line up across devices, then the random share.
 
-        To the known ones belong those that a live device derives from imported ones.
-
-        Args:
-            workloads: What to schedule.
-            targets: Candidates of each workload.
+        To the known ones belong those that a live device derives from imported ones. `targets` says how many
+        candidates each workload gets.
         """
         self._watcher.phase("propose", len(workloads) * len(self._families))
         pools: Pools = {}
@@ -104,14 +101,8 @@ class Proposer:
     ) -> int:
         """Add candidates near the best measured ones: a part of what is missing.
 
-        In the last generation random ones stand in for those that evolution does not find.
-
-        Args:
-            pools: Filled up in place.
-            workloads: What to schedule.
-            targets: Candidates of each workload.
-            generation: From 0 to `GENERATIONS` - 1.
-            present: Gives the records of a device in its present environment.
+        In the last generation random ones stand in for those that evolution does not find. The pools are
+        filled up in place; `present` gives the records of a device in its present environment.
 
         Returns:
             How many were added.

@@ -120,12 +120,7 @@ def host_profiles(threads: int = 1) -> tuple[Profile, ...]:
 
 
 def cpu_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profile, ...]:
-    """List the instruction-set profiles that a host can execute, weakest first.
-
-    Args:
-        descriptor: What the probe saw there.
-        cores: Logical CPUs that time; programs get one thread on each.
-    """
+    """List the instruction-set profiles that a host can execute, weakest first; one thread on each core."""
     targets: dict[str, dict[str, Any]] = {}
     for level in isa.runnable_levels(descriptor.arch, descriptor.isa_flags):
         targets[level.name] = {"kind": "llvm", "mcpu": level.mcpu}
@@ -139,12 +134,7 @@ def cpu_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profil
 
 
 def cuda_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profile, ...]:
-    """List the CUDA devices of a host whose architecture its driver tells.
-
-    Args:
-        descriptor: What the probe saw there.
-        cores: Logical CPUs that time; the first one starts the kernels.
-    """
+    """List the CUDA devices of a host whose architecture its driver tells; the first core starts kernels."""
     profiles = []
     for pairs in descriptor.cuda_devices:
         device = dict(pairs)
