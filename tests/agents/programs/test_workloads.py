@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from agents.errors import AgentError
 from agents.programs.networks import NETWORKS, layers
+from agents.programs.workloads import network_workloads, operator_workload
 from agents.records import Workload
 
 
@@ -48,17 +50,12 @@ def test_workloads_describe_their_program(bert_workloads: list[Workload]) -> Non
 
 @pytest.mark.tvm
 def test_workload_ids_are_the_same_in_every_process(bert_workloads: list[Workload]) -> None:
-    from agents.programs.workloads import network_workloads
-
     here = {workload.name: workload.workload_id for workload in network_workloads(["bert-tiny"])}
     assert here == {workload.name: workload.workload_id for workload in bert_workloads}
 
 
 @pytest.mark.tvm
 def test_unknown_networks_and_operators_are_refused() -> None:
-    from agents.errors import AgentError
-    from agents.programs.workloads import network_workloads, operator_workload
-
     with pytest.raises(AgentError, match="resnet-51"):
         network_workloads(["resnet-51"])
     with pytest.raises(AgentError, match="known: C1D"):
