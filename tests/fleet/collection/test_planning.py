@@ -42,17 +42,15 @@ def known(names: str) -> dict[WorkloadId, Workload]:
 def record(candidate: Candidate, **changes: object) -> Record:
     outcome = changes.get("outcome", Outcome.OK)
     values: dict[str, object] = {
-        "workload_id": candidate.workload_id,
         "candidate_id": candidate.candidate_id,
         "trace": candidate.trace,
-        "device_id": ONE,
         "outcome": outcome,
         "run_secs": (1e-3,) if outcome is Outcome.OK else (),
         "environment_id": "e",
         "origin": candidate.origin,
         "protocol": PROTOCOL,
     }
-    return make_record(1, **values | changes)
+    return make_record(1, workload=candidate.workload_id, **{"device_id": ONE} | values | changes)
 
 
 def planned(jobs: list[DeviceBatch]) -> list[tuple[DeviceId, CandidateId]]:
@@ -155,9 +153,6 @@ def test_a_first_measurement_that_took_two_attempts_is_measured_again_as_the_thi
     records = [record(one, outcome=Outcome.LOST), record(one, attempt=1)]
     [job] = plan_remeasure(records, known("a"), protocol=PROTOCOL, count=5, seed=0)
     assert job.batch.attempt == 2
-
-
-def test_remeasuring_nothing_plans_nothing() -> None:
     assert plan_remeasure([], {}, protocol=PROTOCOL, count=30, seed=0) == []
 
 

@@ -25,11 +25,6 @@ def test_every_second_is_given_once(span: Interval, first: list[Interval], secon
     assert parts["first"] == alone["first"], "a less important layer took time from a more important one"
 
 
-def test_the_more_important_layer_takes_what_both_cover() -> None:
-    layers = {"time": [(2.0, 4.0), (3.0, 5.0), (9.0, 12.0)], "build": [(0.0, 3.0), (6.0, 7.0)]}
-    assert attribute((1.0, 10.0), layers) == {"time": 4.0, "build": 2.0, "rest": 3.0}
-
-
 class FakeClock:
     def __init__(self) -> None:
         self.now = 1000.0
