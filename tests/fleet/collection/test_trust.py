@@ -20,6 +20,7 @@ from agents.records import (
     Protocol,
     Record,
     Replay,
+    Workload,
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
@@ -54,16 +55,9 @@ SPECS = {BOARD: make_spec(BOARD), LAB: replayed(LAB), AGAIN: replayed(AGAIN)}
 def record(
     device: DeviceId, trace: str, *, workload: str = OURS.workload_id, origin: str = "random", **more: Any
 ) -> Record:
-    candidate = Candidate(workload_id=WorkloadId(workload), trace=trace)
-    return make_record(
-        1,
-        device=device,
-        workload_id=candidate.workload_id,
-        candidate_id=candidate.candidate_id,
-        trace=trace,
-        origin=origin,
-        **more,
-    )
+    candidate_id = Candidate(workload_id=WorkloadId(workload), trace=trace).candidate_id
+    changes = {"candidate_id": candidate_id, "trace": trace, "origin": origin, **more}
+    return make_record(1, device=device, workload=workload, **changes)
 
 
 def id_of(trace: str) -> str:
@@ -128,17 +122,18 @@ def test_no_import_can_be_marked_as_ours(tmp_path: Path) -> None:
 def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
     plain = gmm_workload()
     forged = replace(plain, arg_shapes=((1, 1), (1, 1), (1, 1)), flops=1.0, operator="forged")
+    records = [record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)]
     with Store.open(tmp_path) as store:
         store.put_workloads([forged])
         store.put_device(*cpu_device("dev-a"))
-        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        store.append(records)
         poisoned = load_snapshot(store).dataset.features
         store.put_workloads([plain], own=True)
         mended = load_snapshot(store).dataset.features
     with Store.open(tmp_path / "clean") as store:
         store.put_workloads([plain], own=True)
         store.put_device(*cpu_device("dev-a"))
-        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        store.append(records)
         clean = load_snapshot(store).dataset.features
     assert not np.array_equal(poisoned.workload_vectors, clean.workload_vectors)
     np.testing.assert_array_equal(mended.workload_vectors, clean.workload_vectors)
@@ -170,15 +165,16 @@ def test_records_say_which_candidates_came_with_a_log(tmp_path: Path) -> None:
         assert sorted(traces.values()) == ["laundered", "theirs"]
 
 
-def fleet_of(*devices: DeviceId) -> FakeFleet:
-    return FakeFleet({one: SPECS[one] for one in devices})
+def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet:
+    fleet = FakeFleet({one: SPECS[one] for one in devices})
+    fleet.listed = list(listed)
+    return fleet
 
 
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
-    log = Log()
-    how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
-    specs = {one: SPECS[one] for one in devices}
+    log, specs = Log(), {one: SPECS[one] for one in devices}
     fleet.use(store)
+    how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
     return Collection(fleet, specs, how, log), log
 
 
@@ -207,8 +203,7 @@ def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: P
 
 
 def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Path) -> None:
-    fleet = fleet_of(AGAIN, BOARD)
-    fleet.listed = [OURS]
+    fleet = fleet_of(AGAIN, BOARD, listed=(OURS,))
     with Store.open(tmp_path) as store:
         fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
         made, _ = collection(store, fleet, AGAIN, BOARD)
@@ -222,8 +217,7 @@ def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Pat
 
 
 def test_a_live_device_is_given_modules_of_ours_only(tmp_path: Path) -> None:
-    fleet = fleet_of(BOARD, AGAIN)
-    fleet.listed = [OURS]
+    fleet = fleet_of(BOARD, AGAIN, listed=(OURS,))
     unknown = make_workload(7, networks=(("a torch model", 1),))
     with Store.open(tmp_path) as store:
         fill(store)
@@ -237,10 +231,9 @@ def test_a_live_device_is_given_modules_of_ours_only(tmp_path: Path) -> None:
 
 
 def test_a_matrix_never_names_what_came_with_a_log(tmp_path: Path) -> None:
-    specs = {BOARD: SPECS[BOARD], AGAIN: SPECS[AGAIN], LAB: SPECS[LAB]}
-    names = sharing_names(specs, {Family.CPU})
+    names = sharing_names(SPECS, {Family.CPU})
     assert names == {BOARD: "cpu", AGAIN: "cpu-replay", LAB: "cpu-replay"}
-    assert set(sharing_names(specs, set()).values()) == {"cpu"}
+    assert set(sharing_names(SPECS, set()).values()) == {"cpu"}
     other = DeviceId("board-2")
     with Store.open(tmp_path) as store:
         store.put_workloads([FORGED])
