@@ -56,15 +56,21 @@ def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build(
     assert timing_cores(usable, groups, threads) == chosen
 
 
-@pytest.mark.parametrize(("usable", "threads"), [((0, 1), 2), ((0,), 2), ((0, 1), 0)])
-def test_more_threads_than_cores_is_an_error(usable: tuple[int, ...], threads: int) -> None:
-    with pytest.raises(FleetError, match="use 1 to 1 threads"):
-        timing_cores(usable, ((0,), (1,)), threads)
-
-
-def test_siblings_of_one_core_are_not_two_cores() -> None:
-    with pytest.raises(FleetError, match="2 physical cores"):
-        timing_cores((0, 1, 2, 3), ((0, 2), (1, 3)), 2)
+@pytest.mark.parametrize(
+    ("usable", "groups", "threads", "words"),
+    [
+        ((0, 1), ((0,), (1,)), 2, "use 1 to 1 threads"),
+        ((0,), ((0,), (1,)), 2, "use 1 to 1 threads"),
+        ((0, 1), ((0,), (1,)), 0, "use 1 to 1 threads"),
+        # Siblings of one core are not two cores.
+        ((0, 1, 2, 3), ((0, 2), (1, 3)), 2, "2 physical cores"),
+    ],
+)
+def test_more_threads_than_cores_is_an_error(
+    usable: tuple[int, ...], groups: tuple[tuple[int, ...], ...], threads: int, words: str
+) -> None:
+    with pytest.raises(FleetError, match=words):
+        timing_cores(usable, groups, threads)
 
 
 def test_a_host_gets_the_profiles_it_can_execute_and_no_more() -> None:
@@ -84,13 +90,9 @@ def test_every_profile_fits_the_host_it_was_made_for() -> None:
         for profile in cpu_profiles(host, (0, 1)):
             assert profile.spec.threads == 2
             assert differences(profile.spec, host) == []
-
-
-def test_every_profile_of_this_host_fits_it() -> None:
-    descriptor = probe()
-    profiles = host_profiles()
-    assert profiles
-    assert all(differences(profile.spec, descriptor) == [] for profile in profiles)
+    here = host_profiles()
+    assert here
+    assert all(differences(profile.spec, probe()) == [] for profile in here)
 
 
 def test_each_gpu_with_a_known_architecture_gets_a_file() -> None:
