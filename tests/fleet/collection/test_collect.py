@@ -17,7 +17,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from agents.records import DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
+from agents.records import DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from agents.spool.disk_spool import Spool
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings
@@ -120,7 +120,7 @@ def collect(session: EngineSession, specs: dict[DeviceId, DeviceSpec], matmul: W
     seen.ray_mode = os.environ["RAY_AUTH_MODE"]
     sockets = each_below(os.getpid(), lambda process: process.net_connections("tcp"))
     seen.listening = {one.laddr.ip for found in sockets for one in found if one.status == psutil.CONN_LISTEN}
-    how = CollectSettings(samples=8, protocol=Protocol(), batch_size=4, remeasure=2)
+    how = CollectSettings(samples=8, batch_size=4, remeasure=2)
     log = KillingLog()
     collection = Collection(session, specs, how, log)
     listed = collection.network_workloads(["bert-tiny"])
@@ -131,7 +131,7 @@ def collect(session: EngineSession, specs: dict[DeviceId, DeviceSpec], matmul: W
     agent, workers = agent_of(GENERIC)
     seen.niceness = {psutil.Process(pid).nice() for pid in (agent, *workers)}
     log.victim = agent
-    collection.measure(pools, chosen)
+    collection.measure(pools)
     deadline = time.monotonic() + 10
     while (left := [pid for pid in workers if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -140,7 +140,7 @@ def collect(session: EngineSession, specs: dict[DeviceId, DeviceSpec], matmul: W
     collection.remeasure(chosen)
     again = Log()
     collection = Collection(session, specs, how, again)
-    collection.measure(collection.propose(chosen), chosen)
+    collection.measure(collection.propose(chosen))
     collection.remeasure(chosen)
     seen.again = again.records
     return seen

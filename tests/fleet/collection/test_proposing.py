@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
+from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from fleet.collection.batch_plan import NOISE_EVERY_SECS
 from fleet.collection.collect import Collection
 from fleet.collection.device_history import known_candidates
@@ -30,7 +30,7 @@ from tests.record_fixtures import make_spec, make_workload
 ONE, TWO = DeviceId("one"), DeviceId("two")
 SPECS = {device_id: make_spec(device_id) for device_id in (ONE, TWO)}
 WORKLOADS = [make_workload(number, networks=(("net", 1 + 8 * number),)) for number in range(3)]
-ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, protocol=Protocol(), batch_size=7)
+ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, batch_size=7)
 
 
 class Log:
@@ -165,7 +165,7 @@ def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int],
     return fate
 
 
-RANDOM = CollectSettings(samples=12, protocol=Protocol(), batch_size=7)
+RANDOM = CollectSettings(samples=12, batch_size=7)
 
 
 def test_a_lost_candidate_is_tried_once_more(store: Store) -> None:
@@ -285,11 +285,11 @@ def test_what_somebody_else_measured_meanwhile_counts(store: Store) -> None:
     store.put_workloads(WORKLOADS, own=True)
     collection = Collection(fleet, SPECS, RANDOM, Log())
     pools = collection.propose(WORKLOADS)
-    collection.measure({}, WORKLOADS)
+    collection.measure({})
     collection._history.progress(ONE)
     some = pools[Family.CPU][WORKLOADS[0].workload_id][:3]
     fleet.measure(ONE, some)
-    collection.measure(pools, WORKLOADS)
+    collection.measure(pools)
     measured = by_device(list(store.records()))
     assert sorted(measured[ONE]) == sorted(measured[TWO])
     assert len(set(measured[ONE])) == len(measured[ONE]) == 36

@@ -17,7 +17,6 @@ from agents.records import (
     DeviceKind,
     DeviceSpec,
     Family,
-    Protocol,
     Record,
     Replay,
     Workload,
@@ -174,7 +173,7 @@ def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
     log, specs = Log(), {one: SPECS[one] for one in devices}
     fleet.use(store)
-    how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
+    how = CollectSettings(samples=6, minimum=6, batch_size=4)
     return Collection(fleet, specs, how, log), log
 
 
