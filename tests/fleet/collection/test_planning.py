@@ -99,30 +99,14 @@ def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
     assert changes > len(set(order)) - 1, "candidates of one workload come in one block"
 
 
-def test_a_lost_candidate_is_planned_again_with_the_next_attempt_until_given_up() -> None:
-    pool = pools_of({"a": 4})
-    progress = DeviceProgress("e")
-    for place, one in enumerate(pool[WorkloadId("a")]):
-        progress.add(record(one, outcome=Outcome.LOST if place < 2 else Outcome.BUILD_FAILED))
-    twice = pool[WorkloadId("a")][0]
-    progress.add(record(twice, outcome=Outcome.LOST, attempt=1))
-    jobs = plan_jobs([ONE], pool, {ONE: progress}, seed=0)
-    found = {(job.attempt, one.trace) for job in jobs for one in job.candidates}
-    assert found == {(2, "[0]"), (1, "[1]")}
-    given_up = {ONE: {twice.candidate_id}}
-    left = plan_jobs([ONE], pool, {ONE: progress}, seed=0, given_up=given_up)
-    assert [one.trace for job in left for one in job.candidates] == ["[1]"]
-    progress.add(record(twice, attempt=2))
-    progress.add(record(twice, outcome=Outcome.LOST, attempt=3))
-    jobs = plan_jobs([ONE], pool, {ONE: progress}, seed=0)
-    assert [one.trace for job in jobs for one in job.candidates] == ["[1]"]
-
-
-def test_records_of_another_environment_count_for_nothing() -> None:
+def test_another_environment_and_what_is_lost_after_a_measurement_count_for_nothing() -> None:
     [one] = candidates("a", 1)
     progress = DeviceProgress("e")
     progress.add(record(one, environment_id="before the upgrade"))
     assert progress == DeviceProgress("e")
+    progress.add(record(one))
+    progress.add(record(one, outcome=Outcome.LOST, attempt=1))
+    assert progress == DeviceProgress("e", measured={one.candidate_id})
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
