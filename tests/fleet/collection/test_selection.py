@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,22 +15,14 @@ from fleet.collection.selection import (
     random_share,
     survey,
 )
-from tests.record_fixtures import make_record
+from tests.record_fixtures import make_record, make_workload
 
 
 def workload(
     name: str, operator: str = "GMM", flops: float = 1e6, networks: tuple[tuple[str, int], ...] = ()
 ) -> Workload:
-    return Workload(
-        workload_id=WorkloadId(name),
-        name=name,
-        operator=operator,
-        arg_shapes=((1,),),
-        arg_dtypes=("float32",),
-        flops=flops,
-        networks=networks,
-        module_json="{}",
-    )
+    changes = {"workload_id": WorkloadId(name), "name": name, "operator": operator, "flops": flops}
+    return replace(make_workload(0, networks), **changes)
 
 
 def test_chosen_workloads_take_operators_in_turn_and_spread_over_sizes_within_bounds() -> None:
