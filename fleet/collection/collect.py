@@ -81,9 +81,7 @@ class Collection:
             family: [one for one in device_ids if one in self._live] or device_ids
             for family, device_ids in self._families.items()
         }
-        self._proposer = Proposer(
-            engine, asked, self._history.imported_of, settings, watcher, self._ledger, self._leave
-        )
+        self._proposer = Proposer(engine, asked, self._history, settings, watcher, self._ledger, self._leave)
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
@@ -122,9 +120,7 @@ class Collection:
             pools = self.propose(group, targets)
             self.measure(pools)
             for generation in range(GENERATIONS):
-                if not self._is_late() and self._proposer.evolve(
-                    pools, group, targets, generation, self._history.present
-                ):
+                if not self._is_late() and self._proposer.evolve(pools, group, targets, generation):
                     self.measure(pools)
 
     def propose(
