@@ -85,7 +85,9 @@ class Proposer:
                 pool = {**known.candidates, **derived.get(workload.workload_id, {})}
                 there, target = len(pool), targets[workload.workload_id]
                 pools[family][workload.workload_id] = list(pool.values())
-                still_random = self._random_share(target) - (there - len(known.evolved))
+                least = target if self._settings.minimum is None else self._settings.minimum
+                still_random = random_share(target, least, self._settings.exploration)
+                still_random -= there - len(known.evolved)
                 asked.append((workload, min(target - there, still_random)))
             self._fill(family, pools[family], asked, {})
         return pools
@@ -127,10 +129,6 @@ class Proposer:
                 self._fill(family, pool, [(one, count) for one, count in rest if count > 0], {})
             added += sum(map(len, pool.values())) - before
         return added
-
-    def _random_share(self, target: int) -> int:
-        least = target if self._settings.minimum is None else self._settings.minimum
-        return random_share(target, least, self._settings.exploration)
 
     def _parents(
         self, device_ids: Sequence[DeviceId], workload_ids: Sequence[WorkloadId]
