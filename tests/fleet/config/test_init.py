@@ -77,9 +77,7 @@ def test_a_host_gets_the_profiles_it_can_execute_and_no_more() -> None:
     assert names(cpu_profiles(x86_host(SANDYBRIDGE_FLAGS), (0,))) == ["x86-64", "x86-64-v2", "sandybridge"]
     assert names(cpu_profiles(arm_host(GRAVITON_FLAGS), (0,))) == ["aarch64-generic", "aarch64-native"]
     assert cpu_profiles(replace(x86_host(), arch="riscv64"), (0,)) == ()
-
-
-def test_an_arm_board_lists_its_own_features() -> None:
+    # An Arm board lists its own features.
     native = cpu_profiles(arm_host(PI_FLAGS), (0,))[-1].spec
     assert native.target["mattr"] == ["+neon", "+crc"]
     assert native.target["mtriple"] == "aarch64-linux-gnu"
