@@ -317,24 +317,24 @@ def test_time_outs_are_read_under_the_key_of_earlier_versions_too() -> None:
         resolve(both, "f", {}, {})
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("protocol.extra_repeats", [-1, 1.5]),
-        ("protocol.target_interval", [-0.01]),
-        ("protocol.reject_interval", [11]),
-        ("protocol.warmup_ms", [-1.0]),
-        ("protocol.cache_flush", [1, "yes"]),
-        ("protocol.early_stop_ratio", [1.0, 0.5, -1.0, float("inf")]),
-        ("protocol.check_share", [1.01]),
-        ("protocol.memory_limit_gib", [0.0, 0.1]),
-        ("workloads.exploration", [1.1, -0.1]),
-        ("workloads.noise_samples", [-1, 2.5]),
-    ],
-)
-def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str, values: list[Any]) -> None:
+OUT_OF_BOUNDS: dict[str, list[Any]] = {
+    "protocol.extra_repeats": [-1, 1.5],
+    "protocol.target_interval": [-0.01],
+    "protocol.reject_interval": [11],
+    "protocol.warmup_ms": [-1.0],
+    "protocol.cache_flush": [1, "yes"],
+    "protocol.early_stop_ratio": [1.0, 0.5, -1.0, float("inf")],
+    "protocol.check_share": [1.01],
+    "protocol.memory_limit_gib": [0.0, 0.1],
+    "workloads.exploration": [1.1, -0.1],
+    "workloads.noise_samples": [-1, 2.5],
+}
+
+
+@pytest.mark.parametrize("key", OUT_OF_BOUNDS)
+def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str) -> None:
     section, name = key.split(".")
-    for value in values:
+    for value in OUT_OF_BOUNDS[key]:
         with pytest.raises(ConfigError) as caught:
             resolve({"schema": 1, section: {name: value}}, "f.yaml", {}, {})
         (fault,) = caught.value.args
@@ -342,15 +342,8 @@ def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str, values: lis
 
 
 def test_zero_switches_the_optional_rules_off() -> None:
-    off = (
-        "extra_repeats",
-        "target_interval",
-        "reject_interval",
-        "warmup_ms",
-        "early_stop_ratio",
-        "check_share",
-    )
-    file = {"schema": 1, "protocol": dict.fromkeys(off, 0)}
+    off = ("extra_repeats", "target_interval", "reject_interval", "warmup_ms", "early_stop_ratio")
+    file = {"schema": 1, "protocol": dict.fromkeys((*off, "check_share"), 0)}
     environ = {
         "FLEET_WORKLOADS__NOISE_SAMPLES": "0",
         "FLEET_WORKLOADS__EXPLORATION": "1",
@@ -359,7 +352,7 @@ def test_zero_switches_the_optional_rules_off() -> None:
     }
     config = resolve(file, "f.yaml", environ, {}).config
     protocol = config.timing_protocol()
-    assert [getattr(protocol, name) for name in off] == [0] * 6
+    assert [getattr(protocol, name) for name in (*off, "check_share")] == [0] * 6
     assert (protocol.cache_flush, protocol.memory_limit_gib) == (True, 0.5)
     assert (config.workloads.exploration, config.workloads.noise_samples) == (1.0, 0)
 
