@@ -202,22 +202,20 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
             imported = import_logs(store, request)
             known = {one.trace for one in store.records(device_id=STRANGER)}
             engine, watcher = DirectEngine(worker, store), Watched()
-            settings = CollectSettings(
-                samples=len(known) + _OWN_SAMPLES, protocol=_PROTOCOL, seed=seed, noise=2
-            )
+            settings = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
             collection = Collection(engine, {OWN: spec}, settings, watcher)
             store.put_workloads([workload], own=True)
             pools = collection.propose([workload])
             # The coordinator takes modules from the store, where the stranger's came first.
             stored = store.workloads()[WorkloadId(workload.workload_id)]
-            collection.measure(_pools(workload, ["[[],[]]"]), [stored])
-            collection.measure(pools, [workload])
+            collection.measure(_pools(workload, ["[[],[]]"]))
+            collection.measure(pools)
             collection.measure_noise(only_due=False)
             ours = {canonical_json(one) for one in honest}
             reached = sum(one in known and one not in ours for one in engine.traces)
             planned = len(watcher.records)
             # Whatever planning lets through, the device itself must refuse what is no trace of ours.
-            collection.measure(_pools(workload, [canonical_json(one) for one in traces]), [workload])
+            collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
     return {
         "candidates": count,
         "imported": imported.imported,

@@ -42,36 +42,28 @@ def small_network() -> Any:
     return made.eval()
 
 
-def save_network(path: Path, *, batch: int = 2, side: int = 16, **how: Any) -> Path:
+def save_network(path: Path) -> Path:
     """Export the small network into a `.pt2` file."""
     import torch
 
-    return save_program(small_network(), (torch.randn(batch, 3, side, side),), path, **how)
+    return save_program(small_network(), (torch.randn(2, 3, 16, 16),), path)
 
 
-def save_program(module: Any, inputs: tuple[Any, ...], path: Path, **how: Any) -> Path:
+def save_program(module: Any, inputs: tuple[Any, ...], path: Path) -> Path:
     """Export a module into a `.pt2` file."""
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
-        torch.export.save(torch.export.export(module.eval(), inputs, **how), str(path))
+        torch.export.save(torch.export.export(module.eval(), inputs), str(path))
     return path
 
 
-def rewritten(source: Path, path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
-    """Copy a `.pt2` file entry by entry.
-
-    Args:
-        source: What is copied.
-        path: Where to.
-        change: Gives the content of an entry by its name without the archive's folder; None leaves it out.
-    """
+def rewritten(source: Path, path: Path, change: Callable[[str, bytes], bytes]) -> Path:
+    """Copy a `.pt2` file, each entry changed by its name without the archive's folder."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for entry in old.infolist():
-            content = change(entry.filename.partition("/")[2], old.read(entry))
-            if content is not None:
-                new.writestr(entry.filename, content)
+            new.writestr(entry.filename, change(entry.filename.partition("/")[2], old.read(entry)))
     return path
 
 

@@ -33,11 +33,7 @@ _SYMBOLIC: Final = ("as_expr", "expr_str", "as_sym_int", "as_sym_float", "as_sym
 
 
 def check_archive(opened: IO[bytes], network: str) -> None:
-    """Look through a `.pt2` file.
-
-    Args:
-        opened: Its bytes, the same that torch is given afterwards.
-        network: What a refusal names.
+    """Look through a `.pt2` file: the same bytes that torch is given afterwards.
 
     Raises:
         NetworkRefusedError: It is none, has dynamic shapes, or holds what is not loaded; the message says so.

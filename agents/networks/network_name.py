@@ -35,7 +35,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _COMMON = {"batch", "dtype", "tokens"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_CHUNK_BYTES = 1 << 20
 _LABEL_CHARS = 8
 
 
@@ -80,11 +79,9 @@ class NetworkName:
             return f"{CORPUS_NAME}-{content[:_LABEL_CHARS]}"
         if self.path is None:
             return self.text
-        digest = hashlib.sha256()
         try:
             with self.path.open("rb") as opened:
-                while chunk := opened.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+                digest = hashlib.file_digest(opened, "sha256")
         except OSError as error:
             raise _unreadable(self.text, error) from None
         return f"{self.path.name}-{digest.hexdigest()[:_LABEL_CHARS]}"

@@ -203,12 +203,8 @@ def _config(network: NetworkName, transformers: Any) -> tuple[Any, int]:
         ) from None
     # Where an architecture has several heads, `from_config` looks for its name in here.
     config.architectures = config.architectures or []
-    return config, _number(side)
-
-
-def _number(side: Any) -> int:
-    """The side of a square image; some configurations have height and width."""
-    return int(side[0]) if isinstance(side, list | tuple) else int(side)
+    # Some configurations have height and width.
+    return config, int(side[0] if isinstance(side, list | tuple) else side)
 
 
 def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:

@@ -66,13 +66,7 @@ def poisoned(values: Sequence[_Array], outputs: Collection[int]) -> list[_Array]
 
     Floating-point outputs become NaN, all others repeat the byte 0xA5. Where that happens to be the right
     value of an integer, leaving it there is right too: a poison never makes a right program look wrong.
-
-    Args:
-        values: Values of all arguments.
-        outputs: Indices of those to overwrite.
-
-    Returns:
-        New arrays for the outputs, the given ones for the rest.
+    `outputs` are indices of `values`; those get new arrays, the rest are the given ones.
     """
     return [_poison(value) if index in outputs else value for index, value in enumerate(values)]
 
@@ -82,10 +76,7 @@ def tolerance_of(module: Any) -> float:
 
     For each block u * 8 * sqrt(n), where n terms are reduced in a buffer of unit roundoff u (Higham,
     Accuracy and Stability of Numerical Algorithms, 2.8 and 4.2: rounding errors of a sum act like a random
-    walk), over all blocks, and room for fast intrinsics.
-
-    Args:
-        module: Unscheduled `tvm.IRModule` with `main`.
+    walk), over all blocks of the unscheduled `module`, and room for fast intrinsics.
 
     Returns:
         The tolerance; infinite where a reduction in a short format loses all digits, such as a sum of
@@ -97,11 +88,8 @@ def tolerance_of(module: Any) -> float:
 def reference_outputs(module: Any, values: Sequence[_Array]) -> dict[int, _Array]:
     """Run the unscheduled program once on this host's CPU.
 
-    Its outputs are poisoned first, as the candidate's are to be: both begin with the same values.
-
-    Args:
-        module: Unscheduled `tvm.IRModule` with `main`: plain loops, so it runs on any CPU.
-        values: One array an argument; they are left as they are.
+    Its outputs are poisoned first, as the candidate's are to be: both begin with the same values. It is made
+    of plain loops, so it runs on any CPU. `values` has one array an argument, which is left as it is.
 
     Returns:
         Values of the arguments that it writes, by index.
@@ -136,12 +124,7 @@ def difference(expected: Mapping[int, _Array], found: Mapping[int, _Array], *, t
 
     Integers and booleans must be equal. A floating-point element may be off by `tolerance` of its own size
     plus `tolerance` of the array's root mean square (which counts where terms cancel). NaN agrees with NaN
-    only, and an infinity with the same infinity.
-
-    Args:
-        expected: Right outputs by argument index.
-        found: The candidate's, same indices.
-        tolerance: Relative, from `tolerance_of`.
+    only, and an infinity with the same infinity. Outputs are given by argument index.
 
     Returns:
         Empty if they agree, else one sentence.

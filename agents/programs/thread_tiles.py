@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,24 +25,16 @@ _MOST_DRAWS = 1_000
 _LARGEST_DIVISOR = 1_000
 
 
+@dataclass(frozen=True, slots=True)
 class ThreadTiles:
-    """The spatial tiles of one design space.
+    """The spatial tiles of one design space."""
 
-    Args:
-        tiles: Their instructions, of TVM's kind `SamplePerfectTile`.
-        extents: Of the loops that they tile.
-        most_innermost: Largest innermost factor of each.
-        bounds: Fewest and most threads.
-    """
-
-    def __init__(
-        self, tiles: list[Any], extents: list[int], most_innermost: list[int], bounds: tuple[int, int]
-    ) -> None:
-        self._tiles = tiles
-        self._loops = [
-            (prime_powers(extent), most) for extent, most in zip(extents, most_innermost, strict=True)
-        ]
-        self._bounds = bounds
+    #: Their instructions, of TVM's kind `SamplePerfectTile`.
+    tiles: list[Any]
+    #: Of the loop that each tiles: its prime powers, and the largest innermost factor.
+    loops: list[tuple[dict[int, int], int]]
+    #: Fewest and most threads.
+    bounds: tuple[int, int]
 
     @classmethod
     def of_space(cls, space: Any) -> ThreadTiles | None:
@@ -55,18 +48,21 @@ class ThreadTiles:
             if step.kind.name == "SamplePerfectTile" and int(step.attrs[0]) == _FACTORS
         ]
         extents = [math.prod(map(int, space.decisions[tile])) for tile in tiles]
+        loops = [
+            (prime_powers(extent), int(tile.attrs[1])) for tile, extent in zip(tiles, extents, strict=True)
+        ]
         [low], [high] = notes.values()
-        return cls(tiles, extents, [int(tile.attrs[1]) for tile in tiles], (int(low), int(high)))
+        return cls(tiles, loops, (int(low), int(high)))
 
     def draw(self, draws: random.Random) -> dict[Any, list[int]]:
         """Draw the tile of each loop, outermost factor first, by its instruction."""
-        low, high = self._bounds
+        low, high = self.bounds
         found: list[list[int]] = []
         for _ in range(_MOST_DRAWS):
-            found = [draw_tile(powers, _FACTORS, most, draws) for powers, most in self._loops]
+            found = [draw_tile(powers, _FACTORS, most, draws) for powers, most in self.loops]
             if low <= math.prod(tile[_THREADS] for tile in found) <= high:
                 break
-        return dict(zip(self._tiles, found, strict=True))
+        return dict(zip(self.tiles, found, strict=True))
 
 
 def draw_tile(powers: dict[int, int], count: int, most_innermost: int, draws: random.Random) -> list[int]:

@@ -65,12 +65,8 @@ def time_module(
     One or two single runs come first: they warm caches and tell how many runs fill `min_repeat_ms`, so
     that TVM's evaluator need not grow the number by trial (its `min_repeat_ms` throws those runs away).
 
-    Args:
-        module: `tvm.runtime.Module` with the function `main`, local or remote.
-        arguments: Its arguments, on `device`.
-        device: TVM device that they live on.
-        protocol: How to time.
-        best_secs: Best latency known for the workload on this device; 0 if none is.
+    Module and arguments may be local or remote. The best latency known for the workload on this device is 0
+    where none is.
     """
     timed = _timer(module, arguments, device, protocol)
     single = _single_run(module, arguments, device, timed)

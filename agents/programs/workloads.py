@@ -94,12 +94,9 @@ def workload_from_module(
 def operator_workload(
     operator: str, args: Sequence[int], networks: Iterable[tuple[str, int]] = ()
 ) -> Workload:
-    """Make one workload of TVM's operator suite.
+    """Make one workload of TVM's operator suite (`te_workload.CONFIGS`), such as `C2D` or `GMM`.
 
-    Args:
-        operator: A name in `te_workload.CONFIGS`, such as `C2D` or `GMM`.
-        args: Shape arguments of that operator, in the suite's order.
-        networks: How often each network runs it.
+    Its arguments are in the suite's order.
 
     Raises:
         AgentError: The suite has no such operator, or refuses the shape.

@@ -42,11 +42,11 @@ def init(
     done = write_profiles(_folder(folder, config, changes), host_profiles(threads), force)
     if as_json:
         print_json(
-            [{"device": each.device_id, "path": str(each.path), "action": str(each.action)} for each in done]
+            [{"device": path.stem, "path": str(path), "action": str(action)} for path, action in done.items()]
         )
         return
-    print_rows(("device", "file", ""), [(each.device_id, str(each.path), str(each.action)) for each in done])
-    if any(each.action is Action.KEPT for each in done):
+    print_rows(("device", "file", ""), [(path.stem, str(path), str(action)) for path, action in done.items()])
+    if Action.KEPT in done.values():
         say("kept: the file differs from what this host would write; --force replaces it")
 
 
@@ -136,15 +136,13 @@ def config_show(
 
     Example: FLEET_PROTOCOL__REPEAT=5 fleet config show --set workloads.samples=32
     """
-    from dataclasses import asdict
-
     from fleet.config.settings import load_fleet
 
     settings = load_fleet(config, parse_changes(changes or [])).settings()
     if as_json:
-        print_json([asdict(setting) for setting in settings])
+        print_json(settings)
         return
-    rows = [(each.key, _shown(each.value), each.origin) for each in settings]
+    rows = [(each["key"], _shown(each["value"]), each["origin"]) for each in settings]
     print_rows(("setting", "value", "origin"), rows)
 
 

@@ -213,7 +213,7 @@ def tune(
     """
     from fleet import public_work
     from fleet.cli.requests import engine_options
-    from fleet.tuning.text import print_tuning
+    from fleet.tuning.report import print_tuning
 
     options = engine_options(
         store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json

@@ -194,16 +194,18 @@ def workloads(
     fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """
     from fleet.collection.selection import choose_workloads
-    from fleet.collection.workload_list import WorkloadFilter, counts_by_operator, described
 
     where, listed, counts = _listed(network, store, config, changes)
-    wanted = WorkloadFilter(
-        text=contains, operators=tuple(operator or ()), min_flops=min_flops, max_flops=max_flops
-    )
-    fit = [one for one in listed if wanted.fits(one)]
+    fit = [
+        one
+        for one in listed
+        if _has(one, contains)
+        and min_flops <= one.flops <= max_flops
+        and (not operator or one.operator in operator)
+    ]
     if count is not None:
         fit = choose_workloads(fit, count=count)
-    found = [described(one, counts) for one in fit]
+    found = [_described(one, counts) for one in fit]
     found.sort(key=lambda one: (-one["records"], one["workload"]))
     if as_json:
         print_json(found)
@@ -220,7 +222,7 @@ def workloads(
         for one in found[:limit]
     ]
     print_rows(("workload", "operator", "records", "MFLOP", "networks", "id"), rows)
-    by_operator = counts_by_operator(fit)
+    by_operator = _counts_by_operator(fit)
     print_rows(
         ("operator", "workloads", "networks", "MFLOP"),
         [
@@ -230,6 +232,42 @@ def workloads(
     )
     more = f", the first {limit} of them shown; --limit shows more" if len(found) > limit else ""
     say(f"{len(found):,} workloads in {where}, {len(by_operator)} operators{more}")
+
+
+def _has(workload: Workload, text: str) -> bool:
+    """Whether the name, operator, id or a network of a workload has some text, in any case."""
+    networks = (name for name, _ in workload.networks)
+    words = (workload.name, workload.operator, workload.workload_id, *networks)
+    return text.lower() in " ".join(words).lower()
+
+
+def _described(workload: Workload, records: dict[WorkloadId, int]) -> dict[str, Any]:
+    """A workload as `fleet workloads --json` tells of it."""
+    return {
+        "workload": workload.name,
+        "workload_id": workload.workload_id,
+        "operator": workload.operator,
+        "flops": workload.flops,
+        "arg_shapes": [list(shape) for shape in workload.arg_shapes],
+        "networks": dict(workload.networks),
+        "records": records.get(workload.workload_id, 0),
+    }
+
+
+def _counts_by_operator(workloads: list[Workload]) -> dict[str, dict[str, float]]:
+    """Of each operator: `workloads`, `networks` that run them, least and most FLOPs; most common first."""
+    groups: dict[str, list[Workload]] = {}
+    for one in workloads:
+        groups.setdefault(one.operator, []).append(one)
+    return {
+        operator: {
+            "workloads": len(group),
+            "networks": len({name for one in group for name, _ in one.networks}),
+            "min_flops": min(one.flops for one in group),
+            "max_flops": max(one.flops for one in group),
+        }
+        for operator, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    }
 
 
 def _span(least: float, most: float) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agents.device.batch import Batch
 from agents.records import (
     CONFIRM,
     NOISE,
@@ -22,9 +21,7 @@ from agents.records import (
     CandidateId,
     DeviceId,
     Outcome,
-    Protocol,
     Record,
-    Workload,
     WorkloadId,
     content_hash,
 )
@@ -45,10 +42,11 @@ NOISE_EVERY_SECS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBatch:
-    """One batch for one device."""
+    """Candidates to measure on one device, at the same attempt."""
 
     device_id: DeviceId
-    batch: Batch
+    candidates: tuple[Candidate, ...]
+    attempt: int
 
 
 @dataclass(slots=True)
@@ -73,17 +71,15 @@ class DeviceProgress:
         if record.environment_id != self.environment_id or record.candidate_id in self.measured:
             return
         if record.outcome is Outcome.LOST:
-            following = max(self.lost.get(record.candidate_id, 0), record.attempt + 1)
-            self.lost[record.candidate_id] = following
+            self.lost[record.candidate_id] = max(self.lost.get(record.candidate_id, 0), record.attempt + 1)
         else:
             self.measured.add(record.candidate_id)
             self.lost.pop(record.candidate_id, None)
 
 
 def plan_jobs(
-    protocols: Mapping[DeviceId, Protocol],
+    device_ids: Iterable[DeviceId],
     pools: Mapping[WorkloadId, Sequence[Candidate]],
-    workloads: Mapping[WorkloadId, Workload],
     progress: Mapping[DeviceId, DeviceProgress],
     *,
     seed: int,
@@ -94,16 +90,8 @@ def plan_jobs(
 
     A batch holds candidates of up to `WORKLOADS_PER_BATCH` workloads in random order, and batches come in
     random order: what drifts over time then falls on all of them alike. The order is the same on every
-    device, so that an interrupted collection leaves the same candidates measured everywhere.
-
-    Args:
-        protocols: The devices, and how each times.
-        pools: Candidates by workload.
-        workloads: Workloads of the pools.
-        progress: What each device has measured.
-        seed: Of the order.
-        batch_size: Most candidates in one batch.
-        given_up: Candidates that a device lost too often in this run.
+    device, so that an interrupted collection leaves the same candidates measured everywhere. Those that a
+    device has `given_up` were lost too often in this run.
     """
     draws = random.Random(f"{seed}/order")
     order = draws.sample(sorted(pools), len(pools))
@@ -115,7 +103,7 @@ def plan_jobs(
         draws.shuffle(mix)
         mixes.append(mix)
     jobs: list[DeviceBatch] = []
-    for device_id, protocol in protocols.items():
+    for device_id in device_ids:
         seen = progress.get(device_id, DeviceProgress(""))
         skipped = (given_up or {}).get(device_id, ())
         attempts = {
@@ -130,24 +118,14 @@ def plan_jobs(
             ]
             for mix in mixes
         ]
-        planned = [
-            DeviceBatch(device_id=device_id, batch=batch)
-            for mix in todo
-            for batch in _batches(mix, attempts, workloads, protocol, batch_size)
-        ]
+        planned = [batch for mix in todo for batch in _batches(device_id, mix, attempts, batch_size)]
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned
     return jobs
 
 
 def plan_remeasure(
-    records: Sequence[Record],
-    workloads: Mapping[WorkloadId, Workload],
-    *,
-    protocol: Protocol,
-    count: int,
-    seed: int,
-    batch_size: int = BATCH_SIZE,
+    records: Sequence[Record], *, count: int, seed: int, batch_size: int = BATCH_SIZE
 ) -> list[DeviceBatch]:
     """Plan a second measurement of `count` random candidates of one device, as far as it is missing.
 
@@ -156,8 +134,6 @@ def plan_remeasure(
     Args:
         records: All records of one device in one environment; those measured twice already count towards
             `count`.
-        workloads: Workloads of the records.
-        protocol: The same protocol as the first time, so that the numbers may be compared.
         count: Candidates to have measured twice.
         seed: Draws the candidates.
         batch_size: Most candidates in one batch.
@@ -172,17 +148,15 @@ def plan_remeasure(
     chosen = draws.sample(sorted(first), min(count, len(first)))
     todo = [first[candidate_id] for candidate_id in chosen if candidate_id not in again]
     todo = todo[: max(0, count - len(again & first.keys()))]
-    return [
-        DeviceBatch(device_id=todo[0].device_id, batch=batch)
-        for batch in _batches(_as_candidates(todo, REMEASURE), attempts, workloads, protocol, batch_size)
-    ]
+    if not todo:
+        return []
+    return _batches(todo[0].device_id, _as_candidates(todo, REMEASURE), attempts, batch_size)
 
 
 def plan_noise(
     records: Iterable[Record],
-    workloads: Mapping[WorkloadId, Workload],
+    workload_ids: Container[WorkloadId],
     *,
-    protocol: Protocol,
     count: int,
     seed: int,
     batch_size: int = BATCH_SIZE,
@@ -195,8 +169,7 @@ def plan_noise(
 
     Args:
         records: Records of one device in one environment, in any order; only a sample of them is held.
-        workloads: Workloads of the records; candidates of others are not chosen.
-        protocol: The protocol of the records.
+        workload_ids: Candidates of others are not chosen.
         count: Candidates to choose among the settled `ok` ones that were measured in full. Those with a
             suspect record will do: what drifted then need not drift now.
         seed: Draws the candidates and the orders.
@@ -209,7 +182,7 @@ def plan_noise(
     eligible = {
         r.candidate_id: r
         for r in settled([record for group in sample.values() for record in group])
-        if is_full(r) and r.workload_id in workloads
+        if is_full(r) and r.workload_id in workload_ids
     }
     # The sample is in its random order.
     chosen = [eligible[candidate_id] for candidate_id in sample if candidate_id in eligible][:count]
@@ -222,10 +195,7 @@ def plan_noise(
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
         attempts = {one.candidate_id: attempt for one in candidates}
-        jobs += [
-            DeviceBatch(device_id=chosen[0].device_id, batch=batch)
-            for batch in _batches(candidates, attempts, workloads, protocol, batch_size)
-        ]
+        jobs += _batches(chosen[0].device_id, candidates, attempts, batch_size)
     return jobs
 
 
@@ -235,12 +205,9 @@ def is_full(record: Record) -> bool:
 
 
 def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str) -> bool:
-    """Whether the last A/A run of a device in this environment is a day old, unfinished, or never was.
+    """Whether a device's last A/A run in this environment is a day old, unfinished, or never was.
 
-    Args:
-        records: Records of one device.
-        now_secs: Unix seconds.
-        environment_id: The device's present environment.
+    What is now is told in Unix seconds.
     """
     last = max(
         (
@@ -257,23 +224,20 @@ def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str
 
 
 def _batches(
+    device_id: DeviceId,
     candidates: Sequence[Candidate],
     attempts: Mapping[CandidateId, int],
-    workloads: Mapping[WorkloadId, Workload],
-    protocol: Protocol,
     batch_size: int,
-) -> list[Batch]:
+) -> list[DeviceBatch]:
     """Cut candidates into batches, in order; a batch has one attempt, 0 for candidates not in `attempts`."""
     by_attempt: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         by_attempt.setdefault(attempts.get(candidate.candidate_id, 0), []).append(candidate)
-    batches: list[Batch] = []
-    for attempt, group in by_attempt.items():
-        for start in range(0, len(group), batch_size):
-            part = tuple(group[start : start + batch_size])
-            named = {one.workload_id: workloads[one.workload_id] for one in part}
-            batches.append(Batch(candidates=part, workloads=named, protocol=protocol, attempt=attempt))
-    return batches
+    return [
+        DeviceBatch(device_id=device_id, candidates=tuple(group[start : start + batch_size]), attempt=attempt)
+        for attempt, group in by_attempt.items()
+        for start in range(0, len(group), batch_size)
+    ]
 
 
 def _as_candidates(records: Iterable[Record], origin: str) -> list[Candidate]:
@@ -285,8 +249,7 @@ def _as_candidates(records: Iterable[Record], origin: str) -> list[Candidate]:
 def _next_attempts(records: Iterable[Record]) -> dict[CandidateId, int]:
     attempts: dict[CandidateId, int] = {}
     for record in records:
-        following = max(attempts.get(record.candidate_id, 0), record.attempt + 1)
-        attempts[record.candidate_id] = following
+        attempts[record.candidate_id] = max(attempts.get(record.candidate_id, 0), record.attempt + 1)
     return attempts
 
 

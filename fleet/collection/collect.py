@@ -50,14 +50,7 @@ _WORKLOADS_AT_ONCE = 64
 
 
 class Collection:
-    """One collection over the devices of a session.
-
-    Args:
-        engine: Draws, measures and stores.
-        specs: Specs of the devices.
-        settings: How much, and how.
-        watcher: Told of progress.
-    """
+    """One collection over the devices of a session."""
 
     def __init__(
         self,
@@ -70,9 +63,6 @@ class Collection:
         self._specs = specs
         self._settings = settings
         self._watcher = watcher
-        self._protocols = {
-            device_id: spec.protocol(settings.protocol) for device_id, spec in self._specs.items()
-        }
         self._families: dict[Family, list[DeviceId]] = {}
         for device_id, spec in specs.items():
             self._families.setdefault(spec.family, []).append(device_id)
@@ -91,9 +81,7 @@ class Collection:
             family: [one for one in device_ids if one in self._live] or device_ids
             for family, device_ids in self._families.items()
         }
-        self._proposer = Proposer(
-            engine, asked, self._history.imported_of, settings, watcher, self._ledger, self._leave
-        )
+        self._proposer = Proposer(engine, asked, self._history, settings, watcher, self._ledger, self._leave)
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
@@ -130,21 +118,17 @@ class Collection:
                 return
             group = workloads[start : start + _WORKLOADS_AT_ONCE]
             pools = self.propose(group, targets)
-            self.measure(pools, group)
+            self.measure(pools)
             for generation in range(GENERATIONS):
-                if not self._is_late() and self._proposer.evolve(
-                    pools, group, targets, generation, self._history.present
-                ):
-                    self.measure(pools, group)
+                if not self._is_late() and self._proposer.evolve(pools, group, targets, generation):
+                    self.measure(pools)
 
     def propose(
         self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int] | None = None
     ) -> Pools:
         """Fill the pool of each workload with known and random candidates (see `Proposer.begin`).
 
-        Args:
-            workloads: What to schedule, as `network_workloads` listed it.
-            targets: Candidates of each workload; the settings' samples where None.
+        `targets` says how many each workload gets; where None, the settings' samples.
         """
         samples = self._settings.samples
         return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
@@ -152,33 +136,26 @@ class Collection:
     def measure(
         self,
         pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]],
-        workloads: Sequence[Workload],
         model_version: str = "",
     ) -> None:
         """Measure every candidate of the pools once on every device of its family.
 
         Candidates that are lost (a device out of reach) are tried again once.
 
-        Args:
-            pools: The candidates.
-            workloads: What they schedule.
-            model_version: The model that chose them, if one did; kept in their records.
+        The version of the model that chose them, if one did, is kept in their records.
         """
-        self._run("measure", self._plan(pools, workloads, model_version))
+        self._run("measure", self._plan(pools), model_version)
         # After the minutes, most of what is left was never tried.
-        if not self._is_late() and (again := self._plan(pools, workloads, model_version)):
-            self._run("again", again)
+        if not self._is_late() and (again := self._plan(pools)):
+            self._run("again", again, model_version)
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
-        by_id = {workload.workload_id: workload for workload in workloads}
+        wanted = {workload.workload_id for workload in workloads}
         jobs: list[DeviceBatch] = []
-        for device_id, protocol in self._protocols.items():
-            records = [r for r in self._history.present(device_id) if r.workload_id in by_id]
+        for device_id in self._specs:
             jobs += plan_remeasure(
-                records,
-                by_id,
-                protocol=protocol,
+                [r for r in self._history.present(device_id) if r.workload_id in wanted],
                 count=self._settings.remeasure,
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
@@ -200,14 +177,13 @@ class Collection:
         workloads = self.stored_workloads(self._engine.store().workloads())
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
-        for device_id, protocol in self._protocols.items():
+        for device_id in self._specs:
             lasting = self._history.progress(device_id).environment_id
             if only_due and not noise_is_due(self._history.present(device_id), now, lasting):
                 continue
             planned = plan_noise(
                 self._history.present(device_id),
                 workloads,
-                protocol=protocol,
                 count=self._settings.noise,
                 seed=seed,
                 batch_size=self._settings.batch_size,
@@ -226,13 +202,7 @@ class Collection:
         """Where the time of every device went."""
         return self._ledger.spent()
 
-    def _plan(
-        self,
-        pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]],
-        workloads: Sequence[Workload],
-        model_version: str,
-    ) -> list[DeviceBatch]:
-        by_id = {workload.workload_id: workload for workload in workloads}
+    def _plan(self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]]) -> list[DeviceBatch]:
         given_up: dict[DeviceId, set[CandidateId]] = {}
         for device_id, candidate_id in self._given_up():
             given_up.setdefault(device_id, set()).add(candidate_id)
@@ -240,33 +210,27 @@ class Collection:
         for family, pool in pools.items():
             device_ids = self._families.get(family, [])
             jobs += plan_jobs(
-                {device_id: self._protocols[device_id] for device_id in device_ids},
+                device_ids,
                 pool,
-                by_id,
                 {device_id: self._history.progress(device_id) for device_id in device_ids},
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
                 given_up=given_up,
             )
-        spared = [job for job in map(self._spared, jobs) if job.batch.candidates]
-        return [replace(job, batch=replace(job.batch, model_version=model_version)) for job in spared]
+        return [job for job in map(self._spared, jobs) if job.candidates]
 
     def _given_up(self) -> list[tuple[DeviceId, CandidateId]]:
         return [pair for pair, losses in self._losses.items() if losses >= MAX_LOSSES]
 
     def _spared(self, job: DeviceBatch) -> DeviceBatch:
         """A job without the candidates that were put under quarantine since it was planned."""
-        family = self._specs[job.device_id].family
-        left = tuple(
-            one
-            for one in job.batch.candidates
-            if (family, one.candidate_id) not in self._proposer.quarantined
-        )
-        return replace(job, batch=replace(job.batch, candidates=left))
+        family, quarantined = self._specs[job.device_id].family, self._proposer.quarantined
+        left = tuple(one for one in job.candidates if (family, one.candidate_id) not in quarantined)
+        return replace(job, candidates=left)
 
-    def _run(self, phase: str, jobs: Sequence[DeviceBatch]) -> None:
+    def _run(self, phase: str, jobs: Sequence[DeviceBatch], model_version: str = "") -> None:
         """Keep every device busy until its jobs are done."""
-        self._watcher.phase(phase, sum(len(job.batch.candidates) for job in jobs))
+        self._watcher.phase(phase, sum(len(job.candidates) for job in jobs))
         queues: dict[DeviceId, deque[DeviceBatch]] = {}
         for job in jobs:
             queues.setdefault(job.device_id, deque()).append(job)
@@ -279,8 +243,11 @@ class Collection:
                     busy = sum(job.device_id == device_id for job in running.values())
                     while queue and busy < _IN_FLIGHT:
                         job = self._spared(queue.popleft())
-                        if job.batch.candidates and device_id not in self.fallen:
-                            running[self._measured(job)] = job
+                        if job.candidates and device_id not in self.fallen:
+                            begun = self._engine.measure(
+                                device_id, job.candidates, attempt=job.attempt, model_version=model_version
+                            )
+                            running[begun] = job
                             busy += 1
                 for future in self._engine.wait(running) if running else ():
                     job = running.pop(future)
@@ -291,12 +258,6 @@ class Collection:
 
     def _is_late(self) -> bool:
         return time.monotonic() >= self._ends_at
-
-    def _measured(self, job: DeviceBatch) -> Future[list[Record]]:
-        batch = job.batch
-        return self._engine.measure(
-            job.device_id, batch.candidates, attempt=batch.attempt, model_version=batch.model_version
-        )
 
     def _leave(self, device_id: DeviceId, error: DeviceUnusableError) -> None:
         """Go on without a device that is out of order."""
@@ -318,7 +279,7 @@ class Collection:
                 self.loss_reasons[device_id] = record.error
             if record.is_quarantined:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
-        asked = {one.candidate_id for one in job.batch.candidates}
+        asked = {one.candidate_id for one in job.candidates}
         if untold := asked - {record.candidate_id for record in records}:
             # Measured for somebody else meanwhile, or they killed their agent again and again.
             stored = [

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Record, WorkloadId
 from agents.trust import is_live
 from fleet.collection.batch_plan import DeviceProgress
-from fleet.collection.proposals import records_of
 from fleet.collection.selection import survey
 from fleet.collection.trust import imported_candidates, ours
 from fleet.requests.session import EngineSession
@@ -16,10 +15,6 @@ from fleet.store.reader import StoreReader
 
 class DeviceHistory:
     """The records of the devices of a collection.
-
-    Args:
-        engine: Has the store.
-        specs: Specs of the devices.
 
     Attributes:
         read: What each device has measured, of those that were asked about.
@@ -48,12 +43,21 @@ class DeviceHistory:
         return present if imported is None else ours(present, imported)
 
     def imported_of(self, family: Family) -> set[CandidateId] | None:
-        """Candidates that came with a log; None for a family of replay devices, where nothing runs."""
+        """Candidates that came with a log: live devices measure none of them as it came.
+
+        None for a family of replay devices only, where nothing runs.
+        """
         if not any(spec.family is family and is_live(spec) for spec in self._specs.values()):
             return None
         if self._imported is None:
             self._imported = set().union(*imported_candidates(self._engine.store()).values())
         return self._imported
+
+
+def records_of(store: StoreReader, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
+    """Yield the records of some devices, one device after the other."""
+    for device_id in device_ids:
+        yield from store.records(device_id=device_id)
 
 
 def known_candidates(

@@ -34,7 +34,7 @@ def collect_records(
 
     Args:
         engine: Draws, measures and stores; the devices are ready.
-        settings: Workloads, protocol, seed.
+        settings: Workloads, seed.
         specs: The devices.
         display: Shows how it goes.
         remeasure: Candidates of each device to measure a second time.
@@ -51,7 +51,6 @@ def collect_records(
         samples=samples,
         minimum=max(_LEAST_RANDOM, samples // 2) if minimum is None else minimum,
         exploration=settings.workloads.exploration,
-        protocol=settings.timing_protocol(),
         seed=settings.training.seed,
         remeasure=remeasure,
         noise=settings.workloads.noise_samples if noise is None else noise,

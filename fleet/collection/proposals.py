@@ -6,16 +6,16 @@ the store, and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from agents.records import Candidate, CandidateId, DeviceId, Family, Record, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Family, Workload, WorkloadId
+from fleet.collection.device_history import DeviceHistory, records_of
 from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, devices_of_family, imported_traces, ours
 from fleet.requests.session import DeviceUnusableError, EngineSession
-from fleet.store.reader import StoreReader
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
@@ -31,8 +31,7 @@ class Proposer:
     Args:
         engine: Has agents draw, and gives the store to read.
         families: Devices that are asked, by family: live ones where there are any.
-        imported: Gives candidates that came with a log, for families with live devices: these measure none of
-            them as it came. None for families of replay devices only, where nothing runs.
+        history: What the devices have measured, and which candidates came with a log.
         settings: How many candidates of which kind.
         watcher: Told of every workload.
         ledger: Told of the time.
@@ -46,7 +45,7 @@ class Proposer:
         self,
         engine: EngineSession,
         families: Mapping[Family, Sequence[DeviceId]],
-        imported: Callable[[Family], Collection[CandidateId] | None],
+        history: DeviceHistory,
         settings: CollectSettings,
         watcher: Watcher,
         ledger: Ledger,
@@ -55,7 +54,7 @@ class Proposer:
         self._engine = engine
         self._families = {family: list(device_ids) for family, device_ids in families.items()}
         self._leave = leave
-        self._imported = imported
+        self._history = history
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
@@ -71,11 +70,8 @@ class Proposer:
     def begin(self, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]) -> Pools:
         """Known candidates first, so that labels line up across devices, then the random share.
 
-        To the known ones belong those that a live device derives from imported ones.
-
-        Args:
-            workloads: What to schedule.
-            targets: Candidates of each workload.
+        To the known ones belong those that a live device derives from imported ones. `targets` says how many
+        candidates each workload gets.
         """
         self._watcher.phase("propose", len(workloads) * len(self._families))
         pools: Pools = {}
@@ -89,7 +85,9 @@ class Proposer:
                 pool = {**known.candidates, **derived.get(workload.workload_id, {})}
                 there, target = len(pool), targets[workload.workload_id]
                 pools[family][workload.workload_id] = list(pool.values())
-                still_random = self._random_share(target) - (there - len(known.evolved))
+                least = target if self._settings.minimum is None else self._settings.minimum
+                still_random = random_share(target, least, self._settings.exploration)
+                still_random -= there - len(known.evolved)
                 asked.append((workload, min(target - there, still_random)))
             self._fill(family, pools[family], asked, {})
         return pools
@@ -100,18 +98,11 @@ class Proposer:
         workloads: Sequence[Workload],
         targets: Mapping[WorkloadId, int],
         generation: int,
-        present: Callable[[DeviceId], Iterable[Record]],
     ) -> int:
         """Add candidates near the best measured ones: a part of what is missing.
 
-        In the last generation random ones stand in for those that evolution does not find.
-
-        Args:
-            pools: Filled up in place.
-            workloads: What to schedule.
-            targets: Candidates of each workload.
-            generation: From 0 to `GENERATIONS` - 1.
-            present: Gives the records of a device in its present environment.
+        In the last generation random ones stand in for those that evolution does not find. The pools are
+        filled up in place.
 
         Returns:
             How many were added.
@@ -127,7 +118,7 @@ class Proposer:
                 continue
             self._watcher.phase("evolve", len(short))
             before = sum(map(len, pool.values()))
-            parents = _parents(device_ids, [one.workload_id for one in short], present)
+            parents = self._parents(device_ids, [one.workload_id for one in short])
             steps = GENERATIONS - generation
             asked = [
                 (one, -(-missing[one.workload_id] // steps)) for one in short if parents[one.workload_id]
@@ -139,13 +130,18 @@ class Proposer:
             added += sum(map(len, pool.values())) - before
         return added
 
-    def _random_share(self, target: int) -> int:
-        least = target if self._settings.minimum is None else self._settings.minimum
-        return random_share(target, least, self._settings.exploration)
+    def _parents(
+        self, device_ids: Sequence[DeviceId], workload_ids: Sequence[WorkloadId]
+    ) -> dict[WorkloadId, list[str]]:
+        """Traces to evolve from: the best of every device in turn."""
+        best = [
+            best_traces(self._history.present(one), workload_ids, _PARENTS_OF_DEVICE) for one in device_ids
+        ]
+        return {one: choose_parents(of_device.get(one, []) for of_device in best) for one in workload_ids}
 
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
-        imported = self._imported(family)
+        imported = self._history.imported_of(family)
         devices = devices_of_family(self._engine.store().devices(), family, live=imported is not None)
         records = records_of(self._engine.store(), devices)
         found = survey(records if imported is None else ours(records, imported), limits)
@@ -157,7 +153,7 @@ class Proposer:
         self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
     ) -> dict[WorkloadId, dict[CandidateId, Candidate]]:
         """Candidates of our own that imported ones lead to, as many as there is room for."""
-        if self._imported(family) is None:
+        if self._history.imported_of(family) is None:
             return {}
         known = {one.workload_id: self._known[family, one.workload_id] for one in workloads}
         room = {one: targets[one] - len(known[one].candidates) for one in known}
@@ -240,19 +236,3 @@ class Proposer:
         if near:
             return self._engine.evolve(device_id, workload, near, count, seed, exclude)
         return self._engine.propose(device_id, workload, count, seed, exclude)
-
-
-def records_of(store: StoreReader, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
-    """Yield the records of some devices, one device after the other."""
-    for device_id in device_ids:
-        yield from store.records(device_id=device_id)
-
-
-def _parents(
-    device_ids: Sequence[DeviceId],
-    workload_ids: Sequence[WorkloadId],
-    present: Callable[[DeviceId], Iterable[Record]],
-) -> dict[WorkloadId, list[str]]:
-    """Traces to evolve from: the best of every device in turn."""
-    best = [best_traces(present(device_id), workload_ids, _PARENTS_OF_DEVICE) for device_id in device_ids]
-    return {one: choose_parents(of_device.get(one, []) for of_device in best) for one in workload_ids}

@@ -44,14 +44,7 @@ def choose_workloads(
 
 
 def none_fits(listed: int, networks: Sequence[str], min_flops: float, max_flops: float) -> FleetError:
-    """The error of whoever finds no workload within the bounds.
-
-    Args:
-        listed: Workloads of the networks.
-        networks: Their names.
-        min_flops: Least FLOPs of a workload.
-        max_flops: Most.
-    """
+    """The error of whoever finds none of the `listed` workloads of the networks within the bounds."""
     return FleetError(
         f"none of the {listed} workloads of {', '.join(networks)} has between {min_flops:g} and "
         f"{max_flops:g} FLOPs; widen workloads.min_flops and workloads.max_flops"
@@ -67,11 +60,6 @@ def allocate(workloads: Sequence[Workload], total: int, minimum: int) -> dict[Wo
     the sum of n_i given, that is least where n_i is proportional to sqrt(time_i). Shares of the time itself
     (Ansor's task scheduler aims at it too, but with feedback) would leave the light workloads of a network
     almost nothing, and a cost model learns from all of them.
-
-    Args:
-        workloads: Distinct workloads.
-        total: Candidates of all workloads together.
-        minimum: Candidates that every workload gets.
 
     Returns:
         Candidates by workload, in the order given; they add up to `total` (largest remainders are rounded

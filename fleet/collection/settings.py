@@ -8,17 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol as TypingProtocol
+from typing import Protocol
 
-from agents.records import (
-    Candidate,
-    DeviceId,
-    Family,
-    Protocol,
-    Record,
-    Workload,
-    WorkloadId,
-)
+from agents.records import Candidate, DeviceId, Family, Record, Workload, WorkloadId
 from fleet.collection.batch_plan import BATCH_SIZE
 
 #: Candidates by family and workload.
@@ -31,8 +23,6 @@ class CollectSettings:
 
     #: Candidates a workload, on average.
     samples: int
-    #: The fleet's protocol, which a device may change for itself.
-    protocol: Protocol
     seed: int = 0
     batch_size: int = BATCH_SIZE
     #: Candidates measured a second time on each device.
@@ -47,7 +37,7 @@ class CollectSettings:
     minutes: float | None = None
 
 
-class Watcher(TypingProtocol):
+class Watcher(Protocol):
     """Sees the collection as it goes; for progress displays."""
 
     def phase(self, name: str, total: int) -> None:
@@ -63,7 +53,7 @@ class Watcher(TypingProtocol):
         """Records are durable."""
 
 
-class Display(Watcher, TypingProtocol):
+class Display(Watcher, Protocol):
     """Shows a whole request as it goes."""
 
     def live(self) -> AbstractContextManager[object]:

@@ -27,13 +27,7 @@ LIVE_DIALECT = "meta_schedule"
 def devices_of_family(
     entries: Mapping[DeviceId, DeviceEntry], family: Family, *, live: bool
 ) -> list[DeviceId]:
-    """Devices of a family whose records tell what to measure.
-
-    Args:
-        entries: Devices of the store.
-        family: The family.
-        live: For a live device: leave out those that only answer from records.
-    """
+    """Devices of a family whose records tell what to measure; for a live one, those that are live."""
     return [
         one
         for one, entry in entries.items()
@@ -50,10 +44,8 @@ def imported_candidates(
 
     Only earlier versions stored such; where all workloads are surely ours, no record is looked at.
 
-    Args:
-        reader: The store.
-        wanted: Workloads to look at; all if None.
-        device_ids: Devices that have records which came with a log; all if that is not known.
+    All workloads are looked at if `wanted` is None. `device_ids` have records that came with a log; all are
+    read if that is not known.
     """
     doubtful = pa.array(sorted(reader.doubtful_workloads(wanted)), pa.string())
     found: dict[WorkloadId, set[CandidateId]] = {}
@@ -67,12 +59,7 @@ def imported_candidates(
 
 
 def ours(records: Iterable[Record], imported: Collection[CandidateId]) -> Iterator[Record]:
-    """Yield the records of our own candidates.
-
-    Args:
-        records: Records of live devices.
-        imported: Candidates that came with a log (`imported_candidates`).
-    """
+    """Yield the records (of live devices) of our own candidates, without those of `imported_candidates`."""
     for record in records:
         if (
             record.dialect == LIVE_DIALECT
@@ -91,11 +78,7 @@ def claims(
 ) -> dict[WorkloadId, list[CandidateId]]:
     """Imported candidates that claim to be of some workloads of ours, to derive from.
 
-    Args:
-        reader: The store.
-        family: Of the devices that the candidates were measured on.
-        wanted: The workloads.
-        device_ids: Devices that have records which came with a log; all if that is not known.
+    The family is that of the devices which they were measured on; `device_ids` as of `imported_candidates`.
 
     Returns:
         By workload of ours, each candidate once, in the order of their first record; workloads without any
@@ -122,10 +105,7 @@ def imported_traces(
 ) -> dict[CandidateId, str]:
     """Traces of imported candidates (`claims`), for deriving from them; nothing else may be done with them.
 
-    Args:
-        reader: The store.
-        family: Of the devices that the candidates were measured on.
-        wanted: The candidates.
+    The candidates were measured on devices of the family.
     """
     ids = pa.array(sorted(wanted), pa.string())
     found: dict[CandidateId, str] = {}

@@ -94,11 +94,7 @@ def unknown_device(device_id: str, known: Iterable[str], folder: Path) -> Config
 
 
 def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
-    """Turn the mapping of one device file into a spec.
-
-    Args:
-        value: The parsed YAML.
-        name: The id that the file's name promises.
+    """Turn the mapping of one device file into a spec; `name` is the id that the file's name promises.
 
     Raises:
         ConfigError: All faults of the mapping, each `key: sentence`.

@@ -105,12 +105,7 @@ class DeviceFolder:
         return self._found() if is_news else None
 
     def present(self, found: FoundDevices, names: Iterable[str]) -> tuple[DeviceId, ...]:
-        """Those of some names that were not retired, with a warning for each other; all where none is left.
-
-        Args:
-            found: What the files say.
-            names: Devices that are asked for.
-        """
+        """Those of some names that were not retired, a warning for each other; all where none is left."""
         asked = tuple(map(DeviceId, names))
         gone = retired_devices(self.path) - found.specs.keys() - found.faults.keys()
         left = tuple(one for one in asked if one not in gone)
@@ -157,16 +152,9 @@ class DeviceFolder:
 
 
 def add_file(folder: Path, spec: DeviceSpec, source: Path, *, is_replaced: bool = False) -> Path:
-    """Put a device file that was checked into a folder, whole or not at all.
+    """Put a device file that was checked into a folder, whole or not at all; returns its place.
 
-    Args:
-        folder: Folder of the device files.
-        spec: What the file says.
-        source: The file, which stays.
-        is_replaced: Whether it may take the place of the device's file.
-
-    Returns:
-        Its place.
+    The source stays. With `is_replaced` it may take the place of the device's file.
 
     Raises:
         ConfigError: There is no such folder, the device has a file, or the source is none.

@@ -74,15 +74,6 @@ class Profile:
     header: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenProfile:
-    """What `write_profiles` did with one file."""
-
-    device_id: DeviceId
-    path: Path
-    action: Action
-
-
 def timing_cores(usable: Sequence[int], groups: Sequence[Sequence[int]], threads: int = 1) -> tuple[int, ...]:
     """Choose the logical CPUs that time: the lowest usable one of each of the first `threads` physical cores.
 
@@ -129,12 +120,7 @@ def host_profiles(threads: int = 1) -> tuple[Profile, ...]:
 
 
 def cpu_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profile, ...]:
-    """List the instruction-set profiles that a host can execute, weakest first.
-
-    Args:
-        descriptor: What the probe saw there.
-        cores: Logical CPUs that time; programs get one thread on each.
-    """
+    """List the instruction-set profiles that a host can execute, weakest first; one thread on each core."""
     targets: dict[str, dict[str, Any]] = {}
     for level in isa.runnable_levels(descriptor.arch, descriptor.isa_flags):
         targets[level.name] = {"kind": "llvm", "mcpu": level.mcpu}
@@ -148,12 +134,7 @@ def cpu_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profil
 
 
 def cuda_profiles(descriptor: Descriptor, cores: tuple[int, ...]) -> tuple[Profile, ...]:
-    """List the CUDA devices of a host whose architecture its driver tells.
-
-    Args:
-        descriptor: What the probe saw there.
-        cores: Logical CPUs that time; the first one starts the kernels.
-    """
+    """List the CUDA devices of a host whose architecture its driver tells; the first core starts kernels."""
     profiles = []
     for pairs in descriptor.cuda_devices:
         device = dict(pairs)
@@ -207,13 +188,16 @@ def render(profile: Profile) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + body
 
 
-def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> list[WrittenProfile]:
+def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = False) -> dict[Path, Action]:
     """Write one file a profile, and their schema; one that differs is kept without `force`. Makes the folder.
+
+    Returns:
+        What became of each file; it is named for its device.
 
     Raises:
         FleetError: The folder or a file cannot be written; each file is either whole or untouched.
     """
-    done = []
+    done: dict[Path, Action] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(
@@ -222,10 +206,9 @@ def write_profiles(folder: Path, profiles: Iterable[Profile], force: bool = Fals
         for profile in profiles:
             path = folder / f"{profile.spec.device_id}.yaml"
             text = render(profile)
-            action = _action(path, text, force)
-            if action in (Action.WRITTEN, Action.REPLACED):
+            done[path] = _action(path, text, force)
+            if done[path] in (Action.WRITTEN, Action.REPLACED):
                 write_durably(path, text.encode())
-            done.append(WrittenProfile(device_id=profile.spec.device_id, path=path, action=action))
     except OSError as error:
         where = error.filename or folder
         raise FleetError(

@@ -45,17 +45,8 @@ _KNOWN = {
     **{name: list(section.model_fields) for name, section in _SECTIONS.items()},
     "daemon.policy": list(PolicySection.model_fields),
 }
-#: Settings by the key that files of earlier versions give them.
+#: Settings by the key that files and variables of earlier versions give them.
 _RENAMED = {f"protocol.{key}": f"protocol.{name}" for name, key in STORED_PROTOCOL_KEYS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One value and who set it, fit to be shown: secrets are masked."""
-
-    key: str
-    value: Any
-    origin: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +57,17 @@ class Resolved:
     #: By dotted key: `flag`, `env FLEET_...`, `file ...` or `default`.
     origins: Mapping[str, str]
 
-    def settings(self) -> tuple[Setting, ...]:
-        """List every setting with its origin, in the order of the sections; JSON-ready."""
-        values = self.config.model_dump(mode="json")
-        return tuple(
-            Setting(
-                key=f"{section}.{key}",
-                value="***" if is_secret(key) else value,
-                origin=self.origins[f"{section}.{key}"],
-            )
-            for section, fields in values.items()
+    def settings(self) -> list[dict[str, Any]]:
+        """Every `key`, its `value` (secrets are masked) and its `origin`, in the order of the sections."""
+        return [
+            {
+                "key": f"{section}.{key}",
+                "value": "***" if is_secret(key) else value,
+                "origin": self.origins[f"{section}.{key}"],
+            }
+            for section, fields in self.config.model_dump(mode="json").items()
             for key, value in fields.items()
-        )
+        ]
 
 
 def load_fleet(
@@ -143,7 +133,7 @@ def resolve(
     )
     for source in sources:
         for key, (value, origin) in source.items():
-            section, _, name = _field_of(key).partition(".")
+            section, _, name = _RENAMED.get(key, key).partition(".")
             values.setdefault(section, {})[name] = value
             origins[f"{section}.{name}"] = origin
     try:
@@ -167,7 +157,7 @@ def parse_setting(key: str, text: str) -> Any:
     Raises:
         ConfigError: The text is no YAML value.
     """
-    section, _, name = _field_of(key).partition(".")
+    section, _, name = _RENAMED.get(key, key).partition(".")
     field = _SECTIONS[section].model_fields.get(name) if section in _SECTIONS else None
     if field is None or field.annotation is str or get_origin(field.annotation) is Literal:
         return text
@@ -178,11 +168,6 @@ def parse_setting(key: str, text: str) -> Any:
     ):
         return [word.strip() for word in text.split(",") if word.strip()]
     return parse_yaml(text)
-
-
-def _field_of(key: str) -> str:
-    """The setting that a key means; files and variables of earlier versions may name it otherwise."""
-    return _RENAMED.get(key, key)
 
 
 def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, tuple[Any, str]]:
@@ -247,7 +232,6 @@ __all__ = [
     "ConfigError",
     "FleetConfig",
     "Resolved",
-    "Setting",
     "load_fleet",
     "parse_setting",
     "resolve",

@@ -236,7 +236,7 @@ def assemble(context: EngineContext) -> Composition:
         ),
         record_sink=RecordSink(*(intake, summary.counts, coverage, pools, tallies, roster.sharing, letters)),
         noise=NoiseRuns(
-            *(coverage, thread, pools, planner, intake, roster.protocols),
+            *(coverage, thread, pools, planner, intake),
             count=settings.noise,
             seed=settings.seed,
         ),

@@ -133,9 +133,7 @@ def onboard_alone(
     shipped = _shipped(spec)
     descriptor = _descriptor(engine, spec)
     expected = shipped.expected(descriptor)
-    how = CollectSettings(
-        samples=_PER_WORKLOAD, protocol=settings.timing_protocol(), seed=settings.training.seed
-    )
+    how = CollectSettings(samples=_PER_WORKLOAD, seed=settings.training.seed)
     with display.live():
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("fingerprint"):
@@ -193,7 +191,7 @@ def _measure(
     if not workloads:
         raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
     pools = collection.propose(workloads, _shares(workloads, samples))
-    collection.measure(pools, workloads)
+    collection.measure(pools)
     return frozenset(one.candidate_id for pool in pools[spec.family].values() for one in pool)
 
 

@@ -34,15 +34,14 @@ def measure_fingerprint(engine: EngineSession, collection: Collection, spec: Dev
     from transfer.adapt.fingerprint import ORIGIN, PER_WORKLOAD, SEED, from_records
 
     pool: dict[WorkloadId, list[Candidate]] = {}
-    workloads = _reference_workloads(engine, spec.device_id)
-    for workload in workloads:
+    for workload in _reference_workloads(engine, spec.device_id):
         drawn = engine.propose(spec.device_id, workload, PER_WORKLOAD, SEED, ()).result()
         pool[workload.workload_id] = [
             Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=ORIGIN)
             for one in drawn
         ]
     if any(pool.values()):
-        collection.measure({spec.family: pool}, workloads)
+        collection.measure({spec.family: pool})
     programs = {one.candidate_id for several in pool.values() for one in several}
     present = engine.environment_id(spec.device_id)
     records = engine.store().records(device_id=spec.device_id)
@@ -58,7 +57,7 @@ def fingerprint_devices(
     Returns:
         `ran`: reference programs that ran, by device; `fallen`: devices that fell out, and why.
     """
-    how = CollectSettings(samples=1, protocol=settings.timing_protocol(), seed=settings.training.seed)
+    how = CollectSettings(samples=1, seed=settings.training.seed)
     ran: dict[str, int] = {}
     fallen: dict[str, str] = {}
     with display.live():

@@ -21,7 +21,6 @@ from agents.records import (
     DeviceId,
     DeviceSpec,
     Outcome,
-    Workload,
     WorkloadId,
 )
 from agents.trust import is_live
@@ -224,9 +223,7 @@ def _measure(
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
     target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
     asked, selector = settings.onboarding.samples, settings.onboarding.selector
-    how = CollectSettings(
-        samples=max(1, asked), protocol=settings.timing_protocol(), seed=settings.training.seed
-    )
+    how = CollectSettings(samples=max(1, asked), seed=settings.training.seed)
     # The device's own measurements in another environment are as good as samples.
     known = [*arrival.sources, target] if earlier is not None else arrival.sources
     with display.live():
@@ -251,7 +248,8 @@ def _measure(
                 measured = _measured(engine.store(), target, environment_id)
                 few = choose(before, target, pools, measured, settings, arrival.source, so_far)
             with clock.part("measure"):
-                collection.measure({spec.family: few}, _given(collection, few))
+                _check_programs(collection, few)
+                collection.measure({spec.family: few})
         few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
         store = engine.store()
         outcomes = sample_outcomes(store, target, environment_id, few_shot)
@@ -269,15 +267,14 @@ def _measure(
     )
 
 
-def _given(collection: Collection, few: CollectionOf[WorkloadId]) -> list[Workload]:
-    """The workloads of the chosen candidates."""
+def _check_programs(collection: Collection, few: CollectionOf[WorkloadId]) -> None:
+    """Refuse chosen candidates of workloads that the device may not be given."""
     found = collection.stored_workloads(few)
     if missing := sorted(set(few) - found.keys()):
         raise FleetError(
             f"the programs of {len(missing)} of {len(few)} chosen workloads, {missing[0]} first, may be of "
             "others, and no known network has them: collect on a live source device once more, then onboard"
         )
-    return [found[one] for one in few]
 
 
 def _parts(

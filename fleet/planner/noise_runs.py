@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
-from agents.records import NOISE, CandidateId, DeviceId, Protocol, Workload, WorkloadId
+from agents.records import NOISE, CandidateId, DeviceId, WorkloadId
 from fleet.collection.batch_plan import NOISE_EVERY_SECS, DeviceBatch, plan_noise
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
@@ -44,7 +44,6 @@ class NoiseRuns:
         pools: Gets the traces.
         planner: Makes job ids.
         intake: Has records that are not in the table yet.
-        protocols: How each device is timed.
         count: Candidates of a run; 0 for no runs.
         seed: Of the choice.
     """
@@ -56,14 +55,13 @@ class NoiseRuns:
         pools: CandidatePools,
         planner: JobPlanner,
         intake: Intake,
-        protocols: Mapping[DeviceId, Protocol],
         *,
         count: int,
         seed: int,
     ) -> None:
         self._coverage, self._thread, self._pools, self._planner = coverage, thread, pools, planner
         self._intake = intake
-        self._protocols, self._count, self._seed = protocols, count, seed
+        self._count, self._seed = count, seed
         self._next_at: dict[DeviceId, float] = {}
         #: Last runs that their agents' clocks put into the future, and when they were first seen.
         self._ahead: dict[DeviceId, tuple[float, float]] = {}
@@ -110,8 +108,7 @@ class NoiseRuns:
             device_id=device_id,
             environment_id=environment_id,
             wanted=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
-            workloads=self._planner.workloads_of(device_id),
-            protocol=self._protocols[device_id],
+            workload_ids=self._planner.workloads_of(device_id),
             count=self._count,
             seed=seed,
         )
@@ -127,9 +124,9 @@ class NoiseRuns:
         self._open.discard(plan.device_id)
         made: list[Job] = []
         for one in jobs:
-            self._pools.remember(family, one.batch.candidates)
-            part = [(each.workload_id, each.candidate_id) for each in one.batch.candidates]
-            made.append(self._planner.factory.job(plan.device_id, part, NOISE, one.batch.attempt))
+            self._pools.remember(family, one.candidates)
+            part = [(each.workload_id, each.candidate_id) for each in one.candidates]
+            made.append(self._planner.factory.job(plan.device_id, part, NOISE, one.attempt))
         return made
 
 
@@ -139,8 +136,7 @@ def _plan(
     device_id: DeviceId,
     environment_id: str,
     wanted: list[CandidateId],
-    workloads: Mapping[WorkloadId, Workload],
-    protocol: Protocol,
+    workload_ids: Container[WorkloadId],
     count: int,
     seed: int,
 ) -> list[DeviceBatch]:
@@ -149,4 +145,4 @@ def _plan(
         for record in find_records(reader, device_id, wanted)
         if record.environment_id == environment_id
     )
-    return plan_noise(present, workloads, protocol=protocol, count=count, seed=seed)
+    return plan_noise(present, workload_ids, count=count, seed=seed)

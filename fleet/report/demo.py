@@ -197,12 +197,7 @@ def _measure(
 
     Each step is what `fleet collect`, `fleet train` and `fleet onboard` do.
     """
-    collect = CollectSettings(
-        samples=settings.samples,
-        protocol=fleet.timing_protocol(),
-        seed=settings.seed,
-        remeasure=_REMEASURE,
-    )
+    collect = CollectSettings(samples=settings.samples, seed=settings.seed, remeasure=_REMEASURE)
     models = folder / _MODELS
     source_ids = [spec.device_id for spec in sources]
     with display.live():
@@ -216,7 +211,7 @@ def _measure(
             )
             pools = known.propose(workloads)[Family.CPU]
         with clock.part("measure"):
-            known.measure({Family.CPU: pools}, workloads)
+            known.measure({Family.CPU: pools})
             for spec in sources:
                 measure_fingerprint(engine, known, spec)
         display.finish()
@@ -240,7 +235,7 @@ def _measure(
     new = Collection(engine, {target.device_id: target}, collect, display)
     with display.live():
         with clock.part("measure"):
-            new.measure({Family.CPU: pools}, workloads)
+            new.measure({Family.CPU: pools})
         with clock.part("remeasure"):
             known.remeasure(workloads)
             new.remeasure(workloads)

@@ -74,10 +74,7 @@ class TunedDatabase:
 def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> TunedDatabase:
     """Bring the database of a device up to what the store knows.
 
-    Args:
-        reader: The store.
-        device_id: A device with records.
-        folder: Of the database. Earlier versions put it into a folder of the device's name in it.
+    Earlier versions put it into a folder of the device's name in `folder`.
 
     Raises:
         FleetError: The folder holds the database of another target, or one that cannot be read; nothing in

@@ -8,7 +8,7 @@ repeat each other, and only those are made into programs, by the device's agent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +114,7 @@ class Evolution:
             paired = [Candidate(workload_id=self.workload.workload_id, trace=t) for t in self.foreign]
             fresh = [each for each in paired if each.candidate_id not in one.known]
             for each in fresh[: round(count * _PAIRED)]:
-                found.setdefault(each.candidate_id, _as(each, "paired"))
+                found.setdefault(each.candidate_id, replace(each, origin="paired"))
         for _ in range(_CALLS):
             missing = count - len(found)
             if missing <= 0 or not wanted:
@@ -126,7 +126,7 @@ class Evolution:
             for each in made:
                 if each.candidate_id not in one.known and len(found) < count:
                     # Without a champion too: what the search has learnt chose it, so it judges no head.
-                    found.setdefault(each.candidate_id, _as(each, "model"))
+                    found.setdefault(each.candidate_id, replace(each, origin="model"))
 
     def _plain(self, one: Search, count: int, found: dict[CandidateId, Candidate]) -> None:
         """The head's first choices of the random candidates."""
@@ -134,7 +134,7 @@ class Evolution:
             left = [each for each in self._drawn if each.candidate_id not in one.known]
             judged = self.judge.of_traces(self.workload, [each.trace for each in left])
             order = np.argsort(-judged.log_scores, kind="stable")[: round(count * _PLAIN)]
-        found |= {left[at].candidate_id: _as(left[at], "model") for at in order.tolist()}
+        found |= {left[at].candidate_id: replace(left[at], origin="model") for at in order.tolist()}
 
     def _ranked(self, one: Search, state: _State, count: int, place: str) -> list[Individual]:
         """The batch, and some more that take the places of those that make no program."""
@@ -209,7 +209,3 @@ class _State:
         return [
             Individual(*self.table.read(trace)) for trace in traces if self.meet(trace, is_measured=False)
         ]
-
-
-def _as(one: Candidate, origin: str) -> Candidate:
-    return Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=origin)

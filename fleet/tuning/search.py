@@ -71,13 +71,6 @@ class Search:
         """
         return min(map(self.latency, self._earlier), default=math.inf)
 
-    @property
-    def round_size(self) -> int:
-        """Candidates that its next round measures."""
-        if not self.curve and self.workload.flops < self.workload.bytes_moved:
-            return _LIGHT
-        return _SHORT if self.tried < _SHORT_UNTIL else ROUND
-
     def know(self, records: Iterable[Record]) -> None:
         """Take in what was measured on the device before the search."""
         self.see(records)
@@ -170,9 +163,13 @@ def round_count(one: Search, searches: Sequence[Search], left: int, expected: in
         left: Candidates that the search may still measure, at least one.
         expected: Those that its minutes will allow, at most as many.
     """
-    count = min(left, one.round_size)
+    count = min(left, _SHORT if one.tried < _SHORT_UNTIL else ROUND)
+    if one.curve:
+        return count
+    if one.workload.flops < one.workload.bytes_moved:
+        count = min(left, _LIGHT)
     fresh = sum(not each.curve for each in searches)
-    return count if one.curve else min(count, max(1, expected // fresh))
+    return min(count, max(1, expected // fresh))
 
 
 def expected_trials(left: int, tried: int, secs: float, left_secs: float) -> int:

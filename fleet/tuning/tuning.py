@@ -82,7 +82,7 @@ def tune_device(
 
     Args:
         engine: Draws, measures and stores; the device is ready.
-        settings: Store, networks, protocol, seed. Bounds of FLOPs choose what to collect: a network that is
+        settings: Store, networks, seed. Bounds of FLOPs choose what to collect: a network that is
             tuned runs all of its programs, small ones without a schedule for longer than large ones with one.
         spec: The device.
         options: How much to measure, and where the database goes.
@@ -103,7 +103,7 @@ def tune_device(
     watcher, clock = _Round(display), Clock()
     ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
     with display.live():
-        how = CollectSettings(samples=ROUND, protocol=settings.timing_protocol(), seed=settings.training.seed)
+        how = CollectSettings(samples=ROUND, seed=settings.training.seed)
         collection = Collection(engine, {target: spec}, how, watcher)
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
@@ -127,7 +127,7 @@ def tune_device(
             watcher.records.clear()
             with clock.part("measure"):
                 pool = {spec.family: {one.workload.workload_id: candidates}}
-                collection.measure(pool, [one.workload], version)
+                collection.measure(pool, version)
             mine = [r for r in watcher.records if r.workload_id == one.workload.workload_id]
             rounds.learn(one, candidates, mine)
             with clock.part("confirm"):

@@ -13,11 +13,20 @@ from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, members, networks_here, read_network_name
 from agents.networks.operator_kind import operator_kind
 from agents.networks.reader import network_workloads
-from agents.records import Family
+from agents.records import Family, as_json_dict
 from tests.record_fixtures import make_workload
 
 
-def test_the_corpus_stands_for_its_members() -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tensor-fleet/networks"
+
+
+def test_the_corpus_stands_for_its_members_and_another_list_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     named = [read_network_name(one) for one in CORPUS]
     assert len(set(CORPUS)) == len(CORPUS)
     assert len({one.name for one in named}) >= 25, "architectures"
@@ -26,13 +35,10 @@ def test_the_corpus_stands_for_its_members() -> None:
     corpus = read_network_name("corpus")
     assert (corpus.source, corpus.is_graph) == ("corpus", False)
     assert networks_here(["corpus"]) == ["corpus"]
-
-
-def test_another_list_is_another_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    label = read_network_name("corpus").label()
-    assert label == read_network_name("corpus").label()
+    label = corpus.label()
+    assert label == corpus.label()
     monkeypatch.setattr("agents.networks.network_name.CORPUS", CORPUS[1:])
-    assert read_network_name("corpus").label() != label
+    assert corpus.label() != label
 
 
 _IMAGE, _ROWS = (1, 64, 8, 8), (64, 256)
@@ -65,8 +71,7 @@ def test_a_workload_has_the_kind_of_its_weightiest_part(name: str, shapes: Any, 
     assert operator_kind(name, shapes) == kind
 
 
-def test_what_was_read_is_kept_by_name_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_what_was_read_is_kept_by_name_and_versions(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, made = read_network_name("transformers:bert"), [make_workload(1), make_workload(2)]
     assert cache.kept_workloads(network, Family.CPU) is None
     cache.keep(network, Family.CPU, made)
@@ -76,7 +81,7 @@ def test_what_was_read_is_kept_by_name_and_versions(tmp_path: Path, monkeypatch:
     )
     assert cache.kept_workloads(network, Family.GPU) is None
     assert cache.kept_workloads(read_network_name("transformers:bert,batch=2"), Family.CPU) is None
-    (path,) = (tmp_path / "tensor-fleet/networks").iterdir()
+    (path,) = kept.iterdir()
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     monkeypatch.setattr("importlib.metadata.version", lambda package: f"other {package}")
     assert cache.kept_workloads(network, Family.CPU) is None
@@ -87,37 +92,28 @@ def test_what_was_read_is_kept_by_name_and_versions(tmp_path: Path, monkeypatch:
     [b"", b"no gzip", gzip.compress(b"{", mtime=0), gzip.compress(b'[{"name": 1}]', mtime=0)],
     ids=["empty", "no gzip", "half a value", "no workload"],
 )
-def test_a_damaged_file_of_the_cache_counts_as_none(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_damaged_file_of_the_cache_counts_as_none(content: bytes, kept: Path) -> None:
     network = read_network_name("transformers:bert")
     cache.keep(network, Family.CPU, [make_workload(1)])
-    (path,) = (tmp_path / "tensor-fleet/networks").iterdir()
+    (path,) = kept.iterdir()
     path.write_bytes(content)
     assert cache.kept_workloads(network, Family.CPU) is None
 
 
-def test_files_are_never_kept_and_a_home_that_cannot_be_written_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = read_network_name(str(tmp_path / "net.pt2"))
-    cache.keep(file, Family.CPU, [make_workload(1)])
-    assert not (tmp_path / "cache").exists()
-    (tmp_path / "cache").write_text("no folder")
+def test_files_are_never_kept_and_a_home_that_cannot_be_written_is_no_error(kept: Path) -> None:
+    cache.keep(read_network_name("/nets/net.pt2"), Family.CPU, [make_workload(1)])
+    assert not kept.parent.exists()
+    kept.parent.write_text("no folder")
     cache.keep(read_network_name("transformers:bert"), Family.CPU, [make_workload(1)])
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_process_that_one_network_ends_reads_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []
 
     def ask(question: dict[str, Any], *, timeout_secs: float) -> dict[str, Any]:
-        from agents.records import as_json_dict
-
         asked.append(question["networks"])
         if "transformers:crash" in question["networks"]:
             raise NetworkRefusedError("network transformers:crash: died of signal 9")

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agents.programs.build import build
 from agents.programs.canaries import Canary, is_same_roofline, make_canaries, roofline
+from agents.programs.check import argument_values, difference, reference_outputs, tolerance_of
+from agents.programs.design_space import SPACE_TARGETS
 from agents.records import Family
+from tests.conftest import run_code
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
 
@@ -24,9 +26,6 @@ def run_on_this_host(canary: Canary) -> tuple[list[Any], dict[int, Any], float]:
     """Values, outputs and seconds of one run."""
     import tvm
 
-    from agents.programs.build import build
-    from agents.programs.check import argument_values
-
     workload = canary.workload
     values = argument_values(workload.arg_shapes, workload.arg_dtypes, int(workload.workload_id, 16))
     built = build(
@@ -38,36 +37,22 @@ def run_on_this_host(canary: Canary) -> tuple[list[Any], dict[int, Any], float]:
     return values, {last: arguments[last].numpy()}, float(timed.results[0])
 
 
-@pytest.mark.parametrize("family", Family)
-def test_a_family_has_three_canaries(family: Family) -> None:
-    canaries = make_canaries(family)
-    assert [canary.name for canary in canaries] == ["compute", "memory", "latency"]
-    assert {canary.candidate.origin for canary in canaries} == {"canary"}
-    assert all(canary.candidate.workload_id == canary.workload.workload_id for canary in canaries)
-
-
-def test_canaries_are_the_same_in_every_process() -> None:
+def test_a_family_has_three_canaries_which_are_the_same_in_every_process() -> None:
     source = (
         "import json\n"
         "from agents.programs.canaries import make_canaries\n"
         "from agents.records import Family\n"
-        "print(json.dumps([[c.workload.workload_id, c.candidate.candidate_id]\n"
+        "print(json.dumps([[c.name, c.workload.workload_id, c.candidate.candidate_id]\n"
         "                  for family in Family for c in make_canaries(family)]))\n"
     )
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONHASHSEED": "5"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    here = [
-        [canary.workload.workload_id, canary.candidate.candidate_id]
-        for family in Family
-        for canary in make_canaries(family)
-    ]
-    assert json.loads(elsewhere.stdout.splitlines()[-1]) == here
-    assert len({candidate for _, candidate in here}) == 6
+    elsewhere = run_code(source, env={**os.environ, "PYTHONHASHSEED": "5"})
+    canaries = [canary for family in Family for canary in make_canaries(family)]
+    here = [[one.name, one.workload.workload_id, one.candidate.candidate_id] for one in canaries]
+    assert json.loads(elsewhere.splitlines()[-1]) == here
+    assert [one.name for one in canaries] == ["compute", "memory", "latency"] * 2
+    assert len({one.candidate.candidate_id for one in canaries}) == 6
+    assert {one.candidate.origin for one in canaries} == {"canary"}
+    assert all(one.candidate.workload_id == one.workload.workload_id for one in canaries)
 
 
 @pytest.mark.parametrize("name", ["compute", "memory", "latency"])
@@ -75,8 +60,6 @@ def test_cpu_canaries_run_and_compute_what_their_plain_loops_do(
     cpu_canaries: dict[str, Canary], name: str
 ) -> None:
     import tvm
-
-    from agents.programs.check import difference, reference_outputs, tolerance_of
 
     canary = cpu_canaries[name]
     values, found, seconds = run_on_this_host(canary)
@@ -115,26 +98,17 @@ def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, 
     assert len(lines) * 64 > data.nbytes // 2  # far more than a first-level cache
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_gpu_canaries_are_bound_to_threads_and_compile_without_a_gpu(index: int) -> None:
+def test_gpu_canaries_are_bound_to_threads_exceed_their_caches_and_compile_without_a_gpu() -> None:
     import tvm
 
-    from agents.programs.build import build
-    from agents.programs.design_space import SPACE_TARGETS
-
-    canary = make_canaries(Family.GPU)[index]
+    compute, memory, latency = made = make_canaries(Family.GPU)
     target = tvm.target.Target(SPACE_TARGETS[Family.GPU])
-    built = build(tvm.ir.load_json(canary.workload.module_json), canary.candidate.trace, target)
-    source = built.module.imports[0].inspect_source()
-    assert "__global__" in source
-    if canary.name != "latency":  # that one is a single thread
-        assert "__launch_bounds__(256)" in source
-        assert "blockIdx.x" in source
-        assert "threadIdx.x" in source
-
-
-def test_gpu_canaries_exceed_the_caches_that_they_should() -> None:
-    compute, memory, latency = make_canaries(Family.GPU)
+    for canary in made:
+        built = build(tvm.ir.load_json(canary.workload.module_json), canary.candidate.trace, target)
+        source = built.module.imports[0].inspect_source()
+        assert "__global__" in source
+        if canary is not latency:  # that one is a single thread
+            assert all(one in source for one in ("__launch_bounds__(256)", "blockIdx.x", "threadIdx.x"))
     assert compute.workload.flops / compute.workload.bytes_moved > 400
     assert memory.workload.bytes_moved > 256 << 20
     assert latency.workload.bytes_moved > 8 << 20
@@ -143,18 +117,15 @@ def test_gpu_canaries_exceed_the_caches_that_they_should() -> None:
 @pytest.mark.parametrize("family", Family)
 def test_a_roofline_counts_what_the_canaries_do(family: Family) -> None:
     """By TVM's own count of operations, and by the sizes of the arguments."""
+    import tvm
+
     by_name = {canary.name: canary.workload for canary in make_canaries(family)}
     found = dict(roofline(family, {"compute": 0.5, "memory": 0.25, "latency": 2.0}))
     assert found["flops_per_sec"] == pytest.approx(by_name["compute"].flops / 0.5, rel=1e-3)
     assert found["bytes_per_sec"] == pytest.approx(by_name["memory"].bytes_moved / 0.25, rel=1e-5)
-    assert f"range({found['loads_per_sec'] * 2:.0f})" in _script(by_name["latency"].module_json)
+    script = tvm.ir.load_json(by_name["latency"].module_json).script()
+    assert f"range({found['loads_per_sec'] * 2:.0f})" in script
     assert list(found) == sorted(found)
-
-
-def _script(module_json: str) -> str:
-    import tvm
-
-    return str(tvm.ir.load_json(module_json).script())
 
 
 @pytest.mark.parametrize("secs", [{}, {"compute": 0.0}, {"compute": float("inf")}, {"another": 1.0}])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from agents.errors import AgentError
+from agents.programs.build import build
 from agents.programs.check import (
     argument_values,
     difference,
@@ -18,6 +19,7 @@ from agents.programs.check import (
     reference_outputs,
     tolerance_of,
 )
+from agents.programs.workloads import network_workloads, operator_workload
 
 NAN, INF = math.nan, math.inf
 #: That of a sum of 4,608 terms in float32, the longest of the known networks.
@@ -181,8 +183,6 @@ def test_without_a_tolerance_only_numbers_are_asked_for() -> None:
 def test_the_reference_is_what_the_operator_means() -> None:
     import tvm
 
-    from agents.programs.workloads import operator_workload
-
     workload = operator_workload("GMM", (2, 16, 24, 32))
     values = argument_values(workload.arg_shapes, workload.arg_dtypes, 7)
     before = [value.copy() for value in values]
@@ -197,8 +197,6 @@ def test_the_reference_is_what_the_operator_means() -> None:
 def test_programs_that_compute_something_else_or_write_too_little_are_found() -> None:
     import tvm
     from tvm import te
-
-    from agents.programs.build import build
 
     def product(rows: int, terms: int) -> Any:
         """Rows of A @ B, all 16 of them and all 8 terms if it is right."""
@@ -254,8 +252,6 @@ def test_a_program_that_is_no_plain_loop_is_one_clear_error() -> None:
 
 @pytest.mark.tvm
 def test_the_layers_of_common_networks_are_checkable_and_larger_programs_are_not() -> None:
-    from agents.programs.workloads import network_workloads
-
     layers = network_workloads(["resnet-50", "bert-base"])
     assert all(is_checkable(layer.flops) for layer in layers)
     assert not is_checkable(8.6e9)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from agents.programs.build import build
+from agents.programs.canaries import make_canaries
 from agents.programs.link import LinkLostError, LocalLink
 from agents.programs.timing import time_module
+from agents.programs.workloads import own_module
 from agents.records import Family, Protocol
 
 CPU, CUDA, REMOTE = 1, 2, 128
@@ -75,10 +78,6 @@ def test_a_device_that_a_program_broke_is_told_from_one_that_never_answered() ->
 def test_a_program_is_compiled_with_its_target_in_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """TVM's call of CUDA's compiler reads the architecture there, and else that of the host's GPU."""
     import tvm
-
-    from agents.programs.build import build
-    from agents.programs.canaries import make_canaries
-    from agents.programs.workloads import own_module
 
     seen = []
     compile_program = tvm.tirx.build

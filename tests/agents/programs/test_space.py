@@ -2,33 +2,42 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from agents.records import Candidate, Family, Workload, WorkloadId
+from agents.programs.build import build, replay
+from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
+from agents.programs.design_space import DesignSpace, Proposal
+from agents.programs.workloads import operator_workload
+from agents.records import Family, Workload, WorkloadId
+from tests.conftest import run_code
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
 
 
 @pytest.fixture(scope="module")
 def product() -> Workload:
-    from agents.programs.workloads import operator_workload
-
     return operator_workload("GMM", (1, 64, 64, 64))
 
 
 @pytest.fixture(scope="module")
-def cpu_space(product: Workload) -> Any:
-    from agents.programs.design_space import DesignSpace
-
+def cpu_space(product: Workload) -> DesignSpace:
     return DesignSpace(product, Family.CPU)
 
 
 @pytest.fixture(scope="module")
-def parents(cpu_space: Any) -> list[str]:
+def gpu_space(product: Workload) -> DesignSpace:
+    return DesignSpace(product, Family.GPU)
+
+
+@pytest.fixture(scope="module")
+def small_space() -> DesignSpace:
+    return DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU)
+
+
+@pytest.fixture(scope="module")
+def parents(cpu_space: DesignSpace) -> list[str]:
     return [candidate.trace for candidate in cpu_space.sample(3, seed=1).candidates]
 
 
@@ -51,12 +60,9 @@ def changes(one: str, other: str) -> int:
 
 
 def test_evolved_candidates_are_one_mutation_from_a_parent_and_compute_the_right_thing(
-    product: Workload, cpu_space: Any, parents: list[str]
+    product: Workload, cpu_space: DesignSpace, parents: list[str]
 ) -> None:
     import tvm
-
-    from agents.programs.build import build
-    from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
 
     proposal = cpu_space.evolve(parents, 12, seed=4)
     assert len(proposal.candidates) == 12
@@ -77,9 +83,7 @@ def test_evolved_candidates_are_one_mutation_from_a_parent_and_compute_the_right
         assert difference(right, found, tolerance=tolerance_of(module)) == ""
 
 
-def test_proposals_are_the_same_in_every_process(
-    product: Workload, cpu_space: Any, parents: list[str]
-) -> None:
+def test_proposals_are_the_same_in_every_process(cpu_space: DesignSpace, parents: list[str]) -> None:
     source = (
         "import json, sys\n"
         "from agents.records import Family\n"
@@ -89,27 +93,21 @@ def test_proposals_are_the_same_in_every_process(
         "parents = [one.trace for one in space.sample(3, seed=1).candidates]\n"
         "print(json.dumps([parents, [one.trace for one in space.evolve(parents, 8, seed=4).candidates]]))\n"
     )
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    elsewhere = run_code(source, env={**os.environ, "PYTHONHASHSEED": "7"})
     here = [candidate.trace for candidate in cpu_space.evolve(parents, 8, seed=4).candidates]
-    assert json.loads(elsewhere.stdout.splitlines()[-1]) == [parents, here]
+    assert json.loads(elsewhere.splitlines()[-1]) == [parents, here]
     other_seed = [candidate.trace for candidate in cpu_space.evolve(parents, 8, seed=5).candidates]
     assert other_seed != here
 
 
-def test_excluded_candidates_do_not_come_back(cpu_space: Any, parents: list[str]) -> None:
+def test_excluded_candidates_do_not_come_back(cpu_space: DesignSpace, parents: list[str]) -> None:
     first = {candidate.candidate_id for candidate in cpu_space.evolve(parents, 10, seed=1).candidates}
     second = cpu_space.evolve(parents, 10, seed=1, exclude=first)
     assert len(second.candidates) == 10
     assert not first & {candidate.candidate_id for candidate in second.candidates}
 
 
-def test_better_parents_have_more_children(cpu_space: Any) -> None:
+def test_better_parents_have_more_children(cpu_space: DesignSpace) -> None:
     one, other = (cpu_space.sample(1, seed=seed).candidates[0].trace for seed in (11, 12))
     assert changes(one, other) > 2  # no child is near to both
 
@@ -122,35 +120,26 @@ def test_better_parents_have_more_children(cpu_space: Any) -> None:
 
 
 def test_parents_that_do_not_replay_are_skipped_and_counted(
-    product: Workload, cpu_space: Any, parents: list[str]
+    cpu_space: DesignSpace, small_space: DesignSpace, parents: list[str]
 ) -> None:
-    from agents.programs.design_space import DesignSpace
-    from agents.programs.workloads import operator_workload
-
-    softmax = (
-        DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU).sample(1, seed=1).candidates[0].trace
-    )
+    softmax = small_space.sample(1, seed=1).candidates[0].trace
     steps, decisions = json.loads(parents[0])
     unknown_step = json.dumps([[["NoSuchStep", [], [], []], *steps], decisions])
     wrong_tile = json.dumps([steps, [[place, [3, 5, 7, 11]] for place, _ in decisions]])
     bad = ["{", "[]", "7", "[[],[]]", softmax, unknown_step, wrong_tile]
-
-    alone = cpu_space.evolve(bad, 5, seed=1)
-    assert alone.candidates == []
-    assert (alone.tries, alone.refused, alone.repeated) == (len(bad), len(bad), 0)
-
+    for nobody in (bad, []):
+        alone = cpu_space.evolve(nobody, 5, seed=1)
+        assert alone.candidates == []
+        assert (alone.tries, alone.refused, alone.repeated) == (len(nobody), len(nobody), 0)
     mixed = cpu_space.evolve([*bad, parents[0]], 5, seed=1)
     assert len(mixed.candidates) == 5
     assert mixed.refused >= len(bad)
     assert all(changes(candidate.trace, parents[0]) == 1 for candidate in mixed.candidates)
 
 
-def test_no_parents_give_no_children(cpu_space: Any) -> None:
-    proposal = cpu_space.evolve([], 5, seed=1)
-    assert (proposal.candidates, proposal.tries) == ([], 0)
-
-
-def test_a_mark_before_the_post_processors_makes_no_difference(cpu_space: Any, parents: list[str]) -> None:
+def test_a_mark_before_the_post_processors_makes_no_difference(
+    cpu_space: DesignSpace, parents: list[str]
+) -> None:
     [plain] = parents[:1]
     steps, decisions = json.loads(plain)
     length = max(len(space) for space in cpu_space._space_steps if steps[: len(space)] == space)
@@ -160,29 +149,21 @@ def test_a_mark_before_the_post_processors_makes_no_difference(cpu_space: Any, p
     assert from_marked == cpu_space.evolve([plain], 6, seed=2)
 
 
-def test_a_small_neighbourhood_is_used_up() -> None:
-    from agents.programs.design_space import DesignSpace
-    from agents.programs.workloads import operator_workload
-
-    space = DesignSpace(operator_workload("SFM", (16, 64)), Family.CPU)
-    [parent] = space.sample(1, seed=1).candidates
-    every = space.evolve([parent.trace], 200, seed=1).candidates
+def test_a_small_neighbourhood_is_used_up(small_space: DesignSpace) -> None:
+    [parent] = small_space.sample(1, seed=1).candidates
+    every = small_space.evolve([parent.trace], 200, seed=1).candidates
     assert 0 < len(every) < 200
     known = {candidate.candidate_id for candidate in every}
-    rest = space.evolve([parent.trace], 200, seed=2, exclude=known)
+    rest = small_space.evolve([parent.trace], 200, seed=2, exclude=known)
     assert not known & {candidate.candidate_id for candidate in rest.candidates}
     assert len(rest.candidates) < len(every)
 
 
-def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
+def test_gpu_candidates_evolve_without_a_gpu(product: Workload, gpu_space: DesignSpace) -> None:
     import tvm
 
-    from agents.programs.build import replay
-    from agents.programs.design_space import DesignSpace
-
-    space = DesignSpace(product, Family.GPU)
-    parents = [candidate.trace for candidate in space.sample(2, seed=1).candidates]
-    children: list[Candidate] = space.evolve(parents, 6, seed=1).candidates
+    parents = [candidate.trace for candidate in gpu_space.sample(2, seed=1).candidates]
+    children = gpu_space.evolve(parents, 6, seed=1).candidates
     assert len(children) == 6
     module = tvm.ir.load_json(product.module_json)
     for child in children:
@@ -190,22 +171,16 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload) -> None:
         assert "threadIdx.x" in replay(module, child.trace).script()
 
 
-def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(product: Workload) -> None:
-    from agents.programs.design_space import DesignSpace
-
-    space = DesignSpace(product, Family.GPU)
-    known = {candidate.candidate_id for candidate in space.sample(45, seed=0).candidates}
+def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(gpu_space: DesignSpace) -> None:
+    known = {candidate.candidate_id for candidate in gpu_space.sample(45, seed=0).candidates}
     # Most draws are refused, and the same seed draws the known ones first.
-    more = space.sample(2, seed=0, exclude=known)
+    more = gpu_space.sample(2, seed=0, exclude=known)
     assert len(more.candidates) == 2
     assert not known & {candidate.candidate_id for candidate in more.candidates}
     assert more.repeated == 45
 
 
 def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agents.programs.design_space import DesignSpace
-    from agents.programs.workloads import operator_workload
-
     space = DesignSpace(operator_workload("SFM", (1, 4)), Family.GPU)  # some 200 programs
     monkeypatch.setattr("agents.programs.design_space._BARREN_SAMPLES", 8)
     every = space.sample(500, seed=0)
@@ -217,19 +192,14 @@ def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.Monk
     assert space.sample(500, seed=0).tries == 20
 
 
-def test_a_space_of_few_programs_is_used_up_sooner() -> None:
+@pytest.mark.parametrize(
+    ("programs", "barren", "passed", "is_used_up"),
+    [(5, 99, 99, False), (5, 99, 100, True), (50, 99, 100, False), (50, 99, 500, True), (50, 600, 60, True)],
+)
+def test_a_space_of_few_programs_is_used_up_sooner(
+    programs: int, barren: int, passed: int, is_used_up: bool
+) -> None:
     """Each of a few programs comes up often, while one of many may be rare; refused draws say less."""
-    from agents.programs.design_space import Proposal
-
-    search = Proposal(WorkloadId("w"), "random", ())
-    search.programs = set(range(5))
-    search.barren = search.passed = 99
-    assert not search.is_used_up(600)
-    search.passed = 100
-    assert search.is_used_up(600)
-    search.programs = set(range(50))
-    assert not search.is_used_up(600)
-    search.passed = 500
-    assert search.is_used_up(600)
-    search.barren, search.passed = 600, 60
-    assert search.is_used_up(600)
+    known = set(range(programs))
+    search = Proposal(WorkloadId("w"), "random", (), programs=known, barren=barren, passed=passed)
+    assert search.is_used_up(600) is is_used_up

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
+from agents.programs.design_space import DesignSpace
 from agents.programs.thread_tiles import draw_tile, prime_powers
 from agents.records import Family, Workload
 
@@ -63,8 +64,6 @@ def test_tiles_are_drawn_as_tvm_draws_them(extent: int, most: int) -> None:
 
 @pytest.mark.tvm
 def test_gpu_spaces_draw_threads_that_fit(matmul: Workload) -> None:
-    from agents.programs.design_space import DesignSpace
-
     space = DesignSpace(matmul, Family.GPU)
     found = space.sample(12, seed=3)
     assert len(found.candidates) == 12

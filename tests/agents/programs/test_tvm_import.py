@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.conftest import run_code
 
 #: Runs in a process of its own: what is imported stays imported.
 _PROGRAM = """
@@ -30,5 +29,4 @@ assert metal.__name__ == "tvm.s_tir.tensor_intrin.metal"
 
 @pytest.mark.tvm
 def test_a_family_has_its_own_intrinsics_and_the_others_stay_in_reach() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_code(_PROGRAM)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from agents.errors import AgentError
 from agents.programs.networks import NETWORKS, layers
+from agents.programs.workloads import network_workloads, operator_workload
 from agents.records import Workload
 
 
@@ -18,7 +20,7 @@ def test_resnet_50_has_the_multiply_adds_of_its_paper() -> None:
     assert total == pytest.approx(4.09e9, rel=0.01)
 
 
-def test_networks_have_the_layer_counts_of_their_papers() -> None:
+def test_networks_have_the_layer_counts_of_their_papers_each_layer_once() -> None:
     convolutions = {
         network: sum(layer.count for layer in layers(network) if layer.operator in {"C2D", "GRP", "DEP"})
         for network in NETWORKS
@@ -27,16 +29,15 @@ def test_networks_have_the_layer_counts_of_their_papers() -> None:
     assert convolutions["resnet-50"] == convolutions["resnext-50"] == 53
     assert convolutions["mobilenet-v2"] == 52
     assert sum(layer.count for layer in layers("bert-base") if layer.operator == "GMM") == 12 * 7
-
-
-def test_layers_are_merged() -> None:
     for network in NETWORKS:
         keys = [(layer.operator, layer.args) for layer in layers(network)]
         assert len(keys) == len(set(keys))
 
 
 @pytest.mark.tvm
-def test_workloads_describe_their_program(bert_workloads: list[Workload]) -> None:
+def test_workloads_describe_their_program_with_the_same_ids_in_every_process(
+    bert_workloads: list[Workload],
+) -> None:
     by_name = {workload.name: workload for workload in bert_workloads}
     dense = by_name["GMM_1x128x128x128"]
     assert dense.arg_shapes == ((1, 128, 128), (1, 128, 128), (1, 128, 128))
@@ -44,21 +45,12 @@ def test_workloads_describe_their_program(bert_workloads: list[Workload]) -> Non
     assert dense.bytes_moved == 3 * 128 * 128 * 4
     assert dense.networks == (("bert-tiny", 8),)
     assert len({workload.workload_id for workload in bert_workloads}) == len(bert_workloads)
-
-
-@pytest.mark.tvm
-def test_workload_ids_are_the_same_in_every_process(bert_workloads: list[Workload]) -> None:
-    from agents.programs.workloads import network_workloads
-
     here = {workload.name: workload.workload_id for workload in network_workloads(["bert-tiny"])}
     assert here == {workload.name: workload.workload_id for workload in bert_workloads}
 
 
 @pytest.mark.tvm
 def test_unknown_networks_and_operators_are_refused() -> None:
-    from agents.errors import AgentError
-    from agents.programs.workloads import network_workloads, operator_workload
-
     with pytest.raises(AgentError, match="resnet-51"):
         network_workloads(["resnet-51"])
     with pytest.raises(AgentError, match="known: C1D"):

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Protocol, Record, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
 from fleet.collection.batch_plan import (
     WORKLOADS_PER_BATCH,
@@ -21,9 +20,8 @@ from fleet.store.noise import noise_floor
 from tests.fleet.collection.test_selection import workload
 from tests.record_fixtures import make_record
 
-PROTOCOL = Protocol()
 ONE, TWO = DeviceId("one"), DeviceId("two")
-BOTH = {ONE: PROTOCOL, TWO: dataclasses.replace(PROTOCOL, cooldown_ms=5.0)}
+BOTH = (ONE, TWO)
 NOW = 1_800_000_000.0
 
 
@@ -42,21 +40,18 @@ def known(names: str) -> dict[WorkloadId, Workload]:
 def record(candidate: Candidate, **changes: object) -> Record:
     outcome = changes.get("outcome", Outcome.OK)
     values: dict[str, object] = {
-        "workload_id": candidate.workload_id,
         "candidate_id": candidate.candidate_id,
         "trace": candidate.trace,
-        "device_id": ONE,
         "outcome": outcome,
         "run_secs": (1e-3,) if outcome is Outcome.OK else (),
         "environment_id": "e",
         "origin": candidate.origin,
-        "protocol": PROTOCOL,
     }
-    return make_record(1, **values | changes)
+    return make_record(1, workload=candidate.workload_id, **{"device_id": ONE} | values | changes)
 
 
 def planned(jobs: list[DeviceBatch]) -> list[tuple[DeviceId, CandidateId]]:
-    return [(job.device_id, one.candidate_id) for job in jobs for one in job.batch.candidates]
+    return [(job.device_id, one.candidate_id) for job in jobs for one in job.candidates]
 
 
 _DONE = st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.sampled_from("abcdef"), st.integers(0, 11)))
@@ -76,7 +71,7 @@ def test_jobs_cover_what_is_missing_and_nothing_else(
     for device_id, name, place in done:
         one = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
         progress[device_id].add(record(one, device_id=device_id))
-    jobs = plan_jobs(BOTH, pools, known("abcdef"), progress, batch_size=batch_size, seed=seed)
+    jobs = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
     wanted = {
         (device_id, one.candidate_id)
         for device_id in BOTH
@@ -86,50 +81,32 @@ def test_jobs_cover_what_is_missing_and_nothing_else(
     }
     assert sorted(planned(jobs)) == sorted(wanted)
     for job in jobs:
-        named = {one.workload_id for one in job.batch.candidates}
-        assert 0 < len(job.batch.candidates) <= batch_size
-        assert set(job.batch.workloads) == named
+        named = {one.workload_id for one in job.candidates}
+        assert 0 < len(job.candidates) <= batch_size
         assert len(named) <= WORKLOADS_PER_BATCH
-        assert job.batch.protocol == BOTH[job.device_id]
-        assert job.batch.attempt == 0
-    assert jobs == plan_jobs(BOTH, pools, known("abcdef"), progress, batch_size=batch_size, seed=seed)
+        assert job.attempt == 0
+    assert jobs == plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
 
 
 def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
-    jobs = plan_jobs(BOTH, pools_of(dict.fromkeys("abcdefgh", 12)), known("abcdefgh"), {}, seed=0)
+    jobs = plan_jobs(BOTH, pools_of(dict.fromkeys("abcdefgh", 12)), {}, seed=0)
     first = [job for job in jobs if job.device_id == ONE]
     other = [job for job in jobs if job.device_id == TWO]
-    assert [job.batch.candidates for job in first] == [job.batch.candidates for job in other]
-    assert all(len({one.workload_id for one in job.batch.candidates}) > 1 for job in first)
-    order = [one.workload_id for one in first[0].batch.candidates]
+    assert [job.candidates for job in first] == [job.candidates for job in other]
+    assert all(len({one.workload_id for one in job.candidates}) > 1 for job in first)
+    order = [one.workload_id for one in first[0].candidates]
     changes = sum(one != other for one, other in pairwise(order))
     assert changes > len(set(order)) - 1, "candidates of one workload come in one block"
 
 
-def test_a_lost_candidate_is_planned_again_with_the_next_attempt_until_given_up() -> None:
-    pool = pools_of({"a": 4})
-    progress = DeviceProgress("e")
-    for place, one in enumerate(pool[WorkloadId("a")]):
-        progress.add(record(one, outcome=Outcome.LOST if place < 2 else Outcome.BUILD_FAILED))
-    twice = pool[WorkloadId("a")][0]
-    progress.add(record(twice, outcome=Outcome.LOST, attempt=1))
-    jobs = plan_jobs({ONE: PROTOCOL}, pool, known("a"), {ONE: progress}, seed=0)
-    found = {(job.batch.attempt, one.trace) for job in jobs for one in job.batch.candidates}
-    assert found == {(2, "[0]"), (1, "[1]")}
-    given_up = {ONE: {twice.candidate_id}}
-    left = plan_jobs({ONE: PROTOCOL}, pool, known("a"), {ONE: progress}, seed=0, given_up=given_up)
-    assert [one.trace for job in left for one in job.batch.candidates] == ["[1]"]
-    progress.add(record(twice, attempt=2))
-    progress.add(record(twice, outcome=Outcome.LOST, attempt=3))
-    jobs = plan_jobs({ONE: PROTOCOL}, pool, known("a"), {ONE: progress}, seed=0)
-    assert [one.trace for job in jobs for one in job.batch.candidates] == ["[1]"]
-
-
-def test_records_of_another_environment_count_for_nothing() -> None:
+def test_another_environment_and_what_is_lost_after_a_measurement_count_for_nothing() -> None:
     [one] = candidates("a", 1)
     progress = DeviceProgress("e")
     progress.add(record(one, environment_id="before the upgrade"))
     assert progress == DeviceProgress("e")
+    progress.add(record(one))
+    progress.add(record(one, outcome=Outcome.LOST, attempt=1))
+    assert progress == DeviceProgress("e", measured={one.candidate_id})
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
@@ -137,28 +114,25 @@ def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() 
     bad = record(pool[0], outcome=Outcome.RUN_FAILED)
     stopped = record(pool[1], quality='{"stopped_early":true}')
     first = [bad, stopped, *(record(candidate) for candidate in pool[2:])]
-    [job] = plan_remeasure(first, known("a"), protocol=PROTOCOL, count=6, seed=1)
-    ids = [candidate.candidate_id for candidate in job.batch.candidates]
+    [job] = plan_remeasure(first, count=6, seed=1)
+    ids = [candidate.candidate_id for candidate in job.candidates]
     assert len(set(ids)) == 6
     assert not {bad.candidate_id, stopped.candidate_id} & set(ids)
-    assert job.batch.attempt == 1
-    again = {one.candidate_id: one for one in job.batch.candidates}
+    assert job.attempt == 1
+    again = {one.candidate_id: one for one in job.candidates}
     half = [record(again[candidate_id], attempt=1) for candidate_id in ids[:4]]
-    [rest] = plan_remeasure([*first, *half], known("a"), protocol=PROTOCOL, count=6, seed=1)
-    assert [candidate.candidate_id for candidate in rest.batch.candidates] == ids[4:]
+    [rest] = plan_remeasure([*first, *half], count=6, seed=1)
+    assert [candidate.candidate_id for candidate in rest.candidates] == ids[4:]
     every = [record(again[candidate_id], attempt=1) for candidate_id in ids]
-    assert plan_remeasure([*first, *every], known("a"), protocol=PROTOCOL, count=6, seed=1) == []
+    assert plan_remeasure([*first, *every], count=6, seed=1) == []
 
 
 def test_a_first_measurement_that_took_two_attempts_is_measured_again_as_the_third() -> None:
     [one] = candidates("a", 1)
     records = [record(one, outcome=Outcome.LOST), record(one, attempt=1)]
-    [job] = plan_remeasure(records, known("a"), protocol=PROTOCOL, count=5, seed=0)
-    assert job.batch.attempt == 2
-
-
-def test_remeasuring_nothing_plans_nothing() -> None:
-    assert plan_remeasure([], {}, protocol=PROTOCOL, count=30, seed=0) == []
+    [job] = plan_remeasure(records, count=5, seed=0)
+    assert job.attempt == 2
+    assert plan_remeasure([], count=30, seed=0) == []
 
 
 @given(
@@ -173,21 +147,17 @@ def test_an_aa_run_measures_the_same_candidates_twice(attempts: list[int], count
         for one, highest in zip(pool, attempts, strict=True)
         for attempt in range(highest + 1)
     ]
-    jobs = plan_noise(records, known("a"), protocol=PROTOCOL, count=count, seed=seed)
+    jobs = plan_noise(records, known("a"), count=count, seed=seed)
     earlier, later = jobs
-    chosen = {one.candidate_id for one in earlier.batch.candidates}
-    assert chosen == {one.candidate_id for one in later.batch.candidates}
-    assert len(earlier.batch.candidates) == len(chosen) == min(count, len(pool))
-    assert {one.origin for job in jobs for one in job.batch.candidates} == {"noise"}
-    assert earlier.batch.attempt % 2 == 1
-    assert later.batch.attempt == earlier.batch.attempt + 1
-    assert earlier.batch.attempt > max(r.attempt for r in records if r.candidate_id in chosen)
-    assert jobs == plan_noise(reversed(records), known("a"), protocol=PROTOCOL, count=count, seed=seed)
-    measured = [
-        record(one, attempt=job.batch.attempt, measured_at=NOW)
-        for job in jobs
-        for one in job.batch.candidates
-    ]
+    chosen = {one.candidate_id for one in earlier.candidates}
+    assert chosen == {one.candidate_id for one in later.candidates}
+    assert len(earlier.candidates) == len(chosen) == min(count, len(pool))
+    assert {one.origin for job in jobs for one in job.candidates} == {"noise"}
+    assert earlier.attempt % 2 == 1
+    assert later.attempt == earlier.attempt + 1
+    assert earlier.attempt > max(r.attempt for r in records if r.candidate_id in chosen)
+    assert jobs == plan_noise(reversed(records), known("a"), count=count, seed=seed)
+    measured = [record(one, attempt=job.attempt, measured_at=NOW) for job in jobs for one in job.candidates]
     floor = noise_floor([*records, *measured])
     assert floor is not None
     assert floor.pairs == len(chosen)
@@ -203,10 +173,10 @@ def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
         record(gone),
         *(record(one) for one in pool[3:]),
     ]
-    jobs = plan_noise(records, known("a"), protocol=PROTOCOL, count=9, seed=0, batch_size=2)
-    assert [job.batch.attempt for job in jobs] == [3, 3, 4, 4]
-    assert {one.trace for job in jobs for one in job.batch.candidates} == {"[3]", "[4]", "[5]"}
-    assert plan_noise(records[:4], known("a"), protocol=PROTOCOL, count=9, seed=0) == []
+    jobs = plan_noise(records, known("a"), count=9, seed=0, batch_size=2)
+    assert [job.attempt for job in jobs] == [3, 3, 4, 4]
+    assert {one.trace for job in jobs for one in job.candidates} == {"[3]", "[4]", "[5]"}
+    assert plan_noise(records[:4], known("a"), count=9, seed=0) == []
 
 
 @given(attempt=st.integers(0, 5), is_suspect=st.booleans())
@@ -219,9 +189,9 @@ def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, i
         for one in front_runners(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
     ]
     noise = [
-        (one.candidate_id, job.batch.attempt)
-        for job in plan_noise(records, known("a"), protocol=PROTOCOL, count=3, seed=0)
-        for one in job.batch.candidates
+        (one.candidate_id, job.attempt)
+        for job in plan_noise(records, known("a"), count=3, seed=0)
+        for one in job.candidates
     ]
     assert len(again) == len(noise) == 6
     assert not set(again) & set(noise)
@@ -231,8 +201,8 @@ def test_other_days_choose_other_candidates() -> None:
     records = [record(one) for one in candidates("a", 60)]
 
     def chosen(seed: int) -> set[str]:
-        jobs = plan_noise(records, known("a"), protocol=PROTOCOL, count=8, seed=seed)
-        return {one.trace for one in jobs[0].batch.candidates}
+        jobs = plan_noise(records, known("a"), count=8, seed=seed)
+        return {one.trace for one in jobs[0].candidates}
 
     assert len(set.union(*(chosen(seed) for seed in range(4)))) > 8
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Protocol, Record, Workload
+from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from fleet.collection.batch_plan import NOISE_EVERY_SECS
 from fleet.collection.collect import Collection
 from fleet.collection.device_history import known_candidates
@@ -30,7 +30,7 @@ from tests.record_fixtures import make_spec, make_workload
 ONE, TWO = DeviceId("one"), DeviceId("two")
 SPECS = {device_id: make_spec(device_id) for device_id in (ONE, TWO)}
 WORKLOADS = [make_workload(number, networks=(("net", 1 + 8 * number),)) for number in range(3)]
-ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, protocol=Protocol(), batch_size=7)
+ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, batch_size=7)
 
 
 class Log:
@@ -136,23 +136,25 @@ def test_after_any_kill_the_same_command_goes_on(kills: list[int]) -> None:
         assert all(record.attempt == 0 for record in records)
 
 
-def test_random_candidates_stand_in_where_evolution_finds_too_few(store: Store) -> None:
-    run(FakeFleet(SPECS, children=0), store)
-    origins = Counter(record.origin for record in store.records(device_id=ONE))
-    assert origins == {"random": 24 * 3}
+def never_built(*_: object) -> dict[str, Any]:
+    return {"outcome": Outcome.BUILD_FAILED}
 
 
-def test_a_workload_without_a_working_candidate_still_gets_its_share(store: Store) -> None:
-    fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED})
+@pytest.mark.parametrize(
+    ("fleet", "measured"),
+    [
+        (FakeFleet(SPECS, children=0), 24 * 3),
+        (FakeFleet(SPECS, never_built), 24 * 3),
+        (FakeFleet(SPECS, never_built, space=5), 5 * 3),
+    ],
+    ids=["evolution finds too few", "no candidate works", "the space is used up"],
+)
+def test_random_candidates_stand_in_as_long_as_there_are_some(
+    store: Store, fleet: FakeFleet, measured: int
+) -> None:
     run(fleet, store)
-    origins = Counter(record.origin for record in store.records(device_id=ONE))
-    assert origins == {"random": 24 * 3}
-
-
-def test_a_space_that_is_used_up_ends_the_collection(store: Store) -> None:
-    fleet = FakeFleet(SPECS, lambda *_: {"outcome": Outcome.BUILD_FAILED}, space=5)
-    run(fleet, store)
-    assert Counter(record.device_id for record in store.records()) == {ONE: 15, TWO: 15}
+    found = Counter((record.device_id, record.origin) for record in store.records())
+    assert found == {(ONE, "random"): measured, (TWO, "random"): measured}
 
 
 def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int], dict[str, Any]]:
@@ -163,7 +165,7 @@ def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int],
     return fate
 
 
-RANDOM = CollectSettings(samples=12, protocol=Protocol(), batch_size=7)
+RANDOM = CollectSettings(samples=12, batch_size=7)
 
 
 def test_a_lost_candidate_is_tried_once_more(store: Store) -> None:
@@ -189,13 +191,18 @@ def test_a_candidate_lost_twice_waits_for_the_next_run(store: Store) -> None:
     }
 
 
-def test_siblings_are_spared_what_kills_a_worker_three_times(store: Store) -> None:
-    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
-        if candidate.trace.endswith("3"):
-            return {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true,"strikes":3}'}
-        return {}
+def killed_by(*traces: str) -> Callable[[str, Candidate, int], dict[str, Any]]:
+    """A fate that puts candidates whose traces end so under quarantine."""
 
-    fleet = FakeFleet(SPECS, fate)
+    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
+        killed = {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true,"strikes":3}'}
+        return killed if candidate.trace.endswith(traces) else {}
+
+    return fate
+
+
+def test_siblings_are_spared_what_kills_a_worker_three_times(store: Store) -> None:
+    fleet = FakeFleet(SPECS, killed_by("3"))
     run(fleet, store, RANDOM, specs={ONE: SPECS[ONE]})
     killers = {r.candidate_id for r in store.records() if r.outcome is Outcome.RUN_FAILED}
     assert len(killers) == 3
@@ -204,24 +211,17 @@ def test_siblings_are_spared_what_kills_a_worker_three_times(store: Store) -> No
     assert not killers & set(second)
     assert len(second) == 12 * 3
     pools = known_candidates(store, [ONE, TWO], 100, live=True)
-    known = {one.candidate_id for pool in pools.values() for one in pool}
-    assert not killers & known
+    assert not killers & {one.candidate_id for pool in pools.values() for one in pool}
 
 
 def test_a_quarantine_of_this_run_takes_effect_at_once(store: Store) -> None:
-    killer = Candidate(workload_id=WORKLOADS[0].workload_id, trace="random-0-0")
-
-    def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
-        if candidate.candidate_id == killer.candidate_id:
-            return {"outcome": Outcome.RUN_FAILED, "quality": '{"quarantined":true}'}
-        return {}
-
+    killer, fate = "random-0-0", killed_by("random-0-0")
     how = dataclasses.replace(RANDOM, batch_size=1)
     run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
     # Both devices keep two batches in flight, so the second may have had it in hand already.
-    assert sum(r.candidate_id == killer.candidate_id for r in store.records()) <= 2
+    assert sum(record.trace == killer for record in store.records()) <= 2
     _, log = run(FakeFleet(SPECS, fate), store, how, workloads=WORKLOADS[:1])
-    assert all(record.candidate_id != killer.candidate_id for record in log.records)
+    assert all(record.trace != killer for record in log.records)
 
 
 def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
@@ -234,14 +234,12 @@ def test_the_noise_is_measured_once_a_day_and_whenever_it_is_asked_for(
     before = len(log.records)
     assert collection.measure_noise() == []
     noise = log.records[before:]
-    assert Counter((record.device_id, record.attempt) for record in noise) == {
-        (device_id, attempt): 10 for device_id in SPECS for attempt in (3, 4)
+    assert Counter((record.device_id, record.attempt, record.origin) for record in noise) == {
+        (device_id, attempt, "noise"): 10 for device_id in SPECS for attempt in (3, 4)
     }
-    assert {record.origin for record in noise} == {"noise"}
-    assert collection.measure_noise() == []
-    assert len(log.records) == before + 40
-    assert collection.measure_noise(only_due=False) == []
-    assert len(log.records) == before + 80
+    for only_due, more in ((True, 40), (False, 80)):
+        assert collection.measure_noise(only_due=only_due) == []
+        assert len(log.records) == before + more
     monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0 + NOISE_EVERY_SECS)
     assert collection.measure_noise() == []
     assert len(log.records) == before + 120
@@ -287,11 +285,11 @@ def test_what_somebody_else_measured_meanwhile_counts(store: Store) -> None:
     store.put_workloads(WORKLOADS, own=True)
     collection = Collection(fleet, SPECS, RANDOM, Log())
     pools = collection.propose(WORKLOADS)
-    collection.measure({}, WORKLOADS)
+    collection.measure({})
     collection._history.progress(ONE)
     some = pools[Family.CPU][WORKLOADS[0].workload_id][:3]
     fleet.measure(ONE, some)
-    collection.measure(pools, WORKLOADS)
+    collection.measure(pools)
     measured = by_device(list(store.records()))
     assert sorted(measured[ONE]) == sorted(measured[TWO])
     assert len(set(measured[ONE])) == len(measured[ONE]) == 36

@@ -12,7 +12,17 @@ import pytest
 
 from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Outcome, Protocol, Replay
+from agents.records import (
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Outcome,
+    Protocol,
+    Record,
+    Replay,
+    Workload,
+)
 from fleet.collection.device_choice import DeviceChoice
 from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
@@ -39,6 +49,13 @@ WORKLOAD = make_workload(1, (("bert-tiny", 3),))
 def replaying(records: Path, **changes: Any) -> dict[DeviceId, DeviceSpec]:
     spec = parse_device({**YAML, "records": str(records), **changes}, "again")
     return {spec.device_id: spec}
+
+
+def answers(worker: ReplayWorker, workload: Workload) -> list[Record]:
+    """What a replay device says of twelve candidates."""
+    drawn = tuple(worker.propose(workload, 12, seed=0))
+    workloads = {workload.workload_id: workload}
+    return worker.measure(Batch(candidates=drawn, workloads=workloads, protocol=Protocol()))
 
 
 @pytest.fixture
@@ -120,11 +137,6 @@ def test_an_exported_file_will_do_without_a_store(store: Path, tmp_path: Path) -
     assert not (tmp_path / "replay").exists()
 
 
-def test_other_devices_stay_as_they_are(tmp_path: Path) -> None:
-    local = make_spec()
-    assert ready({local.device_id: local}, tmp_path / "replay") == {local.device_id: local}
-
-
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -162,10 +174,11 @@ def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pyt
         ready(replaying(tmp_path / "shut"), tmp_path / "r")
 
 
-def test_a_device_known_from_logs_only_cannot_be_asked() -> None:
-    spec = make_spec(kind=DeviceKind.REPLAY)
+def test_a_device_known_from_logs_only_cannot_be_asked_and_other_kinds_stay_as_they_are() -> None:
+    local, spec = make_spec(), make_spec(kind=DeviceKind.REPLAY)
     with pytest.raises(FleetError, match="cannot be asked for new ones"):
         ready({spec.device_id: spec}, Path("r"))
+    assert ready({local.device_id: local}, Path("r")) == {local.device_id: local}
 
 
 def test_replay_devices_are_measured_on_only_when_they_are_named(
@@ -192,12 +205,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
     """A simulation's store is a store: its device, records and marks survive."""
     [spec] = ready(replaying(store, failures=True), tmp_path / "replay").values()
     worker = ReplayWorker(spec)
-    batch = Batch(
-        candidates=tuple(worker.propose(WORKLOAD, 12, seed=0)),
-        workloads={WORKLOAD.workload_id: WORKLOAD},
-        protocol=Protocol(),
-    )
-    records = worker.measure(batch)
+    records = answers(worker, WORKLOAD)
     with Store.open(tmp_path / "second") as second:
         second.put_device(spec, worker.descriptor)
         second.put_workloads(worker.network_workloads(["bert-tiny"]))
@@ -210,7 +218,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
         replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),
     )
     [third] = ready({third.device_id: third}, tmp_path / "replay").values()
-    again = ReplayWorker(third).measure(batch)
+    again = answers(ReplayWorker(third), WORKLOAD)
     assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
     assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
 
@@ -226,18 +234,9 @@ def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> Non
     [spec] = ready(specs, tmp_path / "replay").values()
     worker = ReplayWorker(spec)
     (workload,) = worker.network_workloads(["bert-tiny"])
-    batch = Batch(
-        candidates=tuple(worker.propose(workload, 12, seed=0)),
-        workloads={workload.workload_id: workload},
-        protocol=Protocol(),
-    )
-    answered = {json.loads(one.trace)["block_size_x"]: one for one in worker.measure(batch)}
-    assert {size: one.outcome for size, one in answered.items()} == {
-        16: Outcome.OK,
-        32: Outcome.OK,
-        64: Outcome.OK,
-        128: Outcome.RUN_FAILED,
-    }
+    answered = {json.loads(one.trace)["block_size_x"]: one for one in answers(worker, workload)}
+    ran = dict.fromkeys((16, 32, 64), Outcome.OK)
+    assert {size: one.outcome for size, one in answered.items()} == {**ran, 128: Outcome.RUN_FAILED}
     assert answered[16].run_secs == tuple(one / 1e3 for one in cached(0)["times"])
     assert dict(worker.descriptor.cuda_devices[0])["compute_units"] == "108"
     assert json.loads(answered[128].environment)["device_name"] == "NVIDIA A100-PCIE-40GB"

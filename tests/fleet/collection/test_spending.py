@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -25,22 +26,9 @@ def test_every_second_is_given_once(span: Interval, first: list[Interval], secon
     assert parts["first"] == alone["first"], "a less important layer took time from a more important one"
 
 
-def test_the_more_important_layer_takes_what_both_cover() -> None:
-    layers = {"time": [(2.0, 4.0), (3.0, 5.0), (9.0, 12.0)], "build": [(0.0, 3.0), (6.0, 7.0)]}
-    assert attribute((1.0, 10.0), layers) == {"time": 4.0, "build": 2.0, "rest": 3.0}
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_ledger_tells_wall_time_and_work_apart() -> None:
-    clock = FakeClock()
-    ledger = Ledger(clock)
+    clock = SimpleNamespace(now=1000.0)
+    ledger = Ledger(lambda: clock.now)
     with ledger.proposing([ONE]):
         clock.now += 3
     clock.now += 100  # nobody works for the device
@@ -66,8 +54,8 @@ def test_the_table_reads_well_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    clock = FakeClock()
-    ledger = Ledger(clock)
+    clock = SimpleNamespace(now=1000.0)
+    ledger = Ledger(lambda: clock.now)
     with ledger.measuring([ONE, DeviceId("unused")]):
         record = make_record(1, build_secs=2.0, wait_secs=0.0, timing_secs=4.0, measured_at=clock.now + 6)
         clock.now += 6

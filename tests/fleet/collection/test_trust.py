@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from agents.records import (
     DeviceKind,
     DeviceSpec,
     Family,
-    Protocol,
     Record,
     Replay,
+    Workload,
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
@@ -44,6 +45,12 @@ BOARD, LAB, AGAIN = DeviceId("board"), DeviceId("lab"), DeviceId("again")
 THEIRS = imported_id(int(OURS.workload_id, 16), "module")
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path) as made:
+        yield made
+
+
 def replayed(name: str) -> DeviceSpec:
     return make_spec(name, kind=DeviceKind.REPLAY, replay=Replay(records="x.parquet", device=BOARD))
 
@@ -54,16 +61,9 @@ SPECS = {BOARD: make_spec(BOARD), LAB: replayed(LAB), AGAIN: replayed(AGAIN)}
 def record(
     device: DeviceId, trace: str, *, workload: str = OURS.workload_id, origin: str = "random", **more: Any
 ) -> Record:
-    candidate = Candidate(workload_id=WorkloadId(workload), trace=trace)
-    return make_record(
-        1,
-        device=device,
-        workload_id=candidate.workload_id,
-        candidate_id=candidate.candidate_id,
-        trace=trace,
-        origin=origin,
-        **more,
-    )
+    candidate_id = Candidate(workload_id=WorkloadId(workload), trace=trace).candidate_id
+    changes = {"candidate_id": candidate_id, "trace": trace, "origin": origin, **more}
+    return make_record(1, device=device, workload=workload, **changes)
 
 
 def id_of(trace: str) -> str:
@@ -89,20 +89,19 @@ def test_an_imported_id_is_no_structural_hash_and_keeps_what_the_log_states() ->
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["claimed first", "ours first"])
-def test_a_module_of_ours_is_kept_whatever_claims_its_id(tmp_path: Path, is_first: bool) -> None:
-    with Store.open(tmp_path) as store:
-        for own in (False, True) if is_first else (True, False):
-            store.put_workloads([OURS if own else FORGED], own=own)
-        [kept] = store.own_workloads().values()
-        assert replace(kept, networks=OURS.networks) == OURS
-        assert store.workloads() == {OURS.workload_id: kept}
-        # Who had claimed it may have left records under it.
-        assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
-        store.put_workloads([replace(OURS, networks=(("bert-tiny", 2), ("more", 1)))], own=True)
-        [grown] = store.own_workloads().values()
-        assert ("more", 1) in grown.networks
-        assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
-        assert store.doubtful_workloads([WorkloadId("0" * 16)]) == set()
+def test_a_module_of_ours_is_kept_whatever_claims_its_id(store: Store, is_first: bool) -> None:
+    for own in (False, True) if is_first else (True, False):
+        store.put_workloads([OURS if own else FORGED], own=own)
+    [kept] = store.own_workloads().values()
+    assert replace(kept, networks=OURS.networks) == OURS
+    assert store.workloads() == {OURS.workload_id: kept}
+    # Who had claimed it may have left records under it.
+    assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
+    store.put_workloads([replace(OURS, networks=(("bert-tiny", 2), ("more", 1)))], own=True)
+    [grown] = store.own_workloads().values()
+    assert ("more", 1) in grown.networks
+    assert store.doubtful_workloads() == ({OURS.workload_id} if is_first else set())
+    assert store.doubtful_workloads([WorkloadId("0" * 16)]) == set()
 
 
 def test_a_file_of_an_earlier_version_counts_as_others_until_it_is_listed_again(tmp_path: Path) -> None:
@@ -119,86 +118,85 @@ def test_a_file_of_an_earlier_version_counts_as_others_until_it_is_listed_again(
         assert store.own_workloads() == {OURS.workload_id: OURS}
 
 
-def test_no_import_can_be_marked_as_ours(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.put_workloads([replace(OURS, workload_id=THEIRS)], own=True)
-        assert store.own_workloads() == {}
+def test_no_import_can_be_marked_as_ours(store: Store) -> None:
+    store.put_workloads([replace(OURS, workload_id=THEIRS)], own=True)
+    assert store.own_workloads() == {}
 
 
 def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
     plain = gmm_workload()
     forged = replace(plain, arg_shapes=((1, 1), (1, 1), (1, 1)), flops=1.0, operator="forged")
+    records = [record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)]
     with Store.open(tmp_path) as store:
         store.put_workloads([forged])
         store.put_device(*cpu_device("dev-a"))
-        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        store.append(records)
         poisoned = load_snapshot(store).dataset.features
         store.put_workloads([plain], own=True)
         mended = load_snapshot(store).dataset.features
     with Store.open(tmp_path / "clean") as store:
         store.put_workloads([plain], own=True)
         store.put_device(*cpu_device("dev-a"))
-        store.append([record_of(one, "dev-a", 1e-3) for one in gmm_candidates(plain, 4)])
+        store.append(records)
         clean = load_snapshot(store).dataset.features
     assert not np.array_equal(poisoned.workload_vectors, clean.workload_vectors)
     np.testing.assert_array_equal(mended.workload_vectors, clean.workload_vectors)
 
 
-def test_records_say_which_candidates_came_with_a_log(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.put_workloads([FORGED])
-        fill(
-            store,
-            record(BOARD, "mine"),
-            record(BOARD, "laundered", origin="paired"),
-            record(LAB, "laundered", origin=IMPORTED),
-            record(LAB, "ansor", origin=IMPORTED, dialect="ansor"),
-            record(LAB, "theirs", workload=THEIRS, origin=IMPORTED),
-            record(AGAIN, "replayed"),
-        )
-        assert imported_candidates(store) == {OURS.workload_id: {id_of("laundered")}}
-        assert imported_candidates(store, [WorkloadId("0" * 16)]) == {}
-        # What a live device may be given, and what was given before.
-        live = known_candidates(store, list(SPECS), 9, live=True)
-        assert [one.trace for one in live[OURS.workload_id]] == ["mine"]
-        old = known_candidates(store, list(SPECS), 9, live=False)
-        assert len(old[OURS.workload_id]) > 3
-        found = claims(store, Family.CPU, [OURS.workload_id])
-        assert claims(store, Family.GPU, [OURS.workload_id]) == {}
-        assert claims(store, Family.CPU, []) == {}
-        traces = imported_traces(store, Family.CPU, found[OURS.workload_id])
-        assert sorted(traces.values()) == ["laundered", "theirs"]
+def test_records_say_which_candidates_came_with_a_log(store: Store) -> None:
+    store.put_workloads([FORGED])
+    fill(
+        store,
+        record(BOARD, "mine"),
+        record(BOARD, "laundered", origin="paired"),
+        record(LAB, "laundered", origin=IMPORTED),
+        record(LAB, "ansor", origin=IMPORTED, dialect="ansor"),
+        record(LAB, "theirs", workload=THEIRS, origin=IMPORTED),
+        record(AGAIN, "replayed"),
+    )
+    assert imported_candidates(store) == {OURS.workload_id: {id_of("laundered")}}
+    assert imported_candidates(store, [WorkloadId("0" * 16)]) == {}
+    # What a live device may be given, and what was given before.
+    live = known_candidates(store, list(SPECS), 9, live=True)
+    assert [one.trace for one in live[OURS.workload_id]] == ["mine"]
+    old = known_candidates(store, list(SPECS), 9, live=False)
+    assert len(old[OURS.workload_id]) > 3
+    found = claims(store, Family.CPU, [OURS.workload_id])
+    assert claims(store, Family.GPU, [OURS.workload_id]) == {}
+    assert claims(store, Family.CPU, []) == {}
+    traces = imported_traces(store, Family.CPU, found[OURS.workload_id])
+    assert sorted(traces.values()) == ["laundered", "theirs"]
 
 
-def fleet_of(*devices: DeviceId) -> FakeFleet:
-    return FakeFleet({one: SPECS[one] for one in devices})
+def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet:
+    fleet = FakeFleet({one: SPECS[one] for one in devices})
+    fleet.listed = list(listed)
+    return fleet
 
 
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
-    log = Log()
-    how = CollectSettings(samples=6, minimum=6, protocol=Protocol(), batch_size=4)
-    specs = {one: SPECS[one] for one in devices}
+    log, specs = Log(), {one: SPECS[one] for one in devices}
     fleet.use(store)
+    how = CollectSettings(samples=6, minimum=6, batch_size=4)
     return Collection(fleet, specs, how, log), log
 
 
-def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: Path) -> None:
+def test_a_collection_measures_what_is_derived_and_tells_what_is_not(store: Store) -> None:
     fleet = fleet_of(BOARD)
-    with Store.open(tmp_path) as store:
-        fill(
-            store,
-            *(record(LAB, f"theirs-{n}", workload=THEIRS, origin=IMPORTED) for n in range(3)),
-            record(LAB, "evil", workload=THEIRS, origin=IMPORTED),
-        )
-        store.put_workloads([replace(OURS, workload_id=THEIRS)])
-        made, log = collection(store, fleet, BOARD)
-        made.run([OURS])
-        assert log.refusals == {OURS.workload_id: {"its instructions are evil": 1}}
-        # A second time there is no room for more, and nothing is measured twice.
-        made, log = collection(store, fleet, BOARD)
-        made.run([OURS])
-        assert log.refusals == {}
-        measured = list(store.records(device_id=BOARD))
+    fill(
+        store,
+        *(record(LAB, f"theirs-{n}", workload=THEIRS, origin=IMPORTED) for n in range(3)),
+        record(LAB, "evil", workload=THEIRS, origin=IMPORTED),
+    )
+    store.put_workloads([replace(OURS, workload_id=THEIRS)])
+    made, log = collection(store, fleet, BOARD)
+    made.run([OURS])
+    assert log.refusals == {OURS.workload_id: {"its instructions are evil": 1}}
+    # A second time there is no room for more, and nothing is measured twice.
+    made, log = collection(store, fleet, BOARD)
+    made.run([OURS])
+    assert log.refusals == {}
+    measured = list(store.records(device_id=BOARD))
     assert sorted(one.trace for one in measured if one.origin == DERIVED) == [
         f"derived-theirs-{n}" for n in range(3)
     ]
@@ -206,57 +204,51 @@ def test_a_collection_measures_what_is_derived_and_tells_what_is_not(tmp_path: P
     assert {one.workload_id for one in measured} == {OURS.workload_id}
 
 
-def test_live_devices_take_nothing_from_replay_devices_beside_them(tmp_path: Path) -> None:
-    fleet = fleet_of(AGAIN, BOARD)
-    fleet.listed = [OURS]
-    with Store.open(tmp_path) as store:
-        fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
-        made, _ = collection(store, fleet, AGAIN, BOARD)
-        assert made.network_workloads(["bert-tiny"]) == [OURS]
-        [pool] = made.propose([OURS]).values()
-        traces = [one.trace for one in pool[OURS.workload_id]]
+def test_live_devices_take_nothing_from_replay_devices_beside_them(store: Store) -> None:
+    fleet = fleet_of(AGAIN, BOARD, listed=(OURS,))
+    fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
+    made, _ = collection(store, fleet, AGAIN, BOARD)
+    assert made.network_workloads(["bert-tiny"]) == [OURS]
+    [pool] = made.propose([OURS]).values()
+    traces = [one.trace for one in pool[OURS.workload_id]]
     assert traces[0] == "mine"
     assert "replayed" not in traces
     asked = {device for device, method, _ in fleet.calls if method in ("propose", "network_workloads")}
     assert asked == {BOARD}
 
 
-def test_a_live_device_is_given_modules_of_ours_only(tmp_path: Path) -> None:
-    fleet = fleet_of(BOARD, AGAIN)
-    fleet.listed = [OURS]
+def test_a_live_device_is_given_modules_of_ours_only(store: Store) -> None:
+    fleet = fleet_of(BOARD, AGAIN, listed=(OURS,))
     unknown = make_workload(7, networks=(("a torch model", 1),))
-    with Store.open(tmp_path) as store:
-        fill(store)
-        store.put_workloads([FORGED, unknown])
-        store.put_workloads([replace(OURS, networks=(("bert-tiny", 2),))])
-        made, _ = collection(store, fleet, BOARD)
-        given = made.stored_workloads([OURS.workload_id, unknown.workload_id])
-        assert [one.module_json for one in given.values()] == [OURS.module_json]
-        replays, _ = collection(store, fleet, AGAIN)
-        assert len(replays.stored_workloads(store.workloads())) == 2
+    fill(store)
+    store.put_workloads([FORGED, unknown])
+    store.put_workloads([replace(OURS, networks=(("bert-tiny", 2),))])
+    made, _ = collection(store, fleet, BOARD)
+    given = made.stored_workloads([OURS.workload_id, unknown.workload_id])
+    assert [one.module_json for one in given.values()] == [OURS.module_json]
+    replays, _ = collection(store, fleet, AGAIN)
+    assert len(replays.stored_workloads(store.workloads())) == 2
 
 
-def test_a_matrix_never_names_what_came_with_a_log(tmp_path: Path) -> None:
-    specs = {BOARD: SPECS[BOARD], AGAIN: SPECS[AGAIN], LAB: SPECS[LAB]}
-    names = sharing_names(specs, {Family.CPU})
+def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
+    names = sharing_names(SPECS, {Family.CPU})
     assert names == {BOARD: "cpu", AGAIN: "cpu-replay", LAB: "cpu-replay"}
-    assert set(sharing_names(specs, set()).values()) == {"cpu"}
+    assert set(sharing_names(SPECS, set()).values()) == {"cpu"}
     other = DeviceId("board-2")
-    with Store.open(tmp_path) as store:
-        store.put_workloads([FORGED])
-        fill(
-            store,
-            record(BOARD, "mine", run_secs=(2e-3,)),
-            record(BOARD, "laundered", origin="paired", run_secs=(1e-3,)),
-            record(LAB, "laundered", origin=IMPORTED),
-            record(AGAIN, "replayed"),
-        )
-        store.put_workloads([replace(OURS, workload_id=THEIRS)])
-        store.append([record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)])
-        coverage = Coverage({**names, other: "cpu"}, [OURS.workload_id])
-        coverage.load(store)
-        imports = ImportedCandidates({"cpu": Family.CPU})
-        imports.load(store, coverage, coverage.wanted, TableSummary.open(store).imported_devices)
+    store.put_workloads([FORGED])
+    fill(
+        store,
+        record(BOARD, "mine", run_secs=(2e-3,)),
+        record(BOARD, "laundered", origin="paired", run_secs=(1e-3,)),
+        record(LAB, "laundered", origin=IMPORTED),
+        record(AGAIN, "replayed"),
+    )
+    store.put_workloads([replace(OURS, workload_id=THEIRS)])
+    store.append([record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)])
+    coverage = Coverage({**names, other: "cpu"}, [OURS.workload_id])
+    coverage.load(store)
+    imports = ImportedCandidates({"cpu": Family.CPU})
+    imports.load(store, coverage, coverage.wanted, TableSummary.open(store).imported_devices)
     for one in (BOARD, other):
         coverage.set_environment(one, "e" * 32)
     assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]

@@ -56,24 +56,28 @@ def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build(
     assert timing_cores(usable, groups, threads) == chosen
 
 
-@pytest.mark.parametrize(("usable", "threads"), [((0, 1), 2), ((0,), 2), ((0, 1), 0)])
-def test_more_threads_than_cores_is_an_error(usable: tuple[int, ...], threads: int) -> None:
-    with pytest.raises(FleetError, match="use 1 to 1 threads"):
-        timing_cores(usable, ((0,), (1,)), threads)
-
-
-def test_siblings_of_one_core_are_not_two_cores() -> None:
-    with pytest.raises(FleetError, match="2 physical cores"):
-        timing_cores((0, 1, 2, 3), ((0, 2), (1, 3)), 2)
+@pytest.mark.parametrize(
+    ("usable", "groups", "threads", "words"),
+    [
+        ((0, 1), ((0,), (1,)), 2, "use 1 to 1 threads"),
+        ((0,), ((0,), (1,)), 2, "use 1 to 1 threads"),
+        ((0, 1), ((0,), (1,)), 0, "use 1 to 1 threads"),
+        # Siblings of one core are not two cores.
+        ((0, 1, 2, 3), ((0, 2), (1, 3)), 2, "2 physical cores"),
+    ],
+)
+def test_more_threads_than_cores_is_an_error(
+    usable: tuple[int, ...], groups: tuple[tuple[int, ...], ...], threads: int, words: str
+) -> None:
+    with pytest.raises(FleetError, match=words):
+        timing_cores(usable, groups, threads)
 
 
 def test_a_host_gets_the_profiles_it_can_execute_and_no_more() -> None:
     assert names(cpu_profiles(x86_host(SANDYBRIDGE_FLAGS), (0,))) == ["x86-64", "x86-64-v2", "sandybridge"]
     assert names(cpu_profiles(arm_host(GRAVITON_FLAGS), (0,))) == ["aarch64-generic", "aarch64-native"]
     assert cpu_profiles(replace(x86_host(), arch="riscv64"), (0,)) == ()
-
-
-def test_an_arm_board_lists_its_own_features() -> None:
+    # An Arm board lists its own features.
     native = cpu_profiles(arm_host(PI_FLAGS), (0,))[-1].spec
     assert native.target["mattr"] == ["+neon", "+crc"]
     assert native.target["mtriple"] == "aarch64-linux-gnu"
@@ -84,13 +88,9 @@ def test_every_profile_fits_the_host_it_was_made_for() -> None:
         for profile in cpu_profiles(host, (0, 1)):
             assert profile.spec.threads == 2
             assert differences(profile.spec, host) == []
-
-
-def test_every_profile_of_this_host_fits_it() -> None:
-    descriptor = probe()
-    profiles = host_profiles()
-    assert profiles
-    assert all(differences(profile.spec, descriptor) == [] for profile in profiles)
+    here = host_profiles()
+    assert here
+    assert all(differences(profile.spec, probe()) == [] for profile in here)
 
 
 def test_each_gpu_with_a_known_architecture_gets_a_file() -> None:
@@ -109,8 +109,7 @@ def test_written_files_load_to_the_same_specs(tmp_path: Path) -> None:
         cpu_profiles(x86_host(), (0, 2)) + cpu_profiles(arm_host(), (0,)) + cuda_profiles(gpu_host(GPU), (0,))
     )
     folder = tmp_path / "a/b"
-    done = write_profiles(folder, profiles)
-    assert {each.action for each in done} == {Action.WRITTEN}
+    assert set(write_profiles(folder, profiles).values()) == {Action.WRITTEN}
     assert DeviceFolder(folder).read().specs == {profile.spec.device_id: profile.spec for profile in profiles}
 
 
@@ -135,12 +134,11 @@ def test_a_file_that_differs_is_kept_without_force(tmp_path: Path) -> None:
     write_profiles(tmp_path, profiles)
     mine = tmp_path / "x86-64-v2.yaml"
     mine.write_text("# mine\n")
-    again = {each.device_id: each.action for each in write_profiles(tmp_path, profiles)}
-    assert again.pop(profiles[1].spec.device_id) is Action.KEPT
+    again = write_profiles(tmp_path, profiles)
+    assert again.pop(mine) is Action.KEPT
     assert set(again.values()) == {Action.UNCHANGED}
     assert mine.read_text() == "# mine\n"
-    forced = {each.device_id: each.action for each in write_profiles(tmp_path, profiles, force=True)}
-    assert forced[profiles[1].spec.device_id] is Action.REPLACED
+    assert write_profiles(tmp_path, profiles, force=True)[mine] is Action.REPLACED
     assert mine.read_text() == render(profiles[1])
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

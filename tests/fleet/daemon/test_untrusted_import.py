@@ -81,7 +81,7 @@ def hostile(honest: list[Any], marker: Path) -> list[Any]:
 def collect(session: EngineSession, spec: DeviceSpec, matmul: Workload, log: Log) -> Workload:
     """Measure one workload, and give its module as our agent listed it."""
     session.ready([GENERIC])
-    how = CollectSettings(samples=8, protocol=QUICK, minimum=6, exploration=0.5, noise=2)
+    how = CollectSettings(samples=8, minimum=6, exploration=0.5, noise=2)
     collection = Collection(session, {GENERIC: spec}, how, log)
     listed = collection.network_workloads(["bert-tiny"])
     workload = next(one for one in listed if one.workload_id == matmul.workload_id)

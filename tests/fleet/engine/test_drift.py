@@ -28,7 +28,6 @@ from fleet.store.store import Store
 from tests.coordinator_fixtures import Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end
 from tests.record_fixtures import make_record
-from tests.transport_fixtures import PROTOCOL
 from transfer.adapt.fingerprint import Fingerprint
 
 ONE = DeviceId("one")
@@ -61,9 +60,9 @@ class Reonboarding(Drivers):
             for one in chosen:
                 pool.setdefault(one.workload_id, []).append(one)
             spec = self._fleet.specs[ONE]
-            how = CollectSettings(samples=1, protocol=PROTOCOL)
+            how = CollectSettings(samples=1)
             collection = Collection(session, {ONE: spec}, how, DriverDisplay(session))
-            collection.measure({spec.family: pool}, list(session.store().workloads().values()))
+            collection.measure({spec.family: pool})
             return {"device": ONE}
 
         self.work = measure

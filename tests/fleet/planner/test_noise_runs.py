@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.records import DeviceId, Protocol
+from agents.records import DeviceId
 from fleet.errors import StoreFull
 from fleet.planner.noise_runs import NoisePlan, NoiseRuns
 
@@ -33,8 +33,7 @@ class Parts:
         planner: Any = SimpleNamespace(workloads_of=lambda _: {})
         intake: Any = SimpleNamespace(flush=self._flush)
         pools: Any = None
-        protocols = dict.fromkeys(DEVICES, Protocol())
-        return NoiseRuns(coverage, thread, pools, planner, intake, protocols, count=4, seed=0)
+        return NoiseRuns(coverage, thread, pools, planner, intake, count=4, seed=0)
 
     def _flush(self, *, device_id: str) -> None:
         if self.is_full:

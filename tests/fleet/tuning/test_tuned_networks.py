@@ -284,7 +284,16 @@ def test_links_of_a_process_that_a_network_took_over_lead_nowhere(
     assert (out / "small.so").read_text() == "found earlier"
 
 
+def told(name: str, best: float | None, trials: int, curve: list[list[float | None]]) -> dict[str, Any]:
+    """What a search tells of a workload."""
+    return {
+        **{"name": name, "weight": 2, "flops": 1e6, "before_secs": None, "best_secs": best},
+        **{"gflops_per_s": best and 1e-3 / best, "trials": trials, "failed": 1, "curve": curve},
+    }
+
+
 def result() -> dict[str, Any]:
+    sides = {"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3}
     return {
         "device": "mine",
         "model": None,
@@ -293,41 +302,16 @@ def result() -> dict[str, Any]:
         "failed": 1,
         "networks": {},
         "workloads": [
-            {
-                "name": "conv2d_<b>_1x2",
-                "weight": 2,
-                "flops": 1e6,
-                "before_secs": None,
-                "best_secs": 1e-3,
-                "gflops_per_s": 1.0,
-                "trials": 20,
-                "failed": 1,
-                "curve": [[16, 2e-3], [20, 1e-3]],
-            },
-            {
-                "name": "never ran",
-                "weight": 1,
-                "flops": 1e6,
-                "before_secs": None,
-                "best_secs": None,
-                "gflops_per_s": None,
-                "trials": 0,
-                "failed": 0,
-                "curve": [[4, None]],
-            },
+            told("conv2d_<b>_1x2", 1e-3, 20, [[16, 2e-3], [20, 1e-3]]),
+            told("never ran", None, 0, [[4, None]]),
         ],
         "whole_networks": {
             "net": {
-                **timed({"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3}, {"tvm_untuned": 0.0}),
-                "differences": {"tvm_untuned": 1e-7, "tvm_tuned": 2e-7},
-                "turns": {side: [2e-3, 9e-3] for side in ("torch_eager", "tvm_untuned", "tvm_tuned")},
+                **timed(sides, {"tvm_untuned": 1e-7, "tvm_tuned": 2e-7}),
+                "turns": {side: [2e-3, 9e-3] for side in sides},
                 "absent": {"torch_compile": "there is no C++ compiler"},
-                "workloads": 5,
-                "applied": 4,
-                "library": "/tmp/net.so",
-                "kept": "tvm_tuned",
-                "tolerance": 1e-4,
-                "speedup_vs_untuned": 3.0,
+                **{"workloads": 5, "applied": 4, "library": "/tmp/net.so", "kept": "tvm_tuned"},
+                **{"tolerance": 1e-4, "speedup_vs_untuned": 3.0},
             },
             "far": {"why_not": "the device is on host far"},
         },

@@ -56,21 +56,6 @@ def candidates(count: int) -> list[Candidate]:
     return [Candidate(workload_id=workload_id, trace=f"[{number}]") for number in range(count)]
 
 
-def test_every_workload_has_its_turn_before_one_has_two() -> None:
-    searches = [search(1), search(2, uses=9), search(3, uses=2, best=1e-3, rounds=1)]
-    assert next_search(searches) is searches[1]
-    searches[1].curve.append((16, 1e-6))
-    assert next_search(searches) is searches[0]
-
-
-def test_a_program_that_computes_less_than_it_moves_begins_with_fewer() -> None:
-    heavy, light = search(1), search(2)
-    light.workload = replace(light.workload, flops=0.0)
-    assert (heavy.round_size, light.round_size) == (8, 4)
-    light.curve.append((4, 1e-5))
-    assert light.round_size == 8
-
-
 def test_a_short_search_gives_every_workload_a_schedule_first() -> None:
     fresh = [search(number) for number in range(1, 5)]
     known = search(5, best=1e-3, rounds=1)
@@ -78,6 +63,11 @@ def test_a_short_search_gives_every_workload_a_schedule_first() -> None:
     assert [round_count(fresh[0], every, left, left) for left in (100, 32, 20, 9, 2)] == [8, 8, 5, 2, 1]
     assert round_count(fresh[0], every, 100, 12) == 3, "its minutes are short"
     assert round_count(known, every, 9, 1) == 8
+    light = search(6)
+    light.workload = replace(light.workload, flops=0.0)
+    assert round_count(light, [light], 100, 100) == 4, "it moves more than it computes"
+    light.curve.append((4, 1e-5))
+    assert round_count(light, [light], 100, 100) == 8
 
 
 def test_a_search_of_some_minutes_expects_as_many_candidates_as_its_pace_allows() -> None:
@@ -88,10 +78,16 @@ def test_a_search_of_some_minutes_expects_as_many_candidates_as_its_pace_allows(
 
 
 def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
+    searches = [search(1), search(2, uses=9), search(3, uses=2, best=1e-3, rounds=1)]
+    assert next_search(searches) is searches[1]
+    searches[1].curve.append((16, 1e-6))
+    assert next_search(searches) is searches[0], "every workload has its turn before one has two"
     heavy = search(1, uses=10, best=1e-3, rounds=1)
     light = search(2, uses=1, best=1e-3, rounds=1)
     assert next_search([light, heavy]) is heavy
-    heavy.idle_rounds = 5
+    heavy.may_gain = 0.02
+    assert next_search([light, heavy]) is light, "where most may be gained"
+    heavy.may_gain, heavy.idle_rounds = 1.0, 5
     assert next_search([light, heavy]) is light
     # One that never ran gets a round now and then, not all of them.
     broken = search(3, uses=50, rounds=1)
@@ -161,30 +157,20 @@ def test_a_leader_that_a_second_timing_beats_by_much_is_doubtful() -> None:
     assert one.best_secs == 0.97e-3, "a record that comes again counts once"
 
 
-def test_rounds_go_where_most_may_be_gained() -> None:
-    sure, open_ = search(1, uses=2, best=1e-3, rounds=3), search(2, best=1e-3, rounds=3)
-    sure.may_gain, open_.may_gain = 0.02, 0.2
-    assert next_search([sure, open_]) is open_
-
-
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:
     heavy, light = search(1, uses=10, best=1e-3, rounds=4), search(2, best=1e-5, rounds=4)
     for one in (heavy, light):
         one.tried, one.idle_rounds, one.may_gain = 64, 1, 0.3
-    heavy.may_gain = 0.012
-    end_where_nothing_is_left([heavy, light], noise_floor=0.01)
     # Three of ten microseconds are nothing beside ten milliseconds.
-    assert (heavy.ended, light.ended) == ("", "others have more to gain")
-    heavy.may_gain = 0.008
-    heavy.idle_rounds = 0
-    end_where_nothing_is_left([heavy, light], noise_floor=0.01)
-    assert heavy.ended == "", "the last round still brought something"
-    heavy.idle_rounds, heavy.tried = 1, 32
-    end_where_nothing_is_left([heavy, light], noise_floor=0.01)
-    assert heavy.ended == "", "too little is known"
-    heavy.tried = 64
-    end_where_nothing_is_left([heavy, light], noise_floor=0.01)
-    assert heavy.ended == "nothing left to gain"
+    for gain, idle_rounds, tried, ended in (
+        (0.012, 1, 64, ""),
+        (0.008, 0, 64, ""),  # the last round still brought something
+        (0.008, 1, 32, ""),  # too little is known
+        (0.008, 1, 64, "nothing left to gain"),
+    ):
+        heavy.may_gain, heavy.idle_rounds, heavy.tried = gain, idle_rounds, tried
+        end_where_nothing_is_left([heavy, light], noise_floor=0.01)
+        assert (heavy.ended, light.ended) == (ended, "others have more to gain")
 
 
 class FakeAgent:
