@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,6 @@ from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.line_reader import DIALECTS, LineReader
 from fleet.interchange.logs.catalog import Environment, LoggedWorkload, Measurement
 from fleet.interchange.logs.json_values import NOT_JSON, Rejected, is_garbage
-from fleet.interchange.logs.knobs import KnobFile
 from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
 from fleet.interchange.logs.meta_schedule import Database, read_workload_lines
 from fleet.terminal_text import visible
@@ -165,9 +164,9 @@ class _Import:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""
         reader = LineReader(self._request.dialect)
         for log in logs:
-            knobs = reader.knob_file(log.path)
+            knobs = reader.knobs(log.path)
             if knobs is not None:
-                for one in islice(knobs.read(), _LOOK_LINES):
+                for one in islice(knobs[1], _LOOK_LINES):
                     if not isinstance(one, Rejected):
                         self._check_family(one.environment, visible(str(log.path)))
                         break
@@ -194,9 +193,9 @@ class _Import:
 
     def _file(self, log: LogFile) -> LineCounts:
         """Read one file; its rows go to the batch."""
-        knobs = self._lines.knob_file(log.path)
+        knobs = self._lines.knobs(log.path)
         if knobs is not None:
-            return self._knob_file(knobs, log)
+            return self._knob_file(*knobs, log)
         counts = LineCounts()
         lines = LogLines(log.path)
         database = Database()
@@ -226,21 +225,21 @@ class _Import:
             self._report.damaged[str(log.path)] = lines.damage
         return counts
 
-    def _knob_file(self, knobs: KnobFile, log: LogFile) -> LineCounts:
+    def _knob_file(self, file: LogLines, knobs: Iterator[Measurement | Rejected], log: LogFile) -> LineCounts:
         """Read a file of configurations, each of which counts as a line."""
         counts = LineCounts()
         position = 0
-        for found in knobs.read():
+        for found in knobs:
             counts.lines += 1
             if isinstance(found, Rejected):
                 self._reject(found, log, counts)
             else:
                 self._keep(found, log, counts)
-            if knobs.position != position:
-                self._tell(knobs.position - position, log.path.name, counts.lines)
-                position = knobs.position
-        if knobs.damage:
-            self._report.damaged[str(log.path)] = knobs.damage
+            if file.position != position:
+                self._tell(file.position - position, log.path.name, counts.lines)
+                position = file.position
+        if file.damage:
+            self._report.damaged[str(log.path)] = file.damage
         return counts
 
     def _line(self, line: bytes, database: Database, log: LogFile, counts: LineCounts) -> None:

@@ -1,7 +1,7 @@
 """Triton's caches of autotuned kernels, `KERNEL.autotune.json`: one object, all configurations of one key.
 
 The file names neither device nor time. A configuration that failed has infinite times; Triton writes so when
-a kernel does not compile or needs more than the device has. Called by `fleet.interchange.import_logs`.
+a kernel does not compile or needs more than the device has.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fleet.interchange.logs.catalog import Measurement
+from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, read_items, timed
+from fleet.interchange.logs.lines import LogLines
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
@@ -22,16 +23,13 @@ KEYS = frozenset(("key", "configs_timings"))
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
 
 
-class AutotuneFile(KnobFile):
-    """One file of Triton's cache."""
-
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every configuration, or the reason why it is none that can be kept."""
-        items = JsonItems(self._lines.chunks(), "configs_timings")
-        return self.read_items(items, self._head, _result)
-
-    def _head(self, value: dict[str, Any]) -> KernelHead:
-        return KernelHead(tool=TOOL, kernel=only(self._path, SUFFIX), problem=value.get("key"))
+def read_autotuned(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    """Read one file of Triton's cache."""
+    kernel = only(lines.path, SUFFIX)
+    items = JsonItems(lines.chunks(), "configs_timings")
+    return read_items(
+        items, catalog, lambda head: KernelHead(tool=TOOL, kernel=kernel, problem=head.get("key")), _result
+    )
 
 
 def _result(reader: KernelReader, item: Any) -> Measurement:

@@ -20,7 +20,6 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.logs import catalog as log_catalog
 from fleet.interchange.logs import lines as log_lines
-from fleet.interchange.logs.ansor import AnsorLogReader
 from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.interchange.logs.json_values import Rejected, parse_line
 from fleet.models.versions import load_snapshot
@@ -56,7 +55,9 @@ def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) 
 
 
 def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
-    with mock.patch.object(AnsorLogReader, "read", side_effect=ZeroDivisionError("by nobody's guess")):
+    with mock.patch(
+        "fleet.interchange.line_reader.read_ansor", side_effect=ZeroDivisionError("by nobody's guess")
+    ):
         log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
         report = run(tmp_path, log)
     assert report.imported == 1
@@ -66,7 +67,7 @@ def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])
 def test_what_is_no_fault_of_a_line_ends_the_import(error: type[BaseException], tmp_path: Path) -> None:
-    with mock.patch.object(AnsorLogReader, "read", side_effect=error), pytest.raises(error):
+    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error), pytest.raises(error):
         run(tmp_path, write_log(tmp_path / "log.json", [ansor(1)]))
 
 
