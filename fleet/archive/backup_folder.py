@@ -1,6 +1,6 @@
 """The folder of a backup: objects named by the SHA-256 of what they hold, and the list of what they are.
 
-`fleet.archive.backup` writes it and `fleet.archive.restore` reads it. Objects never change and the list is
+`fleet.archive.backup` writes and reads it. Objects never change and the list is
 replaced in one step, so the folder holds a whole backup at any moment after the first: the earlier one until
 the new one is complete.
 """
@@ -62,10 +62,6 @@ class BackedUp:
     #: Bytes that were not there from an earlier backup.
     copied_bytes: int = 0
     secs: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,7 +179,7 @@ def object_path(folder: Path, sha256: str) -> Path:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a backup the one that the folder holds; all of its objects are on the disk."""
     files = {path: [one.sha256, one.bytes] for path, one in sorted(manifest.files.items())}
-    value = {"schema": BACKUP_SCHEMA, "about": manifest.about.to_json(), "files": files}
+    value = {"schema": BACKUP_SCHEMA, "about": asdict(manifest.about), "files": files}
     write_durably(folder / MANIFEST, json.dumps({**value, "sum": _sum_of(value)}).encode())
 
 

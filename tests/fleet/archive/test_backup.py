@@ -18,9 +18,8 @@ import pytest
 
 from agents.files import fsync
 from fleet.archive import backup_folder
-from fleet.archive.backup import back_up
+from fleet.archive.backup import back_up, restore, verify_backup
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
-from fleet.archive.restore import restore, verify_backup
 from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
@@ -80,7 +79,7 @@ def test_the_folders_above_a_restored_store_are_durable_too(
         real(path)
 
     monkeypatch.setattr("agents.files.fsync", noted)
-    monkeypatch.setattr("fleet.archive.restore.fsync", noted)
+    monkeypatch.setattr("fleet.archive.backup.fsync", noted)
     restore(tmp_path / "backup", tmp_path / "new" / "deep" / "again")
     # Else a power cut takes the names of the new folders, and all that a daemon has stored below them since.
     assert {tmp_path, tmp_path / "new", tmp_path / "new" / "deep"} <= durable
@@ -347,7 +346,7 @@ def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path,
 def test_a_killed_restore_leaves_no_store(store: Path, tmp_path: Path) -> None:
     back_up(store, tmp_path / "backup")
     program = (
-        "import os, sys; from pathlib import Path; from fleet.archive import restore as module\n"
+        "import os, sys; from pathlib import Path; from fleet.archive import backup as module\n"
         "fsync = module.fsync\n"
         "def killed(path):\n    os.kill(os.getpid(), 9)\n"
         "module.fsync = killed\n"
