@@ -13,14 +13,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
-from fleet.config.device_files import load_device
+from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.targets import Machine, device_from_log
 from fleet.store.catalog import DeviceEntry
 from fleet.store.writer import AppendResult
-
-# As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
-_DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class ImportTarget(Protocol):
@@ -53,7 +50,7 @@ def check_device_id(device_id: str) -> DeviceId:
     Raises:
         FleetError: It holds other characters than small letters, digits, '-' and '_'.
     """
-    if not _DEVICE_ID.fullmatch(device_id):
+    if not DEVICE_ID.fullmatch(device_id):
         raise FleetError(
             f"device {device_id!r} is not allowed: use up to 64 small letters, digits, '-' and '_', starting"
             f" with a letter or digit, such as {_suggested(device_id)!r}"

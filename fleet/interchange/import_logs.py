@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
@@ -117,7 +117,7 @@ class _Import:
         self._journal = ImportJournal(store.path, self._device_id)
         self._report = ImportReport(device_id=self._device_id, table_version=store.version)
         #: Files whose last rows are in the batch, not in the store.
-        self._ending: dict[FileState, dict[str, Any]] = {}
+        self._ending: dict[FileState, LineCounts] = {}
         #: Workloads to store before the batch, with the networks that they were met in.
         self._fresh: dict[LoggedWorkload, set[str]] = {}
         self._fresh_bytes = 0
@@ -136,7 +136,7 @@ class _Import:
             state = self._state(log)
             known = None if self._request.again else self._journal.counts(state)
             if known is not None:
-                self._report.counts.add(LineCounts.from_json(known))
+                self._report.counts.add(known)
                 self._report.files_known += 1
                 self._tell(log.bytes, "")
             else:
@@ -145,7 +145,7 @@ class _Import:
         for log, state in todo:
             counts = self._file(log)
             self._report.counts.add(counts)
-            self._ending[state] = counts.to_json()
+            self._ending[state] = counts
         self._commit()
         self._report.files = len(logs)
         self._report.table_version = self._store.version

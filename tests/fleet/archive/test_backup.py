@@ -24,6 +24,7 @@ from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
 from fleet.interchange.import_journal import FileState, ImportJournal
+from fleet.interchange.import_report import LineCounts
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from fleet.store.store import Store
 from tests.coordinator_fixtures import everything_measured, make_fleet
@@ -97,7 +98,7 @@ def test_an_import_that_ends_meanwhile_is_not_noted_in_the_backup(
         found = real(table)
         with Store.open(store) as opened:
             opened.append(batch(3000, 8))
-            ImportJournal(store, "dev-a").finish({state: {"lines": 8}})
+            ImportJournal(store, "dev-a").finish({state: LineCounts(lines=8)})
         return found
 
     monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
