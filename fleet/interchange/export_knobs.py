@@ -28,6 +28,7 @@ _SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 #: Words of a failure by the word that `Record.error` begins with; of several the last, which says most.
 _CACHE_WORDS = {ours: word for word, ours in kernel_tuner.ERRORS.items()}
 _T4_WORDS = {ours: word for word, ours in kernel_tuner.INVALIDITIES.items()}
+_TRITON_WORDS = {ours: word for word, ours in triton.ERRORS.items()}
 _HELION_WORDS = {ours: word for word, ours in helion.STATUSES.items()}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -267,7 +268,7 @@ def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     name = str(kernel.key["kernel"])
     if _SAFE.search(name) or name.startswith("."):
         raise NotHeldError("the kernel's name cannot be a file's")
-    word = _word(record, {"compile": "inf"})
+    word = _word(record, _TRITON_WORDS)
     # Triton keeps three quantiles; one time is all of them.
     times = [math.inf if word else _millis(min(record.run_secs))] * 3
     options = {name: knobs.get(name) for name in triton.OPTIONS}

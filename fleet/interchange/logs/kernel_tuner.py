@@ -94,7 +94,7 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if error is None and type(time) is not float:
         error = next((one for one in item.values() if type(one) is str and one in ERRORS), None)
     if error is not None:
-        return reader.measurement(knobs, failed(_word(error, ERRORS), spent, at))
+        return reader.measurement(knobs, failed(error, ERRORS, spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
@@ -148,7 +148,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
     validity = item.get("invalidity")
     if validity != "correct":
-        return reader.measurement(knobs, failed(_word(validity, INVALIDITIES), spent, at))
+        return reader.measurement(knobs, failed(validity, INVALIDITIES, spent, at))
     value: Any = None
     for one in item.get("measurements") or ():
         if type(one) is dict and one.get("name") == "time":
@@ -156,15 +156,8 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
         elif type(one) is dict and one.get("name") == "GFLOP/s" and type(one.get("value")) is float:
             reader.tell_flops(one["value"] * value * 1e6 if type(value) is float else 0.0)
     if item.get("correctness", 1) != 1:
-        return reader.measurement(knobs, failed("wrong", spent, at))
+        return reader.measurement(knobs, failed("correctness", INVALIDITIES, spent, at))
     return reader.measurement(knobs, _timed(times.get("runtimes"), value, spent, at))
-
-
-def _word(value: Any, words: Mapping[str, str]) -> str:
-    found = words.get(value) if type(value) is str else None
-    if found is None:
-        raise Rejected("an error of an unknown kind", shown(value))
-    return found
 
 
 def _timed(times: Any, time: Any, spent: float, at: float) -> LoggedResult:

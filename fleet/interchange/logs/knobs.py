@@ -6,7 +6,7 @@ the reason why it is none that can be kept; this module makes a `Measurement` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -164,8 +164,17 @@ def _environment(head: KernelHead) -> tuple[dict[str, Any], Machine]:
     return value, Machine(target, device_name=head.device_name, device_facts=head.device_facts)
 
 
-def failed(kind: str, all_secs: float = 0.0, measured_at: float = 0.0) -> LoggedResult:
-    """A failure by its word of `FAILURES`."""
+def failed(
+    said: Any, words: Mapping[str, str], all_secs: float = 0.0, measured_at: float = 0.0
+) -> LoggedResult:
+    """A failure by what a tool calls it, and the tool's words for those of `FAILURES`.
+
+    Raises:
+        Rejected: The tool has no such word.
+    """
+    kind = words.get(said) if type(said) is str else None
+    if kind is None:
+        raise Rejected("an error of an unknown kind", shown(said))
     outcome, text = FAILURES[kind]
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 

@@ -19,6 +19,8 @@ from fleet.interchange.logs.lines import LogLines
 TOOL = "triton"
 SUFFIX = ".autotune.json"
 KEYS = frozenset(("key", "configs_timings"))
+#: What it writes for the time of a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+ERRORS = {"inf": "compile"}
 #: What Triton keeps beside `kwargs`; values that are None say nothing.
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
 
@@ -43,5 +45,5 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
     # Median first; of the quantiles only it is a time of the kernel.
     median = times[0] if type(times) is list and times else times
     if type(median) is float and math.isinf(median):
-        return reader.measurement({**knobs, **options}, failed("compile"))
+        return reader.measurement({**knobs, **options}, failed("inf", ERRORS))
     return reader.measurement({**knobs, **options}, timed([median]))

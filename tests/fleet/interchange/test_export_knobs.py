@@ -10,15 +10,22 @@ import pytest
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
-from tests.fleet.interchange.test_import_logs import records, run
-from tests.knob_fixtures import NAMES, cache_text, cached, failed, helion_row, triton_text, write_helion
-from tests.log_fixtures import ansor, write_log
+from tests.knob_fixtures import (
+    FAILURES,
+    NAMES,
+    cache_text,
+    cached,
+    failed,
+    helion_row,
+    triton_text,
+    write_helion,
+)
+from tests.log_fixtures import ansor, records, run, run_lines, write_log
 from tests.record_fixtures import make_record, make_workload
 
 
 def kernel_tuner_logs(folder: Path) -> None:
-    words = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
-    bad = [failed(100 + place, word) for place, word in enumerate(words)]
+    bad = [failed(100 + place, word) for place, word in enumerate(FAILURES)]
     good = [cached(number, benchmark_time=100.1 + number / 3) for number in range(60)]
     (folder / "A100.json").write_text(cache_text([*good, *bad]))
     other = [cached(number, time=1.5, times=[1.5]) for number in range(3)]
@@ -40,11 +47,7 @@ def helion_logs(folder: Path) -> None:
     write_helion(folder, rows)
 
 
-CASES = {
-    "kernel_tuner": (kernel_tuner_logs, 66),
-    "triton": (triton_logs, 6),
-    "helion": (helion_logs, 4),
-}
+CASES = {"kernel_tuner": (kernel_tuner_logs, 66), "triton": (triton_logs, 6), "helion": (helion_logs, 4)}
 
 
 def imported(folder: Path, tool: str) -> Path:
@@ -105,19 +108,16 @@ def test_triton_and_helion_read_the_best(tmp_path: Path) -> None:
 
 
 def test_records_of_other_tools_are_left_out_with_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    triton_logs(tmp_path / "logs")
-    write_log(tmp_path / "logs" / "a.json", [ansor(1, target="cuda -arch=sm_80")])
-    run(tmp_path, tmp_path / "logs")
+    log = write_log(tmp_path / "a.json", [ansor(1, target="cuda -arch=sm_80")])
+    imported(tmp_path, "triton")
+    run(tmp_path, log)
     with pytest.raises(FleetError, match=r"dialect ansor.*measured by triton, not by helion"):
         export(Store.read(tmp_path / "store"), tmp_path / "out", "helion")
     assert not (tmp_path / "out").exists()
 
 
 def test_name_of_a_stranger_is_no_path(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "a.json").write_text(cache_text([cached(0)], kernel_name="../../../evil\n"))
-    run(tmp_path, tmp_path / "logs")
+    run_lines(tmp_path, cache_text([cached(0)], kernel_name="../../../evil\n"))
     files = export(Store.read(tmp_path / "store"), tmp_path / "out", "kernel_tuner").files
     assert all((tmp_path / "out" / "dev-a") in path.resolve().parents for path in files)
 
