@@ -83,7 +83,9 @@ def triton_text(times: list[Any]) -> str:
     return json.dumps({"key": ["1024", "1024", "512", "torch.float16"], "configs_timings": pairs})
 
 
-HELION_HEAD = "run_id timestamp_s config_id generation status perf_ms compile_time_s config".split()
+HELION_HEAD = [
+    *("run_id", "timestamp_s", "config_id", "generation", "status", "perf_ms", "compile_time_s", "config")
+]
 
 
 def helion_row(status: str, perf: str, config: str, run: str = "run-1") -> list[str]:

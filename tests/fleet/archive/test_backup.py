@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +25,7 @@ from fleet.interchange.import_report import LineCounts
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from fleet.store.store import Store
 from tests.coordinator_fixtures import everything_measured, make_fleet
+from tests.disk_fixtures import failing
 from tests.fleet.archive.test_verify import batch, data_file, fill, flip
 from tests.record_fixtures import record_ids
 
@@ -223,11 +221,8 @@ def test_a_full_disk_leaves_the_earlier_backup(
     with Store.open(store) as opened:
         opened.append(batch(2000, 8))
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.archive.backup_folder.os.fsync", full)
+        patch.setattr("fleet.archive.backup_folder.os.fsync", failing())
         with pytest.raises(StoreFull, match="no room while backing up"):
             back_up(store, folder)
     assert not list((folder / OBJECTS).glob(".*"))

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from agents.records import DeviceId, Record
+from agents.records import Candidate, DeviceId, Record
 from fleet.config.settings import FleetConfig
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
@@ -92,15 +92,25 @@ def collection(request_id: str = R1, **arguments: Any) -> Request:
     )
 
 
-def measure_some(session: EngineSession) -> dict[str, Any]:
-    """Draw and measure a few candidates of the first workload."""
+def draw(session: EngineSession, count: int = SOME, seed: int = 1) -> list[Candidate]:
+    """A few candidates of the first workload."""
     session.ready([ONE])
     [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
-    candidates = session.propose(ONE, workload, SOME, 1, ()).result()
+    found: list[Candidate] = session.propose(ONE, workload, count, seed, ()).result()
+    return found
+
+
+def measure_some(session: EngineSession) -> dict[str, Any]:
+    """Draw a few candidates and measure them."""
+    candidates = draw(session)
     records: list[Record] = session.measure(ONE, candidates).result()
     stored = {record.candidate_id for record in session.store().records(device_id=ONE)}
     assert {one.candidate_id for one in candidates} <= stored
     return {"measured": len({one.candidate_id for one in records})}
+
+
+def sleep(session: EngineSession) -> dict[str, Any]:
+    return {"slept": threading.Event().wait(30)}
 
 
 def turn_until(fleet: Fleet, coordinator: Coordinator, is_so: Callable[[], bool]) -> None:
@@ -136,17 +146,9 @@ def driven(fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]]) -> tup
     return end_of(fleet, collection()), drivers
 
 
-def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
-    ended, _ = driven(fleet, measure_some)
-    assert (ended["state"], ended["result"]) == ("succeeded", {"measured": SOME})
-    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
-
-
 def test_candidates_that_are_measured_again_beside_others_keep_their_origins(fleet: Fleet) -> None:
     def measure_both(session: EngineSession) -> dict[str, Any]:
-        session.ready([ONE])
-        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
-        [again, *others] = session.propose(ONE, workload, SOME, 1, ()).result()
+        [again, *others] = draw(session)
         records: list[Record] = session.measure(ONE, [replace(again, origin="remeasure"), *others]).result()
         return {one.origin: one.candidate_id == again.candidate_id for one in records}
 
@@ -157,19 +159,23 @@ def test_candidates_that_are_measured_again_beside_others_keep_their_origins(fle
 @pytest.mark.parametrize(
     ("kind", "step", "times", "work"),
     [
+        (Store, "put_workloads", 0.0, measure_some),
         (Store, "put_workloads", 2.0, measure_some),
         (Drivers, "__call__", 4.0, measure_some),
         (Intake, "flush", 3.0, lambda session: {"version": session.store().version}),
     ],
-    ids=["a list of workloads", "a start", "what waits for the table"],
+    ids=["room", "a list of workloads", "a start", "what waits for the table"],
 )
-def test_what_found_no_room_is_done_once_there_is_some(
+def test_what_a_driver_asks_for_is_done_once_there_is_room(
     fleet: Fleet, kind: type, step: str, times: float, work: Callable[[EngineSession], dict[str, Any]]
 ) -> None:
     left = [times]
     with without_room(kind, step, left):
         ended, drivers = driven(fleet, work)
     assert (ended["state"], left, len(drivers.started)) == ("succeeded", [0.0], 1)
+    if work is measure_some:
+        assert ended["result"] == {"measured": SOME}
+        assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
 
 
 def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(fleet: Fleet) -> None:
@@ -241,12 +247,9 @@ def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) 
 
 def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: Fleet) -> None:
     def ask_for_much(session: EngineSession) -> dict[str, Any]:
-        session.ready([ONE])
-        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
         for seed in range(4):
-            session.measure(ONE, session.propose(ONE, workload, 5, seed, ()).result())
-        threading.Event().wait(30)
-        return {}
+            session.measure(ONE, draw(session, 5, seed))
+        return sleep(session)
 
     drivers = fleet.launch = Drivers(fleet, ask_for_much)
     with fleet.coordinator() as (coordinator, _):
@@ -303,11 +306,7 @@ def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
 
 
 def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:
-    def wait(session: EngineSession) -> dict[str, Any]:
-        threading.Event().wait(30)
-        return {}
-
-    fleet.launch = Drivers(fleet, wait)
+    fleet.launch = Drivers(fleet, sleep)
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection(embedded=True))
         fleet.turn_until(coordinator, lambda one: one.serves_requests)
@@ -318,7 +317,7 @@ def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(f
 
 
 def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None:
-    fleet.launch = Drivers(fleet, lambda session: {"slept": threading.Event().wait(30)})
+    fleet.launch = Drivers(fleet, sleep)
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
         second = coordinator.desk.submit(collection("r2", devices=[ONE, "two"]))

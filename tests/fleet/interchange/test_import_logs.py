@@ -38,8 +38,6 @@ from tests.log_fixtures import (
     workload_line,
     write_log,
 )
-from tests.record_fixtures import record_ids
-from tests.transport_fixtures import candidate_of
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
@@ -71,15 +69,6 @@ def test_each_dialect_becomes_records(tmp_path: Path) -> None:
     workload = Store.read(tmp_path / "store").workloads()[tuned.workload_id]
     assert (workload.operator, workload.flops) == ("C2D", 2 * 32 * 28 * 28 * 16 * 9)
     assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
-
-
-def test_ids_are_those_of_agents_records(tmp_path: Path) -> None:
-    failed = [autotvm(n, result=[[1e9], 4, 10, 5]) for n in range(3)]
-    run_lines(tmp_path, *map(autotvm, range(20)), *failed, *map(ansor, range(20)))
-    found = records(tmp_path)
-    assert len(found) == 43
-    assert {record.record_id for record in found} == set(record_ids(Store.read(tmp_path / "store")))
-    assert all(record.candidate_id == candidate_of(record).candidate_id for record in found)
 
 
 def test_failures_become_outcomes_and_marks_never_latencies(tmp_path: Path) -> None:
