@@ -110,10 +110,7 @@ def held(store: Path, folder: Path) -> Iterator[None]:
 def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile, int]:
     """Have a file as an object; return it and how many bytes had to be copied.
 
-    Args:
-        folder: Of the backup.
-        path: The file.
-        known: Its SHA-256, if that is known: an object that is there already is not looked into then.
+    If its SHA-256 is known, an object that is there already is not looked into.
 
     Raises:
         StoreError: It is not what the log says.

@@ -89,12 +89,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
 
 
 def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
-    """The card as Markdown.
-
-    Args:
-        card: As `data_card` makes it.
-        size_bytes: Of the file of records.
-    """
+    """The card that `data_card` made as Markdown, with the size of the file of records."""
     from fleet.report.model_card import card_environment
 
     environment = card_environment()

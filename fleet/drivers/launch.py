@@ -26,9 +26,7 @@ _END_SECS = 5.0
 class DriverProcess:
     """A driver at work in a process; implements `fleet.engine.request_drivers.Driver`.
 
-    Args:
-        work: What it is to do.
-        folder: Of its own; made anew.
+    The folder is its own, and made anew.
     """
 
     def __init__(self, work: Work, folder: Path) -> None:

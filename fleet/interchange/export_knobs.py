@@ -72,15 +72,9 @@ class _Format:
 
 
 def write_knobs(folder: Path, source: Source, form: str) -> int:
-    """Write the records of one device into a new folder; nothing where none fits.
+    """Write the records of one device into a new folder in a form of `FORMATS`; returns how many.
 
-    Args:
-        folder: Made if there is something to write.
-        source: The device; records that the format cannot hold are counted there.
-        form: One of `FORMATS`.
-
-    Returns:
-        How many records were written.
+    Without any there is no folder. The source counts those that the format cannot hold.
     """
     chosen = FORMATS[form]
     kernels: dict[WorkloadId, _Kernel] = {}

@@ -48,15 +48,9 @@ _TEXT_COLUMNS = [name for name, kind in (*_DEVICE_FIELDS, *_WORKLOAD_FIELDS) if 
 
 
 def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = False) -> int:
-    """Write all records of some devices into one file.
+    """Write all records of some devices into one file; returns how many.
 
-    Args:
-        path: The file.
-        sources: The devices.
-        is_small: Take ten times longer for a file that is a quarter smaller.
-
-    Returns:
-        How many records were written.
+    With `is_small` it takes ten times longer for a file that is a quarter smaller.
     """
     count = 0
     used: dict[WorkloadId, Workload] = {}

@@ -1,7 +1,4 @@
-"""The device that logs are imported under: one that is known, or one that only the logs describe.
-
-Called by `fleet.interchange.import_logs`.
-"""
+"""The device that logs are imported under: one that is known, or one that only the logs describe."""
 
 from __future__ import annotations
 
@@ -80,16 +77,9 @@ def _device_file(folder: Path, device_id: DeviceId) -> Path | None:
 
 
 def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine: Machine) -> str:
-    """Make sure that the store knows the device.
+    """Make sure that the store knows the device; returns where its description comes from, for people.
 
-    Args:
-        store: Where the import goes.
-        folder: Of the device files.
-        device_id: The device.
-        machine: What the first line says, for a device that is described nowhere else.
-
-    Returns:
-        Where its description comes from, for people.
+    What the first line says (`machine`) is for a device that is described nowhere else.
     """
     if device_id in store.devices():
         return "the store"

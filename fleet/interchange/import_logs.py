@@ -83,7 +83,7 @@ def import_logs(
     Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
 
     Args:
-        store: Where records go: an open store, or the way into that of a daemon.
+        store: An open store, or the way into that of a daemon.
         request: What to import.
         watch: Told of the progress.
         found: What `check_request` said, if it was asked already.

@@ -1,7 +1,4 @@
-"""One line of a log, whatever dialect it is in; and which files are no logs of lines but configurations.
-
-Called by `fleet.interchange.import_logs`.
-"""
+"""One line of a log, whatever dialect it is in; and which files are no logs of lines but configurations."""
 
 from __future__ import annotations
 

@@ -141,13 +141,9 @@ def _module(value: Any) -> tuple[WorkloadId, bytes]:
 def read_record(
     value: list[Any], database: Database, catalog: Catalog, traces: MetaScheduleReader
 ) -> Measurement:
-    """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`.
+    """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`, a list of two.
 
-    Args:
-        value: What JSON gave: a list of two.
-        database: Of the file that the line stands in.
-        catalog: Of the import.
-        traces: Of the import; it looks at every trace.
+    The database is of the file that it stands in; `traces` looks at every trace of the import.
 
     Raises:
         Rejected: It is no measurement that can be kept.
