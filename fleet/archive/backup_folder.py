@@ -1,8 +1,7 @@
 """The folder of a backup: objects named by the SHA-256 of what they hold, and the list of what they are.
 
-`fleet.archive.backup` writes and reads it. Objects never change and the list is
-replaced in one step, so the folder holds a whole backup at any moment after the first: the earlier one until
-the new one is complete.
+`fleet.archive.backup` writes and reads it. Objects never change and the list is replaced in one step, so the
+folder holds a whole backup at any moment after the first: the earlier one until the new one is complete.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class _Import:
         """Read one file; its rows go to the batch."""
         knobs = self._lines.knobs(log.path)
         if knobs is not None:
-            return self._knob_file(*knobs, log)
+            return self._knobs(*knobs, log)
         counts = LineCounts()
         lines = LogLines(log.path)
         database = Database()
@@ -225,7 +225,7 @@ class _Import:
             self._report.damaged[str(log.path)] = lines.damage
         return counts
 
-    def _knob_file(self, file: LogLines, knobs: Iterator[Measurement | Rejected], log: LogFile) -> LineCounts:
+    def _knobs(self, file: LogLines, knobs: Iterator[Measurement | Rejected], log: LogFile) -> LineCounts:
         """Read a file of configurations, each of which counts as a line."""
         counts = LineCounts()
         position = 0

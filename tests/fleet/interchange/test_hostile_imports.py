@@ -57,16 +57,12 @@ def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) 
 
 
 def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
-    with mock.patch(
-        "fleet.interchange.line_reader.read_ansor", side_effect=ZeroDivisionError("by nobody's guess")
-    ):
+    error = ZeroDivisionError("by nobody's guess")
+    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error):
         report = run_lines(tmp_path, autotvm(1), ansor(1), ansor(2))
-    assert report.imported == 1
     reason, log = "reader fault: ZeroDivisionError", tmp_path / "log.json"
-    assert (report.counts.rejected, report.examples) == (
-        {reason: 2},
-        {reason: f'{log}:2: "by nobody\'s guess"'},
-    )
+    assert (report.imported, report.counts.rejected) == (1, {reason: 2})
+    assert report.examples == {reason: f'{log}:2: "by nobody\'s guess"'}
 
 
 @pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])

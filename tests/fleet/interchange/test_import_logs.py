@@ -270,17 +270,14 @@ def test_files_of_a_folder_that_are_no_logs_are_left_out_and_named(tmp_path: Pat
 def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
     cpu = write_log(tmp_path / "logs" / "cpu.json", [autotvm(0)])
     gpu = write_log(tmp_path / "logs" / "gpu.json", [autotvm(0, target=CUDA_TARGET)])
-    with pytest.raises(
-        FleetError, match=rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
-    ):
+    words = rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
+    with pytest.raises(FleetError, match=words):
         run(tmp_path, tmp_path / "logs")
     assert records(tmp_path) == []  # noticed before anything was stored
     run(tmp_path, cpu)
     with pytest.raises(FleetError, match="but device dev-a is a cpu"):
         run(tmp_path, gpu)
-    late = write_log(
-        tmp_path / "late.json", [autotvm(n) for n in range(90)] + [autotvm(0, target=CUDA_TARGET)]
-    )
+    late = write_log(tmp_path / "late.json", [*map(autotvm, range(90)), autotvm(0, target=CUDA_TARGET)])
     with pytest.raises(FleetError, match=f"{late}:91 was measured on a gpu"):
         run(tmp_path, late)
 
