@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, Outcome
 from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.kernel_tuner import CacheFile
+from fleet.interchange.logs.kernel_tuner import read_cache
+from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import device_from_log
 from transfer.features.hardware import hardware_table, hardware_vector
 
@@ -75,7 +76,7 @@ def _read(name: str, path: Path) -> tuple[dict[str, tuple[float, ...]], Any]:
     """Repeats by configuration, and the hardware vector of the device."""
     found: dict[str, tuple[float, ...]] = {}
     vector = None
-    for one in CacheFile(path, Catalog()).read():
+    for one in read_cache(LogLines(path), Catalog()):
         if isinstance(one, Rejected):
             continue
         if vector is None:
@@ -110,7 +111,6 @@ def _space(kernel: str, files: dict[str, Path], read: dict[str, tuple[dict[str, 
 
 def _names(path: Path) -> list[str]:
     from fleet.interchange.logs.json_items import JsonItems
-    from fleet.interchange.logs.lines import LogLines
 
     items = JsonItems(LogLines(path).chunks(), "cache", open_end=True)
     next(iter(items))

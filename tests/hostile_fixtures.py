@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from agents.sandbox.pool import WorkerPool
 from agents.trust import DERIVED, is_imported
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
+from tests.log_fixtures import module_line, write_log
 from tests.record_fixtures import make_descriptor, make_record
 
 LAB, GENERIC = DeviceId("lab"), DeviceId("generic")
@@ -110,17 +110,12 @@ def of_other_host(trace: Any) -> list[Any]:
 
 def write_database(folder: Path, workload: Workload, module_json: str, traces: list[Any]) -> Path:
     """A database that states the workload's structural hash for a module."""
-    folder.mkdir(parents=True)
-    text = module_json.encode()
-    packed = base64.b64encode(len(text).to_bytes(8, "little") + text).decode()
-    line = json.dumps([str(int(workload.workload_id, 16)), packed])
-    (folder / "database_workload.json").write_text(line + "\n")
-    args = [
-        ["TENSOR", dtype, list(shape)]
-        for dtype, shape in zip(workload.arg_dtypes, workload.arg_shapes, strict=True)
-    ]
+    line = module_line(int(workload.workload_id, 16), module_json)
+    write_log(folder / "database_workload.json", [line])
+    pairs = zip(workload.arg_dtypes, workload.arg_shapes, strict=True)
+    args = [["TENSOR", dtype, list(shape)] for dtype, shape in pairs]
     lines = [[0, [trace, [1e-4 + n * 1e-7], TARGET, args]] for n, trace in enumerate(traces)]
-    (folder / "database_tuning_record.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    write_log(folder / "database_tuning_record.json", lines)
     return folder
 
 

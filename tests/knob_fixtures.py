@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ["block_size_x", "block_size_y", "tile_size_x", "use_shmem"]
+#: What Kernel Tuner calls its failures.
+FAILURES = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
 START = "2023-12-22 09:54:05.502007+00:00"
 
 
@@ -50,11 +52,7 @@ def cache_text(results: list[dict[str, Any]], **changes: Any) -> str:
 
 def t4_text(results: list[dict[str, Any]], **more: Any) -> str:
     """The same results as a T4 file."""
-    words = {
-        "InvalidConfig": "constraints",
-        "CompilationFailedConfig": "compile",
-        "RuntimeFailedConfig": "runtime",
-    }
+    words = dict(zip(FAILURES, ("constraints", "compile", "runtime"), strict=True))
     listed = []
     for one in results:
         times = {"compilation": one["compile_time"], "benchmark": one["benchmark_time"], "validation": 0}
@@ -76,31 +74,17 @@ def t4_text(results: list[dict[str, Any]], **more: Any) -> str:
 
 def triton_text(times: list[Any]) -> str:
     """A file of Triton's cache with a configuration a time."""
-    configs = [
-        {
-            "kwargs": {"BLOCK_M": 32 << place % 3, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8},
-            "num_warps": 4,
-            "num_ctas": 1,
-            "num_stages": 2 + place // 3,
-            "maxnreg": None,
-            "pre_hook": None,
-            "ir_override": None,
-        }
-        for place in range(len(times))
-    ]
-    pairs = [list(pair) for pair in zip(configs, times, strict=True)]
+    unset = {"maxnreg": None, "pre_hook": None, "ir_override": None}
+    pairs = []
+    for place, one in enumerate(times):
+        blocks = {"BLOCK_M": 32 << place % 3, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8}
+        config = {"kwargs": blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2 + place // 3, **unset}
+        pairs.append([config, one])
     return json.dumps({"key": ["1024", "1024", "512", "torch.float16"], "configs_timings": pairs})
 
 
 HELION_HEAD = [
-    "run_id",
-    "timestamp_s",
-    "config_id",
-    "generation",
-    "status",
-    "perf_ms",
-    "compile_time_s",
-    "config",
+    *("run_id", "timestamp_s", "config_id", "generation", "status", "perf_ms", "compile_time_s", "config")
 ]
 
 

@@ -8,6 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.records import Record
+from fleet.interchange.import_logs import ImportRequest, import_logs
+from fleet.interchange.import_report import ImportReport
+from fleet.store.store import Store
+
 #: Real logs of other people's devices, beside the checkout; what reads them is skipped where they are absent.
 DATA = Path(__file__).parents[2] / "shared" / "data"
 AUTOTVM_LOGS = DATA / "autotvm_dropletsearch"
@@ -105,3 +110,26 @@ def write_log(path: Path, lines: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path
+
+
+def run(folder: Path, *paths: Path, device: str = "dev-a", **more: Any) -> ImportReport:
+    """Import files into the store of a folder; every line is accounted for."""
+    request = ImportRequest(paths=paths, device_id=device, devices_folder=folder / "none", **more)
+    with Store.open(folder / "store") as store:
+        report = import_logs(store, request)
+    counts = report.counts
+    assert report.imported + report.duplicates + counts.rejected.total() == counts.lines
+    assert counts.outcomes.total() == counts.valid == counts.lines - counts.rejected.total()
+    assert report.unaccounted == 0
+    assert set(report.examples) <= set(counts.rejected)
+    return report
+
+
+def run_lines(folder: Path, *lines: Any, **more: Any) -> ImportReport:
+    """Import one file, `log.json`, of some lines."""
+    return run(folder, write_log(folder / "log.json", [*lines]), **more)
+
+
+def records(folder: Path, device: str = "dev-a") -> list[Record]:
+    """What the store of a folder has of a device."""
+    return list(Store.read(folder / "store").records(device_id=device))

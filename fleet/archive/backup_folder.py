@@ -1,8 +1,7 @@
 """The folder of a backup: objects named by the SHA-256 of what they hold, and the list of what they are.
 
-`fleet.archive.backup` writes it and `fleet.archive.restore` reads it. Objects never change and the list is
-replaced in one step, so the folder holds a whole backup at any moment after the first: the earlier one until
-the new one is complete.
+`fleet.archive.backup` writes and reads it. Objects never change and the list is replaced in one step, so the
+folder holds a whole backup at any moment after the first: the earlier one until the new one is complete.
 """
 
 from __future__ import annotations
@@ -63,10 +62,6 @@ class BackedUp:
     copied_bytes: int = 0
     secs: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
 
 @dataclass(slots=True, kw_only=True)
 class Manifest:
@@ -114,10 +109,7 @@ def held(store: Path, folder: Path) -> Iterator[None]:
 def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile, int]:
     """Have a file as an object; return it and how many bytes had to be copied.
 
-    Args:
-        folder: Of the backup.
-        path: The file.
-        known: Its SHA-256, if that is known: an object that is there already is not looked into then.
+    If its SHA-256 is known, an object that is there already is not looked into.
 
     Raises:
         StoreError: It is not what the log says.
@@ -183,7 +175,7 @@ def object_path(folder: Path, sha256: str) -> Path:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a backup the one that the folder holds; all of its objects are on the disk."""
     files = {path: [one.sha256, one.bytes] for path, one in sorted(manifest.files.items())}
-    value = {"schema": BACKUP_SCHEMA, "about": manifest.about.to_json(), "files": files}
+    value = {"schema": BACKUP_SCHEMA, "about": asdict(manifest.about), "files": files}
     write_durably(folder / MANIFEST, json.dumps({**value, "sum": _sum_of(value)}).encode())
 
 

@@ -5,6 +5,7 @@ Registered by `fleet.cli.app`. They take no lock on the store that they read, so
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,8 @@ def verify(
 
     Example: fleet store verify --store runs/store --json
     """
+    from fleet.archive.backup import verify_backup
     from fleet.archive.backup_folder import is_backup
-    from fleet.archive.restore import verify_backup
     from fleet.archive.verify import verify as verify_store
     from fleet.errors import FleetError
 
@@ -64,7 +65,7 @@ def backup(
 
     made = back_up(_folder(store, config, changes), folder)
     if as_json:
-        print_json(made.to_json())
+        print_json(asdict(made))
         return
     say(
         f"{made.records} records (table version {made.version}) and {made.waiting} on their way: "
@@ -82,11 +83,11 @@ def restore(
 
     Example: fleet store restore /mnt/other-disk/fleet-backup runs/store
     """
-    from fleet.archive.restore import restore as restore_store
+    from fleet.archive.backup import restore as restore_store
 
     made = restore_store(backup_folder, folder)
     if as_json:
-        print_json(made.to_json())
+        print_json(asdict(made))
         return
     say(f"{folder}: {made.files} files, {_mib(made.bytes)}, all sums are right")
     say("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")

@@ -28,7 +28,7 @@ from fleet.config.yaml_files import ConfigError, key_lines, model_faults, neares
 
 # A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
 # in the name of a module.
-_DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # Host name, IPv4 address, or IPv6 address in brackets; then the port.
 _TRACKER = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 # TVM's tracker splits what it is told at colons, its server at spaces.
@@ -191,7 +191,7 @@ def _line_of(fault: str, lines: Mapping[str, int]) -> str:
 
 
 def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
-    if not _DEVICE_ID.fullmatch(file.device_id):
+    if not DEVICE_ID.fullmatch(file.device_id):
         yield (
             f"device_id: {show('', file.device_id)} is not allowed: use up to 64 small letters, digits, '-' "
             "and '_', starting with a letter or digit"

@@ -22,6 +22,8 @@ from fleet.interchange.export_source import Source
 from fleet.report.status import trust
 from fleet.store.noise_columns import READING_COLUMNS
 
+#: Columns whose values are counted.
+_COUNTED = ("outcome", "origin", "protocol", "environment_id", "workload_id")
 #: From this share on, records of drifting windows are named among the faults.
 _MUCH_SUSPECT = 0.1
 
@@ -53,11 +55,10 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
     candidates: list[pa.Array] = []
     devices: dict[str, Any] = {}
     for source in sources:
-        reading = _Reading(source)
-        devices[str(source.device_id)] = reading.facts()
-        protocols.update(reading.counts["protocol"])
-        used.update(reading.counts["workload_id"])
-        candidates += reading.candidates
+        counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
+        devices[str(source.device_id)] = _facts(source, counts, candidates)
+        protocols.update(counts["protocol"])
+        used.update(counts["workload_id"])
     known = sources[0].workloads
     workloads = [known[one] for one in map(WorkloadId, sorted(used)) if one in known]
     operators: Counter[str] = Counter()
@@ -88,12 +89,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
 
 
 def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
-    """The card as Markdown.
-
-    Args:
-        card: As `data_card` makes it.
-        size_bytes: Of the file of records.
-    """
+    """The card that `data_card` made as Markdown, with the size of the file of records."""
     from fleet.report.model_card import card_environment
 
     environment = card_environment()
@@ -101,56 +97,45 @@ def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
     return environment.get_template("data_card.md").render(card=card, mib=f"{size_bytes / 2**20:.1f}")
 
 
-class _Reading:
-    """One pass over the rows of a device.
+def _facts(source: Source, counts: Mapping[str, Counter[str]], candidates: list[pa.Array]) -> dict[str, Any]:
+    """What the card says of a device, by one pass over its rows.
 
-    Attributes:
-        counts: Records by the values of some columns.
-        candidates: Their ids, in pieces; one may stand in several.
+    Args:
+        source: The device.
+        counts: Get its records by the values of `_COUNTED`.
+        candidates: Get their ids, in pieces; one may stand in several.
     """
+    first, last = float("inf"), float("-inf")
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        names = ("outcome", "origin", "protocol", "environment_id", "workload_id")
-        self.counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-        self.candidates: list[pa.Array] = []
-        self._first, self._last = float("inf"), float("-inf")
-
-    def facts(self) -> dict[str, Any]:
-        """What the card says of the device."""
-        source = self._source
-        found = trust(source.device_id, self._batches())
-        spec, seen = source.spec, source.descriptor
-        return {
-            "records": self.counts["outcome"].total(),
-            "outcomes": dict(sorted(self.counts["outcome"].items())),
-            "origins": dict(sorted(self.counts["origin"].items())),
-            "candidates": found["candidates"],
-            "quarantined": found["quarantined"],
-            "suspect": found["suspect"],
-            "suspect_share": found["suspect_share"],
-            "noise": found["noise"],
-            "environments": len(self.counts["environment_id"]),
-            "first_at": self._first,
-            "last_at": self._last,
-            "family": None if spec is None else str(spec.family),
-            "target": None if spec is None else spec.target,
-            "threads": None if spec is None else spec.threads,
-            "host": None if seen is None else seen.host,
-            "processor": None if seen is None else seen.cpu_model,
-            "kernel": None if seen is None else seen.kernel,
-            "software": {} if seen is None else dict(seen.versions),
-        }
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._source.batches(tuple(dict.fromkeys((*READING_COLUMNS, *self.counts)))):
-            for name, counter in self.counts.items():
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal first, last
+        for batch in source.batches(tuple(dict.fromkeys((*READING_COLUMNS, *_COUNTED)))):
+            for name, counter in counts.items():
                 found = pc.value_counts(batch.column(name)).to_pylist()
                 counter.update({one["values"]: one["counts"] for one in found})
-            self.candidates.append(pc.unique(batch.column("candidate_id")))
+            candidates.append(pc.unique(batch.column("candidate_id")))
             times = pc.min_max(batch.column("measured_at")).as_py()
-            self._first, self._last = min(self._first, times["min"]), max(self._last, times["max"])
+            first, last = min(first, times["min"]), max(last, times["max"])
             yield batch
+
+    found = trust(source.device_id, batches())
+    spec, seen = source.spec, source.descriptor
+    return {
+        "records": counts["outcome"].total(),
+        "outcomes": dict(sorted(counts["outcome"].items())),
+        "origins": dict(sorted(counts["origin"].items())),
+        **{name: found[name] for name in ("candidates", "quarantined", "suspect", "suspect_share", "noise")},
+        "environments": len(counts["environment_id"]),
+        "first_at": first,
+        "last_at": last,
+        "family": None if spec is None else str(spec.family),
+        "target": None if spec is None else spec.target,
+        "threads": None if spec is None else spec.threads,
+        "host": None if seen is None else seen.host,
+        "processor": None if seen is None else seen.cpu_model,
+        "kernel": None if seen is None else seen.kernel,
+        "software": {} if seen is None else dict(seen.versions),
+    }
 
 
 def _operators(workloads: Sequence[Workload], records: Mapping[str, int]) -> dict[str, dict[str, int]]:

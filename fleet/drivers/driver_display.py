@@ -15,11 +15,7 @@ _PAUSE_SECS = 1.0
 
 
 class DriverDisplay:
-    """Implements `fleet.collection.settings.Display` for a driver in a process of its own.
-
-    Args:
-        session: Where reports go.
-    """
+    """Implements `fleet.collection.settings.Display` for a driver in a process of its own."""
 
     def __init__(self, session: EngineSession) -> None:
         self._session = session

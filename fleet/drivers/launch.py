@@ -11,15 +11,13 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agents.host.own_program import command, environment
+from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request
+from fleet.drivers.work import Work
 from fleet.durable import disk_errors
 from fleet.requests.channel import DriverChannel
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 _TAIL_CHARS = 2000
 _END_SECS = 5.0
@@ -28,66 +26,37 @@ _END_SECS = 5.0
 class DriverProcess:
     """A driver at work in a process; implements `fleet.engine.request_drivers.Driver`.
 
-    Args:
-        request: What it is for.
-        folder: Of its own; made anew.
-        settings: Of the coordinator.
-        models: Folder of the model versions.
-        cores: Logical CPUs that it may use; all where empty.
+    The folder is its own, and made anew.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        folder: Path,
-        settings: FleetConfig,
-        models: Path,
-        cores: Sequence[int],
-    ) -> None:
+    def __init__(self, work: Work, folder: Path) -> None:
         self._folder, self._failure = folder, ""
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                self._process = self._started(request, settings, models, cores, theirs)
+            with theirs, disk_errors("starting the driver of a request", folder):
+                self._process = self._started(work, theirs)
         except BaseException:
             ours.close()
             self._remove_folder()
             raise
         self.channel = DriverChannel(ours)
 
-    def _started(
-        self,
-        request: Request,
-        settings: FleetConfig,
-        models: Path,
-        cores: Sequence[int],
-        theirs: socket.socket,
-    ) -> subprocess.Popen[bytes]:
-        folder = self._folder
-        with disk_errors("starting the driver of a request", folder):
-            self._remove_folder()
-            folder.mkdir(parents=True)
-            value = {
-                "kind": request.kind.value,
-                "arguments": dict(request.arguments),
-                "minutes": request.minutes,
-                "settings": settings.model_dump(mode="json"),
-                "models": str(models.absolute()),
-                "cores": list(cores),
-            }
-            path = folder / "request.json"
-            path.write_text(json.dumps(value))
-            with (folder / "stderr").open("wb") as err:
-                arguments = (str(path), str(theirs.fileno()), str(os.getpid()))
-                return subprocess.Popen(
-                    command("fleet.drivers.process", *arguments),
-                    stdin=subprocess.DEVNULL,
-                    stdout=err,
-                    stderr=err,
-                    env={**environment(), "OMP_NUM_THREADS": str(max(1, len(cores)))},
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
+    def _started(self, work: Work, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        self._remove_folder()
+        self._folder.mkdir(parents=True)
+        path = self._folder / "request.json"
+        path.write_text(json.dumps(work.model_dump(mode="json")))
+        with (self._folder / "stderr").open("wb") as err:
+            arguments = (str(path), str(theirs.fileno()), str(os.getpid()))
+            return subprocess.Popen(
+                command("fleet.drivers.process", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                env={**environment(), "OMP_NUM_THREADS": str(max(1, len(work.cores)))},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         """End it and what it started."""
@@ -131,4 +100,16 @@ def launcher(
         cores: Gives the logical CPUs on which work disturbs no timing.
     """
     shutil.rmtree(root, ignore_errors=True)
-    return lambda one: DriverProcess(one, root / one.request_id, settings(), models, cores())
+
+    def launch(request: Request) -> DriverProcess:
+        work = Work(
+            kind=request.kind,
+            arguments=dict(request.arguments),
+            minutes=request.minutes,
+            settings=settings(),
+            models=models.absolute(),
+            cores=list(cores()),
+        )
+        return DriverProcess(work, root / request.request_id)
+
+    return launch

@@ -33,26 +33,16 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     path, end, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent)
-    from fleet.config.settings import FleetConfig
     from fleet.drivers.driver_display import DriverDisplay
     from fleet.drivers.work import Work, perform
 
-    value = json.loads(path.read_text())
-    settings = FleetConfig.model_validate(value["settings"])
-    kind = RequestKind(value["kind"])
-    if kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
+    work = Work.model_validate(json.loads(path.read_text()) | {"folder": path.parent})
+    if work.kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
         os.nice(_NICE)
-    if value["cores"]:
-        os.sched_setaffinity(0, value["cores"])
-    session = EngineSession(DriverChannel(socket.socket(fileno=end)), Path(settings.store.path))
-    work = Work(
-        kind=kind,
-        arguments=value["arguments"],
-        minutes=value["minutes"],
-        settings=settings,
-        models=Path(value["models"]),
-        folder=path.parent,
-    )
+    if work.cores:
+        os.sched_setaffinity(0, work.cores)
+    channel = DriverChannel(socket.socket(fileno=end))
+    session = EngineSession(channel, Path(work.settings.store.path))
     say_end(session, lambda: perform(work, session, DriverDisplay(session)))
     session.join()
     return 0

@@ -6,13 +6,14 @@ it (`fleet.daemon.embedded`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.collection.settings import Display
+from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.requests.arguments import (
     Arguments,
@@ -27,22 +28,22 @@ from fleet.requests.arguments import (
 )
 from fleet.requests.session import EngineSession
 
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
+class Work(BaseModel):
+    """One request as its driver sees it; `launch.py` hands it to a process as JSON."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One request as its driver sees it."""
+    model_config = ConfigDict(frozen=True)
 
     kind: RequestKind
-    arguments: Mapping[str, Any]
+    arguments: dict[str, Any]
     #: Minutes that it may take; None for no limit.
     minutes: float | None
     #: Of the coordinator, which the arguments go on top of.
     settings: FleetConfig
     #: Folder of the model versions.
     models: Path
+    #: Logical CPUs that its process may use; all where empty.
+    cores: list[int] = []
     #: Of the driver's own; None inside of a command.
     folder: Path | None = None
 
@@ -176,8 +177,6 @@ def _import(
 
 def _with_arguments(settings: FleetConfig, arguments: Arguments) -> FleetConfig:
     """The settings with what a request says beside them."""
-    from fleet.config.settings import FleetConfig
-
     values = settings.model_dump()
     given: dict[str, dict[str, Any]] = {"training": {"seed": arguments.seed}}
     match arguments:

@@ -36,12 +36,7 @@ _OLD = ".old"
 def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
     """Write a file beside its place and move it there at the end; after a failure nothing is left of it.
 
-    Args:
-        path: Where it goes; its folder is made if missing.
-        replace: Whether a file there may be replaced.
-
-    Yields:
-        The path to write to.
+    Yields the path to write to; the folder of the file is made if missing.
 
     Raises:
         FleetError: Something is there and may not be replaced.
@@ -68,12 +63,8 @@ def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
 def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     """Fill a folder beside its place and move it there at the end; after a failure nothing is left of it.
 
-    Args:
-        path: Where it goes; the folders above are made if missing.
-        replace: Whether an earlier export there may be replaced. Other folders never are.
-
-    Yields:
-        The folder to fill.
+    Yields the folder to fill; those above are made if missing. What is replaced is an earlier export, never
+    another folder.
 
     Raises:
         FleetError: Something is there and may not be replaced.
@@ -117,12 +108,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def text_lines(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a file for lines of text.
-
-    Args:
-        path: What is written.
-        name: Its final name: one that ends in `.gz` is compressed.
-    """
+    """Open a file for lines of text; compressed where `name`, its final one, ends in `.gz`."""
     with ExitStack() as stack:
         raw = stack.enter_context(path.open("wb"))
         if not name.endswith(".gz"):

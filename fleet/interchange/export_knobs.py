@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agents.records import Outcome, Record, WorkloadId
-from fleet.interchange.export_source import NO_TRACE, Source, json_object, json_trace
+from fleet.interchange.export_source import NotHeldError, Source, json_object, json_trace
 from fleet.interchange.logs import helion, kernel_tuner, triton
 from fleet.interchange.logs.knobs import DIALECT
 from transfer.language.knobs import check_knobs
@@ -28,12 +28,9 @@ _SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 #: Words of a failure by the word that `Record.error` begins with; of several the last, which says most.
 _CACHE_WORDS = {ours: word for word, ours in kernel_tuner.ERRORS.items()}
 _T4_WORDS = {ours: word for word, ours in kernel_tuner.INVALIDITIES.items()}
+_TRITON_WORDS = {ours: word for word, ours in triton.ERRORS.items()}
 _HELION_WORDS = {ours: word for word, ours in helion.STATUSES.items()}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class _NotHeldError(Exception):
-    """The format has no word for this record; the message is the reason counted."""
 
 
 @dataclass(slots=True)
@@ -75,29 +72,20 @@ class _Format:
 
 
 def write_knobs(folder: Path, source: Source, form: str) -> int:
-    """Write the records of one device into a new folder; nothing where none fits.
+    """Write the records of one device into a new folder in a form of `FORMATS`; returns how many.
 
-    Args:
-        folder: Made if there is something to write.
-        source: The device; records that the format cannot hold are counted there.
-        form: One of `FORMATS`.
-
-    Returns:
-        How many records were written.
+    Without any there is no folder. The source counts those that the format cannot hold.
     """
     chosen = FORMATS[form]
     kernels: dict[WorkloadId, _Kernel] = {}
     waiting = 0
-    for record in source.records():
-        try:
-            kernel = _kernel_of(record, source, kernels, chosen)
-            knobs = json_trace(record, check_knobs)
-            if knobs is None:
-                raise _NotHeldError(NO_TRACE)
-            item = chosen.item(kernel, record, knobs)
-        except _NotHeldError as reason:
-            source.skipped[str(reason)] += 1
-            continue
+
+    def item_of(record: Record) -> tuple[Record, _Kernel, dict[str, Any], str]:
+        kernel = _kernel_of(record, source, kernels, chosen)
+        knobs = json_trace(record, check_knobs)
+        return record, kernel, knobs, chosen.item(kernel, record, knobs)
+
+    for record, kernel, knobs, item in source.held(item_of):
         kernel.waiting.append(item)
         kernel.count += 1
         for name, value in knobs.items():
@@ -121,20 +109,18 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
 
 def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel], form: _Format) -> _Kernel:
     if record.dialect != DIALECT:
-        raise _NotHeldError(f"dialect {record.dialect}")
+        raise NotHeldError(f"dialect {record.dialect}")
     found = kernels.get(record.workload_id)
     if found is None:
-        workload = source.workloads.get(record.workload_id)
-        if workload is None:
-            raise _NotHeldError("its workload is not in the store")
+        workload = source.workload_of(record)
         key = json_object(workload.module_json)
         if not _is_kernel(key):
-            raise _NotHeldError("its workload is no kernel of a tuner")
+            raise NotHeldError("its workload is no kernel of a tuner")
         name = json_object(record.environment).get("device_name", "")
         found = _Kernel(key, record.workload_id, workload.flops, name if isinstance(name, str) else "")
         kernels[record.workload_id] = found
     if form.tool and found.key.get("tool") != form.tool:
-        raise _NotHeldError(f"it was measured by {found.key['tool'][:32]}, not by {form.tool}")
+        raise NotHeldError(f"it was measured by {found.key['tool'][:32]}, not by {form.tool}")
     return found
 
 
@@ -177,7 +163,7 @@ def _word(record: Record, words: Mapping[str, str]) -> str:
         return ""
     told = record.error.partition(":")[0]
     if told not in words:
-        raise _NotHeldError(f"{record.outcome} ({told[:32]}): the format has no word for it")
+        raise NotHeldError(f"{record.outcome} ({told[:32]}): the format has no word for it")
     return words[told]
 
 
@@ -275,8 +261,8 @@ def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
 def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     name = str(kernel.key["kernel"])
     if _SAFE.search(name) or name.startswith("."):
-        raise _NotHeldError("the kernel's name cannot be a file's")
-    word = _word(record, {"compile": "inf"})
+        raise NotHeldError("the kernel's name cannot be a file's")
+    word = _word(record, _TRITON_WORDS)
     # Triton keeps three quantiles; one time is all of them.
     times = [math.inf if word else _millis(min(record.run_secs))] * 3
     options = {name: knobs.get(name) for name in triton.OPTIONS}
@@ -297,13 +283,13 @@ def _finish_triton(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
 
 def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     if not all(_IDENTIFIER.fullmatch(name) for name in knobs):
-        raise _NotHeldError("the name of a knob is no name in Python")
+        raise NotHeldError("the name of a knob is no name in Python")
     status = _word(record, _HELION_WORDS) or "ok"
     perf = "" if status != "ok" else repr(_millis(min(record.run_secs)))
     call = ", ".join(f"{name}={value!r}" for name, value in sorted(knobs.items()))
     config = f"Config({call})".replace('"', '""')
     if "\n" in config or "\\" in config:
-        raise _NotHeldError("a word of the configuration holds characters that Helion would not")
+        raise NotHeldError("a word of the configuration holds characters that Helion would not")
     row = (kernel.workload_id, "", "", "0", status, perf, repr(record.timing_secs))
     return ",".join(row) + f',"{config}"'
 

@@ -7,13 +7,13 @@ Ansor lines too: their trace is read into canonical primitives and those are wri
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agents.records import Descriptor, DeviceSpec, Family, Outcome, Record, Workload, content_hash
 from fleet.interchange.export_files import text_lines
-from fleet.interchange.export_source import NO_TRACE, Source, json_object, json_trace
+from fleet.interchange.export_source import NO_TRACE, NotHeldError, Source, json_object, json_trace
 from fleet.interchange.logs.results import ERROR_TEXTS
 
 #: What both formats write for the seconds of a failed measurement.
@@ -49,82 +49,68 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
     from transfer.language.to_ansor import to_ansor_steps
 
     reader = MetaScheduleReader()
-    count = 0
-    with text_lines(path, name) as lines:
-        for record, workload in _fitting(source):
-            if record.dialect == "ansor":
-                steps = json_trace(record, check_steps)
-                if steps is None:
-                    source.skipped[NO_TRACE] += 1
-                    continue
-            elif record.dialect == "meta_schedule":
-                try:
-                    steps = to_ansor_steps(reader.read(record.trace, workload))
-                except TraceError:
-                    source.skipped[NO_TRACE] += 1
-                    continue
-            else:
-                source.skipped[f"dialect {record.dialect}"] += 1
-                continue
-            value: dict[str, Any] = {
-                "i": [_ansor_task(record, workload, source), [[], steps]],
-                "r": _result(record),
-            }
-            if version := _ansor_version(record):
-                value["v"] = version
-            lines.write(json.dumps(value) + "\n")
-            count += 1
-    return count
+
+    def line(record: Record) -> dict[str, Any]:
+        workload = _workload_of(record, source)
+        if record.dialect == "ansor":
+            steps = json_trace(record, check_steps)
+        elif record.dialect == "meta_schedule":
+            try:
+                steps = to_ansor_steps(reader.read(record.trace, workload))
+            except TraceError:
+                raise NotHeldError(NO_TRACE) from None
+        else:
+            raise NotHeldError(f"dialect {record.dialect}")
+        value: dict[str, Any] = {
+            "i": [_ansor_task(record, workload, source), [[], steps]],
+            "r": _result(record),
+        }
+        if version := _ansor_version(record):
+            value["v"] = version
+        return value
+
+    return _write(path, name, source.held(line))
 
 
 def write_autotvm(path: Path, name: str, source: Source) -> int:
-    """Write the records of one device as AutoTVM lines; returns how many.
-
-    Args:
-        path: Where to write.
-        name: Final name of the file; `.gz` at its end compresses.
-        source: The device; records of other dialects than `autotvm` are counted there.
-    """
+    """Write the records of one device as AutoTVM lines; see `write_ansor`, but for dialect `autotvm`."""
     from transfer.language.autotvm import check_entity
 
+    def line(record: Record) -> dict[str, Any]:
+        workload = _workload_of(record, source)
+        if record.dialect != "autotvm":
+            raise NotHeldError(f"dialect {record.dialect}")
+        key = json_object(workload.module_json)
+        if not {"name", "args"} <= key.keys():
+            raise NotHeldError("its workload is none of AutoTVM's")
+        entity = json_trace(record, check_entity)
+        seen = _environment(record)
+        return {
+            "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
+            # The index is a place in a space that no record holds; readers go by the entity.
+            "config": {"index": 0, "code_hash": None, "entity": entity},
+            "result": _result(record),
+            "version": 0.2,
+            "tvm_version": seen.get("tvm", ""),
+        }
+
+    return _write(path, name, source.held(line))
+
+
+def _write(path: Path, name: str, values: Iterable[Mapping[str, Any]]) -> int:
     count = 0
     with text_lines(path, name) as lines:
-        for record, workload in _fitting(source):
-            if record.dialect != "autotvm":
-                source.skipped[f"dialect {record.dialect}"] += 1
-                continue
-            key = json_object(workload.module_json)
-            if not {"name", "args"} <= key.keys():
-                source.skipped["its workload is none of AutoTVM's"] += 1
-                continue
-            entity = json_trace(record, check_entity)
-            if entity is None:
-                source.skipped[NO_TRACE] += 1
-                continue
-            seen = _environment(record)
-            value = {
-                "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
-                # The index is a place in a space that no record holds; readers go by the entity.
-                "config": {"index": 0, "code_hash": None, "entity": entity},
-                "result": _result(record),
-                "version": 0.2,
-                "tvm_version": seen.get("tvm", ""),
-            }
+        for value in values:
             lines.write(json.dumps(value) + "\n")
             count += 1
     return count
 
 
-def _fitting(source: Source) -> Iterator[tuple[Record, Workload]]:
-    """The records that either format has words for, and their workloads; counts the others."""
-    for record in source.records():
-        workload = source.workloads.get(record.workload_id)
-        if record.outcome not in _ERROR_NUMBERS:
-            source.skipped[f"{record.outcome}: the format has no word for it"] += 1
-        elif workload is None:
-            source.skipped["its workload is not in the store"] += 1
-        else:
-            yield record, workload
+def _workload_of(record: Record, source: Source) -> Workload:
+    """The workload of a record that either format has words for."""
+    if record.outcome not in _ERROR_NUMBERS:
+        raise NotHeldError(f"{record.outcome}: the format has no word for it")
+    return source.workload_of(record)
 
 
 def _result(record: Record) -> list[Any]:

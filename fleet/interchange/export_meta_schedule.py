@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
-from agents.records import Outcome, Workload, WorkloadId, canonical_json
+from agents.records import Outcome, Record, Workload, WorkloadId, canonical_json
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.export_files import text_lines
-from fleet.interchange.export_source import Source, has_module
+from fleet.interchange.export_source import NotHeldError, Source, has_module
 
 #: The dialect that such a database holds.
 DIALECT = "meta_schedule"
@@ -35,60 +36,46 @@ def write_database(folder: Path, source: Source) -> int:
     Raises:
         FleetError: The store does not know the device's target.
     """
-    indices = _indices(source)
-    if not indices:
-        return 0
-    if source.spec is None:
-        raise FleetError(
-            f"device {source.device_id}: the store does not say what its target is, and TVM needs it; "
-            "collect or import into it once more, which stores the device"
-        )
+    #: Workloads with a fitting record, in the order of their first one.
+    indices: dict[WorkloadId, int] = {}
+    arguments: dict[WorkloadId, str] = {}
+    target = "" if source.spec is None else canonical_json(source.spec.target)
+    known = {one: has_module(workload) for one, workload in source.workloads.items()}
+
+    def line(record: Record) -> str:
+        if record.dialect != DIALECT:
+            raise NotHeldError(f"dialect {record.dialect}")
+        if record.outcome is not Outcome.OK:
+            raise NotHeldError("failed: a database holds latencies only")
+        if not known.get(record.workload_id):
+            raise NotHeldError("the module of its workload is not known")
+        if source.spec is None:
+            raise FleetError(
+                f"device {source.device_id}: the store does not say what its target is, and TVM needs it; "
+                "collect or import into it once more, which stores the device"
+            )
+        if record.workload_id not in indices:
+            indices[record.workload_id] = len(indices)
+            arguments[record.workload_id] = _arguments(source.workloads[record.workload_id])
+        try:
+            read_trace(record.trace)
+        except TraceRefusedError as error:
+            raise NotHeldError(f"TVM is not to see its trace: {error.reason}") from None
+        secs = json.dumps([float(value) for value in record.run_secs])
+        inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
+        return f"[{indices[record.workload_id]},{inner}]\n"
+
     folder.mkdir()
-    target = canonical_json(source.spec.target)
-    with text_lines(folder / WORKLOADS, WORKLOADS) as lines:
-        for workload_id in indices:
-            lines.write(_workload_line(source.workloads[workload_id]))
-    arguments = {one: _arguments(source.workloads[one]) for one in indices}
     count = 0
     with text_lines(folder / RECORDS, RECORDS) as lines:
-        for record in source.records():
-            if (
-                record.outcome is not Outcome.OK
-                or record.dialect != DIALECT
-                or record.workload_id not in indices
-            ):
-                continue
-            try:
-                read_trace(record.trace)
-            except TraceRefusedError as error:
-                source.skipped[f"TVM is not to see its trace: {error.reason}"] += 1
-                continue
-            secs = json.dumps([float(value) for value in record.run_secs])
-            inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
-            lines.write(f"[{indices[record.workload_id]},{inner}]\n")
+        for made in source.held(line):
+            lines.write(made)
             count += 1
+    with text_lines(folder / WORKLOADS, WORKLOADS) as lines:
+        lines.writelines(_workload_line(source.workloads[one]) for one in indices)
     if not count:
-        for path in (folder / WORKLOADS, folder / RECORDS):
-            path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
     return count
-
-
-def _indices(source: Source) -> dict[WorkloadId, int]:
-    """Workloads with a fitting record, in the order of their first one; counts what does not fit."""
-    indices: dict[WorkloadId, int] = {}
-    known = {one: has_module(workload) for one, workload in source.workloads.items()}
-    for batch in source.batches(("workload_id", "outcome", "dialect")):
-        for row in batch.to_pylist():
-            if row["dialect"] != DIALECT:
-                source.skipped[f"dialect {row['dialect']}"] += 1
-            elif row["outcome"] != Outcome.OK:
-                source.skipped["failed: a database holds latencies only"] += 1
-            elif not known.get(row["workload_id"]):
-                source.skipped["the module of its workload is not known"] += 1
-            else:
-                indices.setdefault(row["workload_id"], len(indices))
-    return indices
 
 
 def _workload_line(workload: Workload) -> str:

@@ -44,28 +44,13 @@ _SECONDS_COLUMNS = (
     *("run_secs.list.element", "warmup_secs.list.element", "latency_secs", "build_secs"),
     *("wait_secs", "timing_secs", "measured_at"),
 )
-_TEXT_COLUMNS = [
-    "device_id",
-    "family",
-    "target",
-    "workload",
-    "operator",
-    "arg_shapes",
-    "arg_dtypes",
-    "quality",
-]
+_TEXT_COLUMNS = [name for name, kind in (*_DEVICE_FIELDS, *_WORKLOAD_FIELDS) if kind == pa.string()]
 
 
 def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = False) -> int:
-    """Write all records of some devices into one file.
+    """Write all records of some devices into one file; returns how many.
 
-    Args:
-        path: The file.
-        sources: The devices.
-        is_small: Take ten times longer for a file that is a quarter smaller.
-
-    Returns:
-        How many records were written.
+    With `is_small` it takes ten times longer for a file that is a quarter smaller.
     """
     count = 0
     used: dict[WorkloadId, Workload] = {}
@@ -75,7 +60,7 @@ def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = Fal
         compression="zstd",
         compression_level=_SMALL_LEVEL if is_small else None,
         use_byte_stream_split=list(_SECONDS_COLUMNS) if is_small else False,
-        use_dictionary=[*_TEXT_COLUMNS, *DICTIONARY_COLUMNS],
+        use_dictionary=[*_TEXT_COLUMNS, "quality", *DICTIONARY_COLUMNS],
         write_statistics=["device_id", *STATISTICS_COLUMNS],
     ) as writer:
         for source in sources:
@@ -104,12 +89,22 @@ def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = Fal
 
 def flat_batches(source: Source) -> Iterator[pa.RecordBatch]:
     """Yield the records of a device, each with all that there is to say of it: columns of `SCHEMA`."""
-    workloads = _workload_columns(source.workloads)
+    workloads, spec = _workload_columns(source.workloads), source.spec
+    device = {
+        "device_id": source.device_id,
+        "family": None if spec is None else str(spec.family),
+        "target": None if spec is None else spec.target_json,
+    }
     start = 0
     for batch in source.batches(FILE_SCHEMA.names):
-        counts = pa.array(source.counts[start : start + batch.num_rows])
-        start += batch.num_rows
-        yield _row_batch(source, batch, workloads, counts)
+        rows = batch.num_rows
+        place = pc.index_in(batch.column("workload_id"), value_set=workloads["workload_id"])
+        columns: dict[str, pa.Array] = {name: batch.column(name) for name in FILE_SCHEMA.names}
+        columns |= {name: pa.repeat(pa.scalar(device[name], kind), rows) for name, kind in _DEVICE_FIELDS}
+        columns |= {name: workloads[name].take(place) for name, _ in _WORKLOAD_FIELDS}
+        columns["counts"] = pa.array(source.counts[start : start + rows])
+        start += rows
+        yield pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.Array]:
@@ -124,22 +119,3 @@ def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.
     }
     columns = {name: pa.array(values[name], kind) for name, kind in _WORKLOAD_FIELDS}
     return columns | {"workload_id": pa.array(list(workloads), pa.string())}
-
-
-def _row_batch(
-    source: Source, batch: pa.RecordBatch, workloads: Mapping[str, pa.Array], counts: pa.Array
-) -> pa.RecordBatch:
-    spec = source.spec
-    device = {
-        "device_id": source.device_id,
-        "family": None if spec is None else str(spec.family),
-        "target": None if spec is None else spec.target_json,
-    }
-    place = pc.index_in(batch.column("workload_id"), value_set=workloads["workload_id"])
-    columns: dict[str, pa.Array] = {name: batch.column(name) for name in FILE_SCHEMA.names}
-    columns |= {
-        name: pa.repeat(pa.scalar(device[name], kind), batch.num_rows) for name, kind in _DEVICE_FIELDS
-    }
-    columns |= {name: workloads[name].take(place) for name, _ in _WORKLOAD_FIELDS}
-    columns["counts"] = counts
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,12 @@ from fleet.store.reader import StoreReader
 
 #: Reason of a record that is left out since its trace is none.
 NO_TRACE: Final = "its trace cannot be read"
+
+T = TypeVar("T")
+
+
+class NotHeldError(Exception):
+    """A format has no word for a record; the message is the reason counted."""
 
 
 class Source:
@@ -81,6 +87,26 @@ class Source:
         """Yield the records of the device, in the same order."""
         return self.reader.records(device_id=self.device_id)
 
+    def held(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """Yield what a writer makes of each record; counts those that `make` refuses (`NotHeldError`)."""
+        for record in self.records():
+            try:
+                made = make(record)
+            except NotHeldError as reason:
+                self.skipped[str(reason)] += 1
+            else:
+                yield made
+
+    def workload_of(self, record: Record) -> Workload:
+        """The workload of a record.
+
+        Raises:
+            NotHeldError: The store lacks it.
+        """
+        if record.workload_id not in self.workloads:
+            raise NotHeldError("its workload is not in the store")
+        return self.workloads[record.workload_id]
+
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
         """(n,) which rows count (`fleet.store.noise.settled`): one a candidate and environment."""
@@ -106,15 +132,20 @@ def json_object(text: str) -> Mapping[str, Any]:
 
 
 def json_trace(record: Record, fault: Callable[[Any], str]) -> Any:
-    """The trace of a record that is JSON; None where it is none that its log could have held.
+    """The trace of a record that is JSON.
 
     Args:
         record: Of others, maybe: then nobody has looked at its trace.
         fault: Says of a value why it is no trace of the dialect, "" where it is one.
+
+    Raises:
+        NotHeldError: It is none that its log could have held.
     """
     try:
         value = json.loads(record.trace)
         checked_trace(value)
     except (ValueError, RecursionError, Rejected):
-        return None
-    return None if fault(value) else value
+        raise NotHeldError(NO_TRACE) from None
+    if fault(value):
+        raise NotHeldError(NO_TRACE)
+    return value

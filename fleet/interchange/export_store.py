@@ -76,19 +76,18 @@ def export(
     chosen = _chosen(reader, devices)
     sources = [Source(reader, device_id) for device_id in chosen]
     name = destination.name.lower()
-    if fmt == "parquet" and name.endswith(".parquet"):
-        with whole_file(destination, replace=replace) as path:
-            count = write_parquet(path, sources)
-            _check_any(count, fmt, sources)
-        files = [destination]
-    elif fmt in _WRITE_LINES and name.endswith(_LINE_SUFFIXES):
-        if len(sources) != 1:
+    is_parquet = fmt == "parquet" and name.endswith(".parquet")
+    if is_parquet or (fmt in _WRITE_LINES and name.endswith(_LINE_SUFFIXES)):
+        if not is_parquet and len(sources) != 1:
             raise FleetError(
                 f"{destination}: lines do not name their device, so one file holds one device, got "
                 f"{', '.join(chosen)}: choose one with --device, or name a folder"
             )
         with whole_file(destination, replace=replace) as path:
-            count = _WRITE_LINES[fmt](path, destination.name, sources[0])
+            if is_parquet:
+                count = write_parquet(path, sources)
+            else:
+                count = _WRITE_LINES[fmt](path, destination.name, sources[0])
             _check_any(count, fmt, sources)
         files = [destination]
     else:

@@ -1,7 +1,4 @@
-"""The device that logs are imported under: one that is known, or one that only the logs describe.
-
-Called by `fleet.interchange.import_logs`.
-"""
+"""The device that logs are imported under: one that is known, or one that only the logs describe."""
 
 from __future__ import annotations
 
@@ -13,14 +10,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
-from fleet.config.device_files import load_device
+from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.targets import Machine, device_from_log
 from fleet.store.catalog import DeviceEntry
 from fleet.store.writer import AppendResult
-
-# As in device files: an id names a file, a table partition, a Ray resource and a head of the model.
-_DEVICE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class ImportTarget(Protocol):
@@ -53,7 +47,7 @@ def check_device_id(device_id: str) -> DeviceId:
     Raises:
         FleetError: It holds other characters than small letters, digits, '-' and '_'.
     """
-    if not _DEVICE_ID.fullmatch(device_id):
+    if not DEVICE_ID.fullmatch(device_id):
         raise FleetError(
             f"device {device_id!r} is not allowed: use up to 64 small letters, digits, '-' and '_', starting"
             f" with a letter or digit, such as {_suggested(device_id)!r}"
@@ -83,16 +77,9 @@ def _device_file(folder: Path, device_id: DeviceId) -> Path | None:
 
 
 def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine: Machine) -> str:
-    """Make sure that the store knows the device.
+    """Make sure that the store knows the device; returns where its description comes from, for people.
 
-    Args:
-        store: Where the import goes.
-        folder: Of the device files.
-        device_id: The device.
-        machine: What the first line says, for a device that is described nowhere else.
-
-    Returns:
-        Where its description comes from, for people.
+    What the first line says (`machine`) is for a device that is described nowhere else.
     """
     if device_id in store.devices():
         return "the store"

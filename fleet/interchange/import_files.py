@@ -1,7 +1,4 @@
-"""Which files an import reads: folders are walked, and what is no log is left out and named.
-
-Called by `fleet.interchange.import_logs`.
-"""
+"""Which files an import reads: folders are walked, and what is no log is left out and named."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fleet.durable import disk_errors, fsync
+from fleet.interchange.import_report import LineCounts
 
 #: Folder of the journals in a store.
 FOLDER = "imports"
@@ -50,22 +50,22 @@ class ImportJournal:
 
     def __init__(self, store: Path, device_id: str) -> None:
         self._path = store / FOLDER / f"{device_id}.jsonl"
-        self._finished: dict[FileState, dict[str, Any]] = {}
+        self._finished: dict[FileState, LineCounts] = {}
         with disk_errors("reading the journal of imports", self._path):
             text = self._path.read_text(errors="replace") if self._path.exists() else ""
         for line in text.splitlines():
             try:
                 value = json.loads(line)
                 if value["version"] == IMPORT_VERSION:
-                    self._finished[FileState(**value["file"])] = value["counts"]
+                    self._finished[FileState(**value["file"])] = LineCounts.from_json(value["counts"])
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a kill: the file is read again
 
-    def counts(self, state: FileState) -> Mapping[str, Any] | None:
+    def counts(self, state: FileState) -> LineCounts | None:
         """What the file held when it was read to its end; None if it was not."""
         return self._finished.get(state)
 
-    def finish(self, files: Mapping[FileState, dict[str, Any]]) -> None:
+    def finish(self, files: Mapping[FileState, LineCounts]) -> None:
         """Note files whose rows are all durable.
 
         Raises:
@@ -76,7 +76,7 @@ class ImportJournal:
             return
         lines = ""
         for state, counts in files.items():
-            value = {"version": IMPORT_VERSION, "file": asdict(state), "counts": counts}
+            value = {"version": IMPORT_VERSION, "file": asdict(state), "counts": counts.to_json()}
             lines += json.dumps(value, sort_keys=True) + "\n"
         with disk_errors("writing the journal of imports", self._path):
             is_new = not self._path.exists()

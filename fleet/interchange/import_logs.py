@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
@@ -24,7 +24,6 @@ from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.line_reader import DIALECTS, LineReader
 from fleet.interchange.logs.catalog import Environment, LoggedWorkload, Measurement
 from fleet.interchange.logs.json_values import NOT_JSON, Rejected, is_garbage
-from fleet.interchange.logs.knobs import KnobFile
 from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
 from fleet.interchange.logs.meta_schedule import Database, read_workload_lines
 from fleet.terminal_text import visible
@@ -84,7 +83,7 @@ def import_logs(
     Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
 
     Args:
-        store: Where records go: an open store, or the way into that of a daemon.
+        store: An open store, or the way into that of a daemon.
         request: What to import.
         watch: Told of the progress.
         found: What `check_request` said, if it was asked already.
@@ -118,7 +117,7 @@ class _Import:
         self._journal = ImportJournal(store.path, self._device_id)
         self._report = ImportReport(device_id=self._device_id, table_version=store.version)
         #: Files whose last rows are in the batch, not in the store.
-        self._ending: dict[FileState, dict[str, Any]] = {}
+        self._ending: dict[FileState, LineCounts] = {}
         #: Workloads to store before the batch, with the networks that they were met in.
         self._fresh: dict[LoggedWorkload, set[str]] = {}
         self._fresh_bytes = 0
@@ -137,7 +136,7 @@ class _Import:
             state = self._state(log)
             known = None if self._request.again else self._journal.counts(state)
             if known is not None:
-                self._report.counts.add(LineCounts.from_json(known))
+                self._report.counts.add(known)
                 self._report.files_known += 1
                 self._tell(log.bytes, "")
             else:
@@ -146,7 +145,7 @@ class _Import:
         for log, state in todo:
             counts = self._file(log)
             self._report.counts.add(counts)
-            self._ending[state] = counts.to_json()
+            self._ending[state] = counts
         self._commit()
         self._report.files = len(logs)
         self._report.table_version = self._store.version
@@ -165,9 +164,9 @@ class _Import:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""
         reader = LineReader(self._request.dialect)
         for log in logs:
-            knobs = reader.knob_file(log.path)
+            knobs = reader.knobs(log.path)
             if knobs is not None:
-                for one in islice(knobs.read(), _LOOK_LINES):
+                for one in islice(knobs[1], _LOOK_LINES):
                     if not isinstance(one, Rejected):
                         self._check_family(one.environment, visible(str(log.path)))
                         break
@@ -194,9 +193,9 @@ class _Import:
 
     def _file(self, log: LogFile) -> LineCounts:
         """Read one file; its rows go to the batch."""
-        knobs = self._lines.knob_file(log.path)
+        knobs = self._lines.knobs(log.path)
         if knobs is not None:
-            return self._knob_file(knobs, log)
+            return self._knobs(*knobs, log)
         counts = LineCounts()
         lines = LogLines(log.path)
         database = Database()
@@ -226,21 +225,21 @@ class _Import:
             self._report.damaged[str(log.path)] = lines.damage
         return counts
 
-    def _knob_file(self, knobs: KnobFile, log: LogFile) -> LineCounts:
+    def _knobs(self, file: LogLines, knobs: Iterator[Measurement | Rejected], log: LogFile) -> LineCounts:
         """Read a file of configurations, each of which counts as a line."""
         counts = LineCounts()
         position = 0
-        for found in knobs.read():
+        for found in knobs:
             counts.lines += 1
             if isinstance(found, Rejected):
                 self._reject(found, log, counts)
             else:
                 self._keep(found, log, counts)
-            if knobs.position != position:
-                self._tell(knobs.position - position, log.path.name, counts.lines)
-                position = knobs.position
-        if knobs.damage:
-            self._report.damaged[str(log.path)] = knobs.damage
+            if file.position != position:
+                self._tell(file.position - position, log.path.name, counts.lines)
+                position = file.position
+        if file.damage:
+            self._report.damaged[str(log.path)] = file.damage
         return counts
 
     def _line(self, line: bytes, database: Database, log: LogFile, counts: LineCounts) -> None:

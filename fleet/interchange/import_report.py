@@ -49,12 +49,8 @@ class LineCounts:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LineCounts:
         """Rebuild what `to_json` gave."""
-        return cls(
-            lines=value["lines"],
-            rejected=Counter(value["rejected"]),
-            dialects=Counter(value["dialects"]),
-            outcomes=Counter(value["outcomes"]),
-        )
+        counters = (Counter(value[name]) for name in ("rejected", "dialects", "outcomes"))
+        return cls(value["lines"], *counters)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Ansor v0.6 and earlier: one JSON object a line, with the keys i, r, v.
 
-Called by `fleet.interchange.import_logs`, line by line. Fields that earlier versions did not have may be
-missing: of a task all but the workload's key and the target, of the line the version.
+Fields that earlier versions did not have may be missing: of a task all but the workload's key and the
+target, of the line the version.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from agents.records import Workload, canonical_json
+from agents.records import canonical_json
 from fleet.interchange.logs.catalog import (
     Catalog,
     LoggedWorkload,
@@ -20,7 +20,7 @@ from fleet.interchange.logs.catalog import (
     key_id,
 )
 from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, short_key, shown
-from fleet.interchange.logs.operators import MAX_TENSORS, shape_of
+from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
 from fleet.interchange.logs.results import tuner_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.language.ansor_steps import check_steps, check_text, main_stage_flops
@@ -39,48 +39,34 @@ _DTYPE = "float32"
 _ESTIMATES = 32
 
 
-class AnsorLogReader:
-    """Reads lines of one import; knows the workloads and targets that came before."""
+def read_ansor(value: dict[str, Any], catalog: Catalog) -> Measurement:
+    """Read what JSON gave of one line: it has the key `i`.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._estimates: dict[str, int] = {}
-
-    def read(self, value: dict[str, Any]) -> Measurement:
-        """Read what JSON gave of one line: it has the key `i`.
-
-        Raises:
-            Rejected: It is no measurement that can be kept.
-        """
-        try:
-            task, (_, steps) = value["i"]
-            key_text = task[0]
-        except (KeyError, TypeError, ValueError, IndexError):
-            raise Rejected("i is not [task, [stages, steps]]", shown(value.get("i"))) from None
-        result = tuner_result(value.get("r"))
-        if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
-            raise Rejected("task is not [workload key, target, ...]", shown(task))
-        check_key(key_text)
-        trace = checked_trace(steps)
-        if not check_text(trace) and (fault := check_steps(steps)):
-            raise Rejected(fault, shown(steps))
-        workload = self._catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
-        if not workload.workload.flops:
-            self._estimate(workload, steps)
-        version = value.get("v", "")
-        if type(version) is not str or len(version) > _MAX_VERSION:
-            raise Rejected("v is not a text", shown(version))
-        environment = self._catalog.environment(
-            (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
-        )
-        return Measurement(workload, environment, trace, result)
-
-    def _estimate(self, workload: LoggedWorkload, steps: list[Any]) -> None:
-        name = workload.workload.workload_id
-        tried = self._estimates.get(name, 0)
-        if tried < _ESTIMATES:
-            self._estimates[name] = tried + 1
-            workload.estimate_flops(main_stage_flops(steps))
+    Raises:
+        Rejected: It is no measurement that can be kept.
+    """
+    try:
+        task, (_, steps) = value["i"]
+        key_text = task[0]
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise Rejected("i is not [task, [stages, steps]]", shown(value.get("i"))) from None
+    result = tuner_result(value.get("r"))
+    if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
+        raise Rejected("task is not [workload key, target, ...]", shown(task))
+    check_key(key_text)
+    trace = checked_trace(steps)
+    if not check_text(trace) and (fault := check_steps(steps)):
+        raise Rejected(fault, shown(steps))
+    workload = catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
+    if not workload.workload.flops and workload.estimates < _ESTIMATES:
+        workload.estimate_flops(main_stage_flops(steps))
+    version = value.get("v", "")
+    if type(version) is not str or len(version) > _MAX_VERSION:
+        raise Rejected("v is not a text", shown(version))
+    environment = catalog.environment(
+        (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
+    )
+    return Measurement(workload, environment, trace, result)
 
 
 def _workload(key_text: str) -> LoggedWorkload:
@@ -98,18 +84,12 @@ def _workload(key_text: str) -> LoggedWorkload:
     shapes = [shape_of(one) for one in key[1:]] if len(key) <= MAX_TENSORS else [None]
     known = tuple(shape for shape in shapes if shape) if all(shapes) else ()
     rest = canonical_text(key[1:])[1:-1].replace(",", " ").replace('"', "")
-    return LoggedWorkload(
-        Workload(
-            workload_id=key_id(DIALECT, canonical),
-            name=(f"{key[0][:8] if is_digest else key[0]} {rest}")[:100],
-            operator=operator[:100],
-            arg_shapes=known,
-            arg_dtypes=(_DTYPE,) * len(known),
-            flops=0.0,
-            networks=(),
-            module_json=canonical_json({"dialect": DIALECT, "key": key}),
-        ),
+    return LoggedWorkload.of(
         DIALECT,
+        key_id(DIALECT, canonical),
+        f"{key[0][:8] if is_digest else key[0]} {rest}"[:100],
+        Operator(operator[:100], known, (_DTYPE,) * len(known)),
+        canonical_json({"dialect": DIALECT, "key": key}),
     )
 
 

@@ -1,13 +1,10 @@
-"""AutoTVM 0.2: one JSON object a line, with the keys input, config, result, version, tvm_version.
-
-Called by `fleet.interchange.import_logs`, line by line.
-"""
+"""AutoTVM 0.2: one JSON object a line, with the keys input, config, result, version, tvm_version."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from agents.records import Workload, canonical_json
+from agents.records import canonical_json
 from fleet.interchange.logs.catalog import (
     Catalog,
     LoggedWorkload,
@@ -27,38 +24,29 @@ _MAX_NAME = 512
 _MAX_VERSION = 64
 
 
-class AutoTvmLogReader:
-    """Reads lines of one import; knows the workloads and targets that came before."""
+def read_autotvm(value: dict[str, Any], catalog: Catalog) -> Measurement:
+    """Read what JSON gave of one line: it has the key `input`.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def read(self, value: dict[str, Any]) -> Measurement:
-        """Read what JSON gave of one line: it has the key `input`.
-
-        Raises:
-            Rejected: It is no measurement that can be kept.
-        """
-        try:
-            inputs, entity, costs = value["input"], value["config"]["entity"], value["result"]
-        except (KeyError, TypeError):
-            raise Rejected("no AutoTVM 0.2 line", "expected input, config.entity and result") from None
-        result = tuner_result(costs)
-        if type(inputs) is not list or not 3 <= len(inputs) <= 8:
-            raise Rejected("input is not [target, function, args, kwargs]", shown(inputs))
-        if fault := check_entity(entity):
-            raise Rejected(fault, shown(entity))
-        workload = self._catalog.workload(
-            (DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs)
-        )
-        target, version = inputs[0], value.get("tvm_version", "")
-        if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
-            raise Rejected("target or tvm_version is not a text", shown((target, version)))
-        environment = self._catalog.environment(
-            (DIALECT, short_key(target), version),
-            lambda: _environment(target, version, inputs[1]),
-        )
-        return Measurement(workload, environment, checked_trace(entity), result)
+    Raises:
+        Rejected: It is no measurement that can be kept.
+    """
+    try:
+        inputs, entity, costs = value["input"], value["config"]["entity"], value["result"]
+    except (KeyError, TypeError):
+        raise Rejected("no AutoTVM 0.2 line", "expected input, config.entity and result") from None
+    result = tuner_result(costs)
+    if type(inputs) is not list or not 3 <= len(inputs) <= 8:
+        raise Rejected("input is not [target, function, args, kwargs]", shown(inputs))
+    if fault := check_entity(entity):
+        raise Rejected(fault, shown(entity))
+    workload = catalog.workload((DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs))
+    target, version = inputs[0], value.get("tvm_version", "")
+    if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
+        raise Rejected("target or tvm_version is not a text", shown((target, version)))
+    environment = catalog.environment(
+        (DIALECT, short_key(target), version), lambda: _environment(target, version, inputs[1])
+    )
+    return Measurement(workload, environment, checked_trace(entity), result)
 
 
 def _workload(inputs: list[Any]) -> LoggedWorkload:
@@ -73,20 +61,15 @@ def _workload(inputs: list[Any]) -> LoggedWorkload:
     key_text = check_key(canonical_text(key))
     operator = autotvm_operator(name, args)
     shapes = operator.shapes
-    workload = Workload(
-        workload_id=key_id(DIALECT, key_text),
-        name=tensor_name(name, shapes)[:_MAX_NAME] if shapes else f"{name} {canonical_text(args)}"[:100],
-        operator=operator.name,
-        arg_shapes=shapes,
-        arg_dtypes=operator.dtypes,
-        flops=operator.flops,
-        networks=(),
-        module_json=canonical_json({"dialect": DIALECT, **key}),
+    return LoggedWorkload.of(
+        DIALECT,
+        key_id(DIALECT, key_text),
+        tensor_name(name, shapes)[:_MAX_NAME] if shapes else f"{name} {canonical_text(args)}"[:100],
+        operator,
+        canonical_json({"dialect": DIALECT, **key}),
     )
-    return LoggedWorkload(workload, DIALECT)
 
 
 def _environment(target: str, version: str, function: str) -> tuple[dict[str, Any], Machine]:
-    parsed = parse_target(target)
     value = {"imported": DIALECT, "target": target, "tvm": version}
-    return value, Machine(parsed, tvm_version=version, function=function)
+    return value, Machine(parse_target(target), tvm_version=version, function=function)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
 from fleet.interchange.logs.json_values import Rejected, canonical_text
+from fleet.interchange.logs.operators import Operator
 from fleet.interchange.logs.results import LoggedResult
 from fleet.interchange.logs.targets import Machine
 from transfer.language.budget import MAX_TEXT
@@ -41,10 +42,29 @@ class LoggedWorkload:
 
     workload: Workload
     dialect: str
+    #: How often its FLOPs were estimated.
+    estimates: int = 0
     _prefix: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self._prefix = hashlib.sha256(framed(self.workload.workload_id) + framed(self.dialect))
+
+    @classmethod
+    def of(
+        cls, dialect: str, workload_id: WorkloadId, name: str, operator: Operator, module_json: str
+    ) -> LoggedWorkload:
+        """What a log says of a workload; it knows no networks."""
+        workload = Workload(
+            workload_id=workload_id,
+            name=name,
+            operator=operator.name,
+            arg_shapes=operator.shapes,
+            arg_dtypes=operator.dtypes,
+            flops=operator.flops,
+            networks=(),
+            module_json=module_json,
+        )
+        return cls(workload, dialect)
 
     @property
     def bytes(self) -> int:
@@ -60,6 +80,7 @@ class LoggedWorkload:
 
     def estimate_flops(self, flops: float) -> None:
         """Keep an estimate that was not there before."""
+        self.estimates += 1
         self.workload = replace(self.workload, flops=flops)
 
     def forget_content(self) -> None:

@@ -2,8 +2,7 @@
 
 A line of the table names its run; the run's line beside it says kernel, shapes, types and device. Without it
 the kernel is named after the file. Configurations are written as Python calls,
-`Config(block_sizes=[32, 16], num_warps=4)`, and are read here as data. Called by
-`fleet.interchange.import_logs`.
+`Config(block_sizes=[32, 16], num_warps=4)`, and are read here as data.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_values import Rejected, careful, parse_line, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.results import LoggedResult
 
@@ -46,7 +45,7 @@ STATUSES = {
 }
 #: Rows that are no measurement of their own.
 _NO_RESULTS = frozenset(("started", "deduplicated"))
-_MAX_LINE = 1 << 16
+MAX_LINE = 1 << 16
 _MAX_RUNS = 10_000
 _FACTS = ("compute_capability", "device_kind")
 
@@ -63,45 +62,37 @@ def is_table(line: bytes) -> bool:
     return {word.strip() for word in line[:1024].decode(errors="replace").split(",")} >= _NEEDED
 
 
-class TableFile(KnobFile):
-    """One table."""
+def read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    """Read one table."""
+    columns: list[str] = []
+    runs = _runs(lines.path)
+    readers: dict[str, KernelReader] = {}
 
-    def __init__(self, path: Path, catalog: Catalog) -> None:
-        super().__init__(path, catalog, _MAX_LINE)
-
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every line's measurement, or the reason why it is none that can be kept."""
-        columns: list[str] = []
-        runs = _runs(self._path)
-        readers: dict[str, KernelReader] = {}
-        for batch in self._lines.batches():
-            for line in batch:
-                try:
-                    cells = _cells(line)
-                    if not columns or cells[0] == columns[0]:
-                        # Each run that finds an empty file writes the head again.
-                        columns = cells
-                        raise Rejected("comment line")
-                    row = dict(zip(columns, cells, strict=False))
-                    yield careful(self._row, row, runs, readers)
-                except Rejected as reason:
-                    yield reason
-
-    def _row(
-        self, row: Mapping[str, str], runs: Mapping[str, KernelHead], readers: dict[str, KernelReader]
-    ) -> Measurement:
+    def measurement(row: Mapping[str, str]) -> Measurement:
         if not row.keys() >= _NEEDED:
             raise Rejected("a line has too few columns", f"{len(row)}")
         if row["status"] in _NO_RESULTS:
             raise Rejected("not measured", row["status"])
         run = row.get("run_id") or row.get("kernel_id") or ""
         if run not in readers:
-            name = only(self._path, ".csv") or self._path.name
+            name = only(lines.path, ".csv") or lines.path.name
             head = runs.get(run, KernelHead(tool=TOOL, kernel=name, problem=run[:64]))
             if len(readers) >= _MAX_RUNS:
                 raise Rejected(f"more than {_MAX_RUNS:,} runs")
-            readers[run] = KernelReader(self._catalog, head)
+            readers[run] = KernelReader(catalog, head)
         return readers[run].measurement(read_config(row["config"]), _result(row))
+
+    for batch in lines.batches():
+        for line in batch:
+            try:
+                cells = _cells(line)
+                if not columns or cells[0] == columns[0]:
+                    # Each run that finds an empty file writes the head again.
+                    columns = cells
+                    raise Rejected("comment line")
+                yield careful(measurement, dict(zip(columns, cells, strict=False)))
+            except Rejected as reason:
+                yield reason
 
 
 def _cells(line: object) -> list[str]:
@@ -120,14 +111,11 @@ def _cells(line: object) -> list[str]:
 
 def _result(row: Mapping[str, str]) -> LoggedResult:
     spent = _number(row.get("compile_time_s") or "0", "compile_time_s")
-    if row["status"] == "ok":
-        if not row["perf_ms"]:
-            return failed("run", spent)
-        return timed([_number(row["perf_ms"], "perf_ms")], spent)
-    kind = STATUSES.get(row["status"])
-    if kind is None:
-        raise Rejected("an error of an unknown kind", shown(row["status"]))
-    return failed(kind, spent)
+    if row["status"] != "ok":
+        return failed(row["status"], STATUSES, spent)
+    if not row["perf_ms"]:
+        return failed("error", STATUSES, spent)
+    return timed([_number(row["perf_ms"], "perf_ms")], spent)
 
 
 def _number(text: str, name: str) -> float:

@@ -3,7 +3,7 @@
 A cache names device, kernel, problem size and knobs, then maps the joined knobs to one result each; Kernel
 Tuner leaves off the closing brackets while it tunes. A T4 file is a list of results and does not name
 kernel and device: those come from its `metadata`, from the cache beside it (`A100.json` beside
-`A100_T4.json`), or, last, from its folder. Called by `fleet.interchange.import_logs`.
+`A100_T4.json`), or, last, from its folder.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, read_items, timed
+from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.results import MAX_ALL_SECS, MAX_TIMESTAMP, LoggedResult
 from transfer.language.knobs import MAX_KNOBS
 
@@ -58,25 +60,10 @@ _T4_SPENT = ("compilation", "validation", "benchmark")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
-class CacheFile(KnobFile):
-    """A cache of Kernel Tuner."""
-
-    def __init__(self, path: Path, catalog: Catalog) -> None:
-        super().__init__(path, catalog)
-        self._items = JsonItems(self._lines.chunks(), "cache", open_end=True)
-
-    def head(self) -> KernelHead | None:
-        """What the cache says of its kernel; None where it is damaged before its first result."""
-        try:
-            for _ in islice(self._items, 1):
-                pass
-            return _cache_head(self._items.head)
-        except Rejected:
-            return None
-
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every configuration, or the reason why it is none that can be kept."""
-        return self.read_items(self._items, _cache_head, _cache_result)
+def read_cache(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    """Read a cache of Kernel Tuner."""
+    items = JsonItems(lines.chunks(), "cache", open_end=True)
+    return read_items(items, catalog, _cache_head, _cache_result)
 
 
 def _cache_head(head: Mapping[str, Any]) -> KernelHead:
@@ -107,38 +94,39 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if error is None and type(time) is not float:
         error = next((one for one in item.values() if type(one) is str and one in ERRORS), None)
     if error is not None:
-        return reader.measurement(knobs, failed(_word(error, ERRORS), spent, at))
+        return reader.measurement(knobs, failed(error, ERRORS, spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
 
 
-class T4File(KnobFile):
-    """A T4 file."""
+def read_t4(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    """Read a T4 file."""
+    items = JsonItems(lines.chunks(), "results")
+    return read_items(items, catalog, partial(_t4_head, lines.path), _t4_result)
 
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every configuration, or the reason why it is none that can be kept."""
-        return self.read_items(JsonItems(self._lines.chunks(), "results"), self._head, _t4_result)
 
-    def _head(self, value: dict[str, Any]) -> KernelHead:
-        metadata = value.get("metadata")
-        if type(metadata) is dict and type(metadata.get("kernel_name")) is str:
-            return KernelHead(
-                tool=str(metadata.get("tool", "t4"))[:32],
-                kernel=metadata["kernel_name"],
-                problem=metadata.get("problem_size"),
-                device_name=metadata.get("device_name", ""),
-                details=_details(metadata.get("details")),
-                order=tuple(map(str, _listed(metadata.get("order"))))[:MAX_KNOBS],
-            )
-        stem = only(self._path, ".json").removesuffix("_T4")
-        for name in (f"{stem}.json.gz", f"{stem}.json"):
-            beside = self._path.with_name(name)
-            if beside.name != self._path.name and beside.is_file():
-                found = CacheFile(beside, self._catalog).head()
-                if found is not None and found.kernel:
+def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
+    metadata = value.get("metadata")
+    if type(metadata) is dict and type(metadata.get("kernel_name")) is str:
+        return KernelHead(
+            tool=str(metadata.get("tool", "t4"))[:32],
+            kernel=metadata["kernel_name"],
+            problem=metadata.get("problem_size"),
+            device_name=metadata.get("device_name", ""),
+            details=_details(metadata.get("details")),
+            order=tuple(map(str, _listed(metadata.get("order"))))[:MAX_KNOBS],
+        )
+    stem = only(path, ".json").removesuffix("_T4")
+    for name in (f"{stem}.json.gz", f"{stem}.json"):
+        beside = path.with_name(name)
+        if beside.name != path.name and beside.is_file():
+            items = JsonItems(LogLines(beside).chunks(), "cache", open_end=True)
+            with suppress(Rejected):  # damaged before its first result
+                next(iter(items), None)
+                if (found := _cache_head(items.head)).kernel:
                     return found
-        return KernelHead(tool="t4", kernel=self._path.absolute().parent.name, problem=None)
+    return KernelHead(tool="t4", kernel=path.absolute().parent.name, problem=None)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -160,7 +148,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
     validity = item.get("invalidity")
     if validity != "correct":
-        return reader.measurement(knobs, failed(_word(validity, INVALIDITIES), spent, at))
+        return reader.measurement(knobs, failed(validity, INVALIDITIES, spent, at))
     value: Any = None
     for one in item.get("measurements") or ():
         if type(one) is dict and one.get("name") == "time":
@@ -168,15 +156,8 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
         elif type(one) is dict and one.get("name") == "GFLOP/s" and type(one.get("value")) is float:
             reader.tell_flops(one["value"] * value * 1e6 if type(value) is float else 0.0)
     if item.get("correctness", 1) != 1:
-        return reader.measurement(knobs, failed("wrong", spent, at))
+        return reader.measurement(knobs, failed("correctness", INVALIDITIES, spent, at))
     return reader.measurement(knobs, _timed(times.get("runtimes"), value, spent, at))
-
-
-def _word(value: Any, words: Mapping[str, str]) -> str:
-    found = words.get(value) if type(value) is str else None
-    if found is None:
-        raise Rejected("an error of an unknown kind", shown(value))
-    return found
 
 
 def _timed(times: Any, time: Any, spent: float, at: float) -> LoggedResult:

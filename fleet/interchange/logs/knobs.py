@@ -1,18 +1,17 @@
 """Configurations that other tuners measured: what their files have in common.
 
-The readers of the tools (`kernel_tuner.py`, `triton.py`, `helion.py`) give kernel, configuration and result;
-this module makes a `Measurement` of them. Called by `fleet.interchange.import_logs`.
+The readers of the tools (`kernel_tuner.py`, `triton.py`, `helion.py`) yield every configuration of a file, or
+the reason why it is none that can be kept; this module makes a `Measurement` of kernel, knobs and result.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from agents.records import Outcome, Workload, canonical_json
+from agents.records import Outcome, canonical_json
 from fleet.interchange.logs.catalog import (
     Catalog,
     Environment,
@@ -24,8 +23,7 @@ from fleet.interchange.logs.catalog import (
 )
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, shown
-from fleet.interchange.logs.lines import MAX_LINE_BYTES, LogLines
-from fleet.interchange.logs.operators import shape_of
+from fleet.interchange.logs.operators import Operator, shape_of
 from fleet.interchange.logs.results import LoggedResult, check_secs
 from fleet.interchange.logs.targets import Machine, gpu_target
 from transfer.language.knobs import check_knobs
@@ -67,55 +65,24 @@ class KernelHead:
     device_facts: tuple[tuple[str, str], ...] = ()
 
 
-class KnobFile(ABC):
-    """A file of configurations.
-
-    Args:
-        path: The file, plain or gz.
-        catalog: Workloads and environments of the import.
-        max_line_bytes: For files that are read line by line.
-    """
-
-    def __init__(self, path: Path, catalog: Catalog, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self._path = path
-        self._catalog = catalog
-        self._lines = LogLines(path, max_line_bytes)
-
-    @property
-    def position(self) -> int:
-        """Bytes read so far."""
-        return self._lines.position
-
-    @property
-    def damage(self) -> str:
-        """What is wrong with its compression; empty if nothing was seen."""
-        return self._lines.damage
-
-    @abstractmethod
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every configuration, or the reason why it is none that can be kept."""
-
-    def read_items(
-        self,
-        items: JsonItems,
-        head: Callable[[dict[str, Any]], KernelHead],
-        result: Callable[[KernelReader, Any], Measurement],
-    ) -> Iterator[Measurement | Rejected]:
-        """Yield what `result` makes of each item; `head` makes the kernel of what stands before them."""
-        reader: KernelReader | None = None
-        try:
-            for item in items:
-                if reader is None:
-                    reader = careful(self._reader, head, items.head)
-                try:
-                    yield careful(result, reader, item)
-                except Rejected as reason:
-                    yield reason
-        except Rejected as reason:
-            yield reason
-
-    def _reader(self, head: Callable[[dict[str, Any]], KernelHead], value: dict[str, Any]) -> KernelReader:
-        return KernelReader(self._catalog, head(value))
+def read_items(
+    items: JsonItems,
+    catalog: Catalog,
+    head: Callable[[dict[str, Any]], KernelHead],
+    result: Callable[[KernelReader, Any], Measurement],
+) -> Iterator[Measurement | Rejected]:
+    """Yield what `result` makes of each item; `head` makes the kernel of what stands before them."""
+    reader: KernelReader | None = None
+    try:
+        for item in items:
+            if reader is None:
+                reader = careful(lambda: KernelReader(catalog, head(items.head)))
+            try:
+                yield careful(result, reader, item)
+            except Rejected as reason:
+                yield reason
+    except Rejected as reason:
+        yield reason
 
 
 class KernelReader:
@@ -176,19 +143,14 @@ def _is_name(value: Any) -> bool:
 def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkload:
     shape = shape_of(head.problem if type(head.problem) is list else [head.problem])
     problem = canonical_text(head.problem) if type(head.problem) is not str else head.problem
-    workload = Workload(
-        workload_id=key_id(DIALECT, text),
-        name=f"{head.kernel} {problem}"[:_MAX_NAME],
-        operator=head.kernel[:64],
-        arg_shapes=(shape,) if shape else (),
-        arg_dtypes=("float32",) if shape else (),
-        flops=0.0,
-        networks=(),
-        module_json=canonical_json(
-            {"dialect": DIALECT, **key, **({"order": list(head.order)} if head.order else {})}
-        ),
+    order = {"order": list(head.order)} if head.order else {}
+    return LoggedWorkload.of(
+        DIALECT,
+        key_id(DIALECT, text),
+        f"{head.kernel} {problem}"[:_MAX_NAME],
+        Operator(head.kernel[:64], (shape,) if shape else (), ("float32",) if shape else ()),
+        canonical_json({"dialect": DIALECT, **key, **order}),
     )
-    return LoggedWorkload(workload, DIALECT)
 
 
 def _environment(head: KernelHead) -> tuple[dict[str, Any], Machine]:
@@ -202,8 +164,17 @@ def _environment(head: KernelHead) -> tuple[dict[str, Any], Machine]:
     return value, Machine(target, device_name=head.device_name, device_facts=head.device_facts)
 
 
-def failed(kind: str, all_secs: float = 0.0, measured_at: float = 0.0) -> LoggedResult:
-    """A failure by its word of `FAILURES`."""
+def failed(
+    said: Any, words: Mapping[str, str], all_secs: float = 0.0, measured_at: float = 0.0
+) -> LoggedResult:
+    """A failure by what a tool calls it, and the tool's words for those of `FAILURES`.
+
+    Raises:
+        Rejected: The tool has no such word.
+    """
+    kind = words.get(said) if type(said) is str else None
+    if kind is None:
+        raise Rejected("an error of an unknown kind", shown(said))
     outcome, text = FAILURES[kind]
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 

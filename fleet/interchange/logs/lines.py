@@ -43,6 +43,7 @@ class LogLines:
     """The lines of one file.
 
     Attributes:
+        path: The file.
         position: Bytes of the file read so far.
         damage: What is wrong with the compression of the file; empty if nothing was seen.
     """
@@ -50,7 +51,7 @@ class LogLines:
     def __init__(
         self, path: Path, max_line_bytes: int = MAX_LINE_BYTES, chunk_bytes: int = _CHUNK_BYTES
     ) -> None:
-        self._path = path
+        self.path = path
         self._limit = max_line_bytes
         self._chunk = chunk_bytes
         #: Bytes of the file that are still to be read: of one that grows, those that it had at first.
@@ -101,10 +102,10 @@ class LogLines:
             OSError: The file cannot be opened or read.
         """
         # A pipe that was put in the place of the file must not be waited for.
-        with os.fdopen(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             seen = os.fstat(stream.fileno())
             if not stat.S_ISREG(seen.st_mode):
-                raise FleetError(f"{visible(str(self._path))} is no regular file: only those can be imported")
+                raise FleetError(f"{visible(str(self.path))} is no regular file: only those can be imported")
             self._left = seen.st_size
             head = self._read(stream, _READ_BYTES)
             if head.startswith(_GZ_MAGIC):

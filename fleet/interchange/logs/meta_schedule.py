@@ -1,7 +1,6 @@
 """MetaSchedule's JSON databases: lines of workloads, lines of tuning records that name them by position.
 
-Called by `fleet.interchange.import_logs`, line by line. Modules are taken out of their base64 wrapping as
-text; nothing here builds a TVM object.
+Modules are taken out of their base64 wrapping as text; nothing here builds a TVM object.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from agents.records import Workload, WorkloadId, canonical_json, content_hash
+from agents.records import WorkloadId, canonical_json, content_hash
 from agents.trust import imported_id
 from fleet.interchange.logs.catalog import (
     MAX_WORKLOADS,
@@ -43,7 +42,7 @@ from fleet.interchange.logs.operators import (
 from fleet.interchange.logs.results import database_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.errors import TraceError
-from transfer.language.meta_schedule import MetaScheduleReader as TraceReader
+from transfer.language.meta_schedule import MetaScheduleReader
 
 DIALECT = "meta_schedule"
 
@@ -139,45 +138,36 @@ def _module(value: Any) -> tuple[WorkloadId, bytes]:
     return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
 
-class MetaScheduleLogReader:
-    """Reads lines of one import; knows the workloads and targets that came before."""
+def read_record(
+    value: list[Any], database: Database, catalog: Catalog, traces: MetaScheduleReader
+) -> Measurement:
+    """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`, a list of two.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._traces = TraceReader()
+    The database is of the file that it stands in; `traces` looks at every trace of the import.
 
-    def read(self, value: list[Any], database: Database) -> Measurement:
-        """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`.
-
-        Args:
-            value: What JSON gave: a list of two.
-            database: Of the file that the line stands in.
-
-        Raises:
-            Rejected: It is no measurement that can be kept.
-        """
-        index, record = value
-        if type(index) is not int or not 0 <= index < 1 << 32 or type(record) is not list or len(record) != 4:
-            raise Rejected("no tuning record", "expected [workload, [trace, run_secs, target, args_info]]")
-        trace, run_secs, target, args = record
-        instructions = _checked_trace(trace)
-        result = database_result(run_secs)
-        trace_text, args_key = checked_trace(trace), cache_key(args)
-        if not database.has_workloads and not database.anchor:
-            database.anchor = content_hash(trace_text, canonical_text(args))[:16]
-        key = (DIALECT, database.key, index, short_key(args_key))
-        workload = self._catalog.workload(
-            key, lambda: _workload(self._catalog, database, index, args, _blocks(instructions))
-        )
-        environment = self._catalog.environment(
-            (DIALECT, short_key(cache_key(target))), lambda: _environment(target)
-        )
-        try:
-            # As whoever learns from it will: a decision may be missing, or of another form.
-            self._traces.check(trace_text, workload.workload)
-        except TraceError as error:
-            raise Rejected("trace cannot be read", str(error)[:100]) from None
-        return Measurement(workload, environment, trace_text, result)
+    Raises:
+        Rejected: It is no measurement that can be kept.
+    """
+    index, record = value
+    if type(index) is not int or not 0 <= index < 1 << 32 or type(record) is not list or len(record) != 4:
+        raise Rejected("no tuning record", "expected [workload, [trace, run_secs, target, args_info]]")
+    trace, run_secs, target, args = record
+    instructions = _checked_trace(trace)
+    result = database_result(run_secs)
+    trace_text, args_key = checked_trace(trace), cache_key(args)
+    if not database.has_workloads and not database.anchor:
+        database.anchor = content_hash(trace_text, canonical_text(args))[:16]
+    workload = catalog.workload(
+        (DIALECT, database.key, index, short_key(args_key)),
+        lambda: _workload(catalog, database, index, args, _blocks(instructions)),
+    )
+    environment = catalog.environment((DIALECT, short_key(cache_key(target))), lambda: _environment(target))
+    try:
+        # As whoever learns from it will: a decision may be missing, or of another form.
+        traces.check(trace_text, workload.workload)
+    except TraceError as error:
+        raise Rejected("trace cannot be read", str(error)[:100]) from None
+    return Measurement(workload, environment, trace_text, result)
 
 
 def _checked_trace(trace: Any) -> list[Any]:
@@ -215,19 +205,9 @@ def _workload(
         key = {"database": database.anchor, "index": index, "args_info": args}
         workload_id = key_id(DIALECT, check_key(canonical_text(key)))
         module_json = canonical_json({"dialect": DIALECT, **key})
-    return LoggedWorkload(
-        Workload(
-            workload_id=workload_id,
-            name=tensor_name(operator.name, shapes)[:100],
-            operator=operator.name[:100],
-            arg_shapes=shapes,
-            arg_dtypes=dtypes,
-            flops=operator.flops,
-            networks=(),
-            module_json=module_json,
-        ),
-        DIALECT,
-    )
+    name = tensor_name(operator.name, shapes)[:100]
+    operator = operator._replace(name=operator.name[:100])
+    return LoggedWorkload.of(DIALECT, workload_id, name, operator, module_json)
 
 
 def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:

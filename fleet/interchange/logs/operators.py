@@ -234,10 +234,7 @@ _AUXILIARY = (
 def block_operator(blocks: Sequence[str], shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> Operator:
     """Guess the operator of a MetaSchedule program from the names of its blocks; FLOPs from its shapes.
 
-    Args:
-        blocks: Names in the order in which the trace asks for them.
-        shapes: Of the arguments, outputs last.
-        dtypes: Of the arguments.
+    The trace asks for the blocks in this order; shapes and types are those of the arguments, outputs last.
     """
     for block in blocks:
         for prefix, word in _BLOCKS:

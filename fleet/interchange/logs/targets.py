@@ -123,7 +123,8 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
     hardware = dict(zip(ANSOR_HARDWARE_PARAMS, machine.hardware, strict=False))
     cores = options.get("num-cores", hardware.get("num_cores", 0))
     cores = cores if type(cores) is int and 0 < cores <= _MAX_THREADS else 0
-    threads = cores if machine.target.family is Family.CPU and cores else 1
+    is_cpu = machine.target.family is Family.CPU
+    threads = cores if is_cpu and cores else 1
     spec = DeviceSpec(
         device_id=device_id,
         kind=DeviceKind.REPLAY,
@@ -133,7 +134,6 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
         cores=tuple(range(threads)),
         note="known from imported logs only",
     )
-    is_cpu = machine.target.family is Family.CPU
     descriptor = Descriptor(
         host="",
         arch=_architecture(machine),

@@ -1,7 +1,7 @@
 """Triton's caches of autotuned kernels, `KERNEL.autotune.json`: one object, all configurations of one key.
 
 The file names neither device nor time. A configuration that failed has infinite times; Triton writes so when
-a kernel does not compile or needs more than the device has. Called by `fleet.interchange.import_logs`.
+a kernel does not compile or needs more than the device has.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fleet.interchange.logs.catalog import Measurement
+from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, KnobFile, failed, only, timed
+from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, read_items, timed
+from fleet.interchange.logs.lines import LogLines
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
 KEYS = frozenset(("key", "configs_timings"))
+#: What it writes for the time of a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
+ERRORS = {"inf": "compile"}
 #: What Triton keeps beside `kwargs`; values that are None say nothing.
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
 
 
-class AutotuneFile(KnobFile):
-    """One file of Triton's cache."""
-
-    def read(self) -> Iterator[Measurement | Rejected]:
-        """Yield every configuration, or the reason why it is none that can be kept."""
-        items = JsonItems(self._lines.chunks(), "configs_timings")
-        return self.read_items(items, self._head, _result)
-
-    def _head(self, value: dict[str, Any]) -> KernelHead:
-        return KernelHead(tool=TOOL, kernel=only(self._path, SUFFIX), problem=value.get("key"))
+def read_autotuned(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    """Read one file of Triton's cache."""
+    kernel = only(lines.path, SUFFIX)
+    items = JsonItems(lines.chunks(), "configs_timings")
+    return read_items(
+        items, catalog, lambda head: KernelHead(tool=TOOL, kernel=kernel, problem=head.get("key")), _result
+    )
 
 
 def _result(reader: KernelReader, item: Any) -> Measurement:
@@ -45,5 +45,5 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
     # Median first; of the quantiles only it is a time of the kernel.
     median = times[0] if type(times) is list and times else times
     if type(median) is float and math.isinf(median):
-        return reader.measurement({**knobs, **options}, failed("compile"))
+        return reader.measurement({**knobs, **options}, failed("inf", ERRORS))
     return reader.measurement({**knobs, **options}, timed([median]))

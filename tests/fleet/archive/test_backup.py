@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,22 +10,22 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agents.files import fsync
 from fleet.archive import backup_folder
-from fleet.archive.backup import back_up
+from fleet.archive.backup import back_up, restore, verify_backup
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
-from fleet.archive.restore import restore, verify_backup
 from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
 from fleet.interchange.import_journal import FileState, ImportJournal
+from fleet.interchange.import_report import LineCounts
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from fleet.store.store import Store
 from tests.coordinator_fixtures import everything_measured, make_fleet
+from tests.disk_fixtures import failing
 from tests.fleet.archive.test_verify import batch, data_file, fill, flip
 from tests.record_fixtures import record_ids
 
@@ -80,7 +78,7 @@ def test_the_folders_above_a_restored_store_are_durable_too(
         real(path)
 
     monkeypatch.setattr("agents.files.fsync", noted)
-    monkeypatch.setattr("fleet.archive.restore.fsync", noted)
+    monkeypatch.setattr("fleet.archive.backup.fsync", noted)
     restore(tmp_path / "backup", tmp_path / "new" / "deep" / "again")
     # Else a power cut takes the names of the new folders, and all that a daemon has stored below them since.
     assert {tmp_path, tmp_path / "new", tmp_path / "new" / "deep"} <= durable
@@ -98,7 +96,7 @@ def test_an_import_that_ends_meanwhile_is_not_noted_in_the_backup(
         found = real(table)
         with Store.open(store) as opened:
             opened.append(batch(3000, 8))
-            ImportJournal(store, "dev-a").finish({state: {"lines": 8}})
+            ImportJournal(store, "dev-a").finish({state: LineCounts(lines=8)})
         return found
 
     monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
@@ -223,11 +221,8 @@ def test_a_full_disk_leaves_the_earlier_backup(
     with Store.open(store) as opened:
         opened.append(batch(2000, 8))
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.archive.backup_folder.os.fsync", full)
+        patch.setattr("fleet.archive.backup_folder.os.fsync", failing())
         with pytest.raises(StoreFull, match="no room while backing up"):
             back_up(store, folder)
     assert not list((folder / OBJECTS).glob(".*"))
@@ -347,7 +342,7 @@ def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path,
 def test_a_killed_restore_leaves_no_store(store: Path, tmp_path: Path) -> None:
     back_up(store, tmp_path / "backup")
     program = (
-        "import os, sys; from pathlib import Path; from fleet.archive import restore as module\n"
+        "import os, sys; from pathlib import Path; from fleet.archive import backup as module\n"
         "fsync = module.fsync\n"
         "def killed(path):\n    os.kill(os.getpid(), 9)\n"
         "module.fsync = killed\n"

@@ -24,7 +24,6 @@ from fleet.archive.verify import Verified, catalog_faults, verify
 from fleet.cli.app import run
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import FILE, SUMMARY, TableSummary
-from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store import intake_log
 from fleet.store.delta import files
 from fleet.store.delta.ids import IdRun, keys_of
@@ -32,7 +31,7 @@ from fleet.store.delta.log import commit_path
 from fleet.store.delta.schema import FILE_SCHEMA
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
-from tests.log_fixtures import ansor, autotvm, write_log
+from tests.log_fixtures import ansor, autotvm, run_lines
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload, record_ids
 
 STORES = Path(__file__).parents[2] / "stores"
@@ -103,12 +102,10 @@ def test_a_whole_store_is_whole(good: Path) -> None:
 
 
 def test_what_was_imported_is_whole(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "mixed.json", [autotvm(1), ansor(2), autotvm(3)])
-    with Store.open(tmp_path / "store") as store:
-        request = ImportRequest(paths=(log,), device_id="dev-a", devices_folder=tmp_path / "none")
-        assert import_logs(store, request).imported == 3
+    failed = [autotvm(n, result=[[1e9], 4, 10, 5]) for n in range(3)]
+    assert run_lines(tmp_path, *map(autotvm, range(20)), *failed, *map(ansor, range(20))).imported == 43
     found = verify(tmp_path / "store")
-    assert (found.records, found.damage) == (3, [])
+    assert (found.records, found.damage) == (43, [])
 
 
 @pytest.mark.parametrize("path", sorted(STORES.glob("layout_*")), ids=lambda path: path.name)
@@ -188,8 +185,7 @@ def test_every_bit_of_a_catalog_file_counts(good: Path, tmp_path: Path, which: s
         assert list(catalog_faults(copy, path.parent.name)), at
 
 
-def _missing_file(folder: Path) -> None:
-    data_file(folder).unlink()
+Damage = Callable[[Path], Any]
 
 
 def _cut_file(folder: Path) -> None:
@@ -197,114 +193,48 @@ def _cut_file(folder: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def _reworded(path: Path, change: Callable[[str], str]) -> None:
-    path.write_text(change(path.read_text()))
+def _reworded(change: Callable[[str], str]) -> Damage:
+    """Another commit 3."""
+
+    def damage(folder: Path) -> None:
+        path = commit_path(folder / "records", 3)
+        path.write_text(change(path.read_text()))
+
+    return damage
 
 
-def _commit_action(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def _commit_action(folder: Path, **changes: Any) -> None:
+    """Say something else of the file that commit 4 adds."""
     path = commit_path(folder / "records", 4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        change(line)
+        line.get("add", {}).update(changes, tags={})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+def _rewritten(change: Callable[[Path, pa.Table], pa.Table]) -> Damage:
     """Rewrite a file and make the log believe it: only what the rows say can tell."""
-    reader = Store.read(folder)
-    [file] = [one for one in reader.snapshot.files if "00000000000000000004-" in one.path]
-    path = folder / "records" / file.path
-    table = change(pq.read_table(path, partitioning=None))
-    pq.write_table(table, path)
 
-    def forget(action: dict[str, Any]) -> None:
-        if "add" in action:
-            action["add"] |= {"tags": {}, "size": path.stat().st_size}
-            action["add"]["stats"] = json.dumps({"numRecords": table.num_rows})
+    def damage(folder: Path) -> None:
+        [file] = [one for one in Store.read(folder).snapshot.files if "00000000000000000004-" in one.path]
+        path = folder / "records" / file.path
+        table = change(folder, pq.read_table(path, partitioning=None))
+        pq.write_table(table, path)
+        _commit_action(folder, size=path.stat().st_size, stats=json.dumps({"numRecords": table.num_rows}))
 
-    _commit_action(folder, forget)
+    return damage
 
 
-def _set(name: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
-    def change(table: pa.Table) -> pa.Table:
-        place = table.schema.get_field_index(name)
-        values = table.column(name).to_pylist()
-        values[row] = value
-        return table.set_column(
-            place, FILE_SCHEMA.field(name), pa.array(values, FILE_SCHEMA.field(name).type)
-        )
-
-    return change
+def _set(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
+    field = FILE_SCHEMA.field(name)
+    values = table.column(name).to_pylist()
+    values[row] = value
+    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "a missing file": (_missing_file, "records", "it is missing"),
-    "a file cut off": (_cut_file, "records", "bytes, the log says"),
-    "a doubled row": (
-        lambda folder: _rewrite(folder, lambda table: pa.concat_tables([table, table.slice(0, 1)])),
-        "records",
-        "more than once",
-    ),
-    "a row of another file": (
-        lambda folder: _rewrite(
-            folder,
-            lambda table: pa.concat_tables(
-                [table, pq.read_table(data_file(folder), partitioning=None).slice(7, 1).cast(table.schema)]
-            ),
-        ),
-        "records",
-        "more than once",
-    ),
-    "an extra row": (
-        lambda folder: _commit_action(
-            folder, lambda one: one.get("add", {}).update(stats='{"numRecords": 19}', tags={})
-        ),
-        "records",
-        "it has 20 rows, the log says 19",
-    ),
-    "a trace of another candidate": (
-        lambda folder: _rewrite(folder, _set("trace", 3, "[[],[]]")),
-        "records",
-        "1 of 20 rows have another id",
-    ),
-    "another attempt": (lambda folder: _rewrite(folder, _set("attempt", 0, 7)), "records", "another id"),
-    "another latency": (
-        lambda folder: _rewrite(folder, _set("latency_secs", 0, 1e-9)),
-        "records",
-        "rows cannot be stored",
-    ),
-    "a commit without a line": (
-        lambda folder: _reworded(
-            commit_path(folder / "records", 3), lambda text: text.splitlines()[0] + "\n"
-        ),
-        *("records", "this commit is damaged"),
-    ),
-    "a commit with an unknown word": (
-        lambda folder: _reworded(
-            commit_path(folder / "records", 3), lambda text: text.replace('{"add"', '{"adf"')
-        ),
-        *("records", "this commit is damaged"),
-    ),
-    "commits that are gone": (
-        lambda folder: [commit_path(folder / "records", number).unlink() for number in (3, 4)],
-        "records",
-        "commits are missing",
-    ),
-    "a damaged checkpoint": (
-        lambda folder: flip(next(folder.glob("records/_delta_log/*.checkpoint.parquet")), 40, 3),
-        "records",
-        "",
-    ),
-    "a missing workload": (
-        lambda folder: (folder / "workloads" / f"{WORKLOADS[1].workload_id}.json").unlink(),
-        *("workloads", "40 records name it"),
-    ),
-    "a missing device": (
-        lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
-        *("devices", "60 records name it"),
-    ),
-    "an id too many in the cache": (lambda folder: _cache_of_another(folder), "ids", "not in the table"),
-}
+def _row_of_another_file(folder: Path, table: pa.Table) -> pa.Table:
+    other = pq.read_table(data_file(folder), partitioning=None)
+    return pa.concat_tables([table, other.slice(7, 1).cast(table.schema)])
 
 
 def _cache_of_another(folder: Path) -> None:
@@ -315,6 +245,59 @@ def _cache_of_another(folder: Path) -> None:
         ids._new.clear()
         ids.replace_runs([IdRun.of(keys_of(record_ids(store))[:-16] + b"\x01" * 16)])
         store._index.save(store.snapshot)
+
+
+#: What becomes of a store, the folder where it is found, and words that say so.
+DAMAGE: dict[str, tuple[Damage, str, str]] = {
+    "a missing file": (lambda folder: data_file(folder).unlink(), "records", "it is missing"),
+    "a file cut off": (_cut_file, "records", "bytes, the log says"),
+    "a doubled row": (
+        _rewritten(lambda _, table: pa.concat_tables([table, table.slice(0, 1)])),
+        *("records", "more than once"),
+    ),
+    "a row of another file": (_rewritten(_row_of_another_file), "records", "more than once"),
+    "an extra row": (
+        lambda folder: _commit_action(folder, stats='{"numRecords": 19}'),
+        *("records", "it has 20 rows, the log says 19"),
+    ),
+    "a trace of another candidate": (
+        _rewritten(lambda _, table: _set(table, "trace", 3, "[[],[]]")),
+        *("records", "1 of 20 rows have another id"),
+    ),
+    "another attempt": (
+        _rewritten(lambda _, table: _set(table, "attempt", 0, 7)),
+        *("records", "another id"),
+    ),
+    "another latency": (
+        _rewritten(lambda _, table: _set(table, "latency_secs", 0, 1e-9)),
+        *("records", "rows cannot be stored"),
+    ),
+    "a commit without a line": (
+        _reworded(lambda text: text.splitlines()[0] + "\n"),
+        *("records", "this commit is damaged"),
+    ),
+    "a commit with an unknown word": (
+        _reworded(lambda text: text.replace('{"add"', '{"adf"')),
+        *("records", "this commit is damaged"),
+    ),
+    "commits that are gone": (
+        lambda folder: [commit_path(folder / "records", number).unlink() for number in (3, 4)],
+        *("records", "commits are missing"),
+    ),
+    "a damaged checkpoint": (
+        lambda folder: flip(next(folder.glob("records/_delta_log/*.checkpoint.parquet")), 40, 3),
+        *("records", ""),
+    ),
+    "a missing workload": (
+        lambda folder: (folder / "workloads" / f"{WORKLOADS[1].workload_id}.json").unlink(),
+        *("workloads", "40 records name it"),
+    ),
+    "a missing device": (
+        lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
+        *("devices", "60 records name it"),
+    ),
+    "an id too many in the cache": (_cache_of_another, "ids", "not in the table"),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -432,5 +415,4 @@ def test_without_sums_what_rows_depend_on_is_checked_still(
 def _swap_trace(path: Path) -> None:
     """Other content of the same length, as a flipped bit that decodes would make it."""
     table = pq.read_table(path, partitioning=None)
-    changed = _set("trace", 0, "[" + table.column("trace")[0].as_py()[1:-1] + " ]")(table)
-    pq.write_table(changed, path)
+    pq.write_table(_set(table, "trace", 0, "[" + table.column("trace")[0].as_py()[1:-1] + " ]"), path)

@@ -177,14 +177,8 @@ def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Pat
         spec = make_spec("board", kind=DeviceKind.RPC, tracker="board.lab.example:9190", key="alices-key")
         made.put_device(spec, replace(make_descriptor(), host="buildhost"))
         for number, (outcome, error) in enumerate(errors.items()):
-            changes: dict[str, Any] = {"outcome": outcome, "error": error, "run_secs": ()}
-            made.append(
-                [
-                    make_record(
-                        number, device="board", environment=environment, quality="{}", **changes, **WORDS
-                    )
-                ]
-            )
+            changes: dict[str, Any] = {"outcome": outcome, "error": error, "run_secs": (), "quality": "{}"}
+            made.append([make_record(number, device="board", environment=environment, **changes, **WORDS)])
     publish(Store.read(tmp_path / "store"), tmp_path / "out", DatasetAbout(name="wired"))
     found = pq.read_table(tmp_path / "out" / RECORDS)
     assert found.column("environment").unique().to_pylist() == ['{"arch":"arm64","load":0.5}']
@@ -198,17 +192,14 @@ def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Pat
     assert not [one for one in secrets if any(one in text for text in told)]
 
 
+DEEP = '{"deep":' + "[" * 300 + "]" * 300 + "}"
+#: More values than any text of ours has.
+MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
+
+
 @pytest.mark.parametrize(
     "text",
-    [
-        "[]",
-        "no JSON",
-        '{"load":NaN}',
-        '{"load":1e999}',
-        '{"name":"\\ud800"}',
-        '{"deep":' + "[" * 300 + "]" * 300 + "}",
-        '{"long":[' + "0," * MOST_VALUES + "0]}",
-    ],
+    ["[]", "no JSON", '{"load":NaN}', '{"load":1e999}', '{"name":"\\ud800"}', DEEP, MANY],
     ids=["list", "words", "nan", "infinite", "half a character", "deep", "long"],
 )
 def test_what_is_no_object_for_a_dataset_is_none_for_an_export(text: str) -> None:
@@ -297,7 +288,8 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(folder: 
     assert not folder.with_name("new").exists()
 
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
+Rows = Callable[[pa.Table], pa.Table]
 
 
 def flipped(name: str) -> Change:
@@ -310,10 +302,7 @@ def flipped(name: str) -> Change:
 
 
 def written(name: str, text: str) -> Change:
-    def change(folder: Path) -> None:
-        (folder / name).write_text(text)
-
-    return change
+    return lambda folder: (folder / name).write_text(text)
 
 
 def told(**changes: Any) -> Change:
@@ -326,16 +315,17 @@ def told(**changes: Any) -> Change:
     return change
 
 
-def rewritten(edit: Callable[[pa.Table, dict[str, Any], list[Any]], pa.Table | None]) -> Change:
-    """A publisher whose rows, head or workloads are others, with right sums; None leaves the rows."""
+def rewritten(describe: Callable[[dict[str, Any], list[Any]], object], *edits: Rows) -> Change:
+    """A publisher whose rows, head or workloads are others, with right sums."""
 
     def change(folder: Path) -> None:
         with pq.ParquetFile(folder / RECORDS) as file:
             table, kept = file.read(), file.metadata.metadata
+        for edit in edits:
+            table = edit(table)
         head = json.loads(kept[HEAD_KEY])
         workloads = json.loads(zlib.decompress(base64.b64decode(kept[WORKLOADS_KEY])))
-        edited = edit(table, head, workloads)
-        table = table if edited is None else edited
+        describe(head, workloads)
         packed = base64.b64encode(zlib.compress(json.dumps(workloads).encode()))
         with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
             writer.write_table(table)
@@ -345,26 +335,31 @@ def rewritten(edit: Callable[[pa.Table, dict[str, Any], list[Any]], pa.Table | N
     return change
 
 
-def rows(edit: Callable[[pa.Table], pa.Table], **changes: Any) -> Change:
-    def change(table: pa.Table, head: dict[str, Any], _: list[Any]) -> pa.Table:
-        head.update(changes)
-        return edit(table)
-
-    return rewritten(change)
+def rows(*edits: Rows, **head: Any) -> Change:
+    """Rows that are edited in turn."""
+    return rewritten(lambda found, _: found.update(head), *edits)
 
 
-def described(edit: Callable[[Any, Any], object]) -> Change:
-    def change(_: pa.Table, head: dict[str, Any], workloads: list[Any]) -> None:
-        edit(head["devices"], workloads)
-
-    return rewritten(change)
+def device(name: str, part: str, **changes: Any) -> Change:
+    """Another spec or descriptor of a device."""
+    return rewritten(lambda head, _: head["devices"][name][part].update(changes))
 
 
-def replaced(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+def workload(**changes: Any) -> Change:
+    return rewritten(lambda _, workloads: workloads[0].update(changes))
+
+
+def long_named(head: dict[str, Any], _: list[Any]) -> None:
+    head["devices"]["d" * 121] = head["devices"]["dev-a"]
+
+
+def replaced(**values: Any) -> Rows:
     def edit(table: pa.Table) -> pa.Table:
-        place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
-        return table.set_column(place, field, pa.array([value] * len(table), field.type))
+        for name, value in values.items():
+            place = table.schema.get_field_index(name)
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.array([value] * len(table), field.type))
+        return table
 
     return edit
 
@@ -380,16 +375,7 @@ def forged_ids(table: pa.Table) -> pa.Table:
     return pa.table(columns, table.schema)
 
 
-def in_turn(*edits: Callable[[pa.Table], pa.Table]) -> Callable[[pa.Table], pa.Table]:
-    def edit(table: pa.Table) -> pa.Table:
-        for one in edits:
-            table = one(table)
-        return table
-
-    return edit
-
-
-def no_text(name: str) -> Callable[[pa.Table], pa.Table]:
+def no_text(name: str) -> Rows:
     """Rows with bytes in a column of texts that are none."""
 
     def edit(table: pa.Table) -> pa.Table:
@@ -399,67 +385,34 @@ def no_text(name: str) -> Callable[[pa.Table], pa.Table]:
     return edit
 
 
-#: More values than any text of ours has.
-MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
+LONG = replaced(trace=" " * (MAX_TEXT + 1))
+FAST = replaced(outcome="ok", run_secs=[1e-12], latency_secs=1e-12)
+OUT_OF_RANGE = "a number of its description is out of range"
+SIZE_OUT_OF_RANGE = "its size or its FLOPs are out of range"
 
 #: What a stranger may claim that would end whoever reads the store later, and the word that says so.
 CLAIMS: list[tuple[Change, str]] = [
-    (rows(replaced("quality", "suspect")), "column quality holds 'suspect'"),
-    (rows(replaced("quality", '["suspect"]')), "column quality holds"),
-    (rows(replaced("quality", '{"interval":1e999}')), "column quality holds"),
-    (rows(replaced("quality", '{"canary":{"compute":"x"}}')), "column quality holds"),
-    (rows(replaced("environment", MANY)), r"column environment holds"),
-    (rows(in_turn(replaced("trace", " " * (MAX_TEXT + 1)), forged_ids)), "a trace has 1,048,577 bytes"),
-    (
-        described(lambda _, workloads: workloads[0].update(module_json=MANY)),
-        "expected a module that is a JSON object of at most 1,000,000 values",
-    ),
-    (rows(replaced("environment", "[]")), r"column environment holds '\[\]'"),
+    (rows(replaced(quality="suspect")), "column quality holds 'suspect'"),
+    (rows(replaced(quality='["suspect"]')), "column quality holds"),
+    (rows(replaced(quality='{"interval":1e999}')), "column quality holds"),
+    (rows(replaced(quality='{"canary":{"compute":"x"}}')), "column quality holds"),
+    (rows(replaced(environment=MANY)), r"column environment holds"),
+    (rows(LONG, forged_ids), "a trace has 1,048,577 bytes"),
+    (workload(module_json=MANY), "expected a module that is a JSON object of at most 1,000,000 values"),
+    (rows(replaced(environment="[]")), r"column environment holds '\[\]'"),
     (rows(no_text("environment")), "Invalid UTF8"),
     (rows(no_text("error")), "Invalid UTF8"),
-    (rows(replaced("measured_at", 1e300)), "column measured_at holds a time that is out of range"),
-    (
-        rows(in_turn(replaced("run_secs", []), replaced("latency_secs", None))),
-        "a row is ok and has no run_secs",
-    ),
-    (
-        rows(
-            in_turn(replaced("outcome", "ok"), replaced("run_secs", [1e-12]), replaced("latency_secs", 1e-12))
-        ),
-        "column run_secs holds 1e-12",
-    ),
-    (
-        described(lambda devices, _: devices["dev-a"]["spec"].update(threads=10**400)),
-        "device dev-a: a number of its description is out of range",
-    ),
-    (
-        described(lambda devices, _: devices["dev-b"]["descriptor"].update(memory_bytes=2**64)),
-        "device dev-b: a number of its description is out of range",
-    ),
-    (
-        described(lambda devices, _: devices["dev-b"]["descriptor"].update(host="\ud800")),
-        "descriptor: host: expected text, got half a character",
-    ),
-    (
-        described(lambda devices, _: devices.update({"d" * 121: devices["dev-a"]})),
-        r"device 'lab-one\.d{121}' cannot be stored",
-    ),
-    (
-        described(lambda _, workloads: workloads[0].update(arg_shapes=[[-5]], arg_dtypes=["float32"])),
-        "a number of its description is out of range",
-    ),
-    (
-        described(lambda _, workloads: workloads[0].update(arg_shapes=[[2**40] * 9], arg_dtypes=["int8"])),
-        "its size or its FLOPs are out of range",
-    ),
-    (
-        described(lambda _, workloads: workloads[0].update(workload_id="imported-1")),
-        "workload imported-1: expected 16 hexadecimal digits",
-    ),
-    (
-        described(lambda _, workloads: workloads[0].update(flops=-1.0)),
-        "its size or its FLOPs are out of range",
-    ),
+    (rows(replaced(measured_at=1e300)), "column measured_at holds a time that is out of range"),
+    (rows(replaced(run_secs=[], latency_secs=None)), "a row is ok and has no run_secs"),
+    (rows(FAST), "column run_secs holds 1e-12"),
+    (device("dev-a", "spec", threads=10**400), f"device dev-a: {OUT_OF_RANGE}"),
+    (device("dev-b", "descriptor", memory_bytes=2**64), f"device dev-b: {OUT_OF_RANGE}"),
+    (device("dev-b", "descriptor", host="\ud800"), "descriptor: host: expected text, got half a character"),
+    (rewritten(long_named), r"device 'lab-one\.d{121}' cannot be stored"),
+    (workload(arg_shapes=[[-5]], arg_dtypes=["float32"]), OUT_OF_RANGE),
+    (workload(arg_shapes=[[2**40] * 9], arg_dtypes=["int8"]), SIZE_OUT_OF_RANGE),
+    (workload(workload_id="imported-1"), "workload imported-1: expected 16 hexadecimal digits"),
+    (workload(flops=-1.0), SIZE_OUT_OF_RANGE),
 ]
 
 
@@ -467,10 +420,7 @@ CLAIMS: list[tuple[Change, str]] = [
     ("change", "message"),
     [
         *CLAIMS,
-        (
-            flipped(RECORDS),
-            r"records.parquet has SHA-256 [0-9a-f]{64}, SHA256SUMS says [0-9a-f]{64}: damaged",
-        ),
+        (flipped(RECORDS), r"records.parquet has SHA-256 \w{64}, SHA256SUMS says \w{64}: damaged"),
         (flipped(CARD), "dataset.json has SHA-256"),
         (flipped(README), "README.md has SHA-256"),
         (lambda folder: (folder / SUMS).unlink(), "holds no published dataset"),
@@ -484,14 +434,14 @@ CLAIMS: list[tuple[Change, str]] = [
         (told(records=24), "has 23 records, its card says 24"),
         (rows(lambda table: table.slice(1)), "has 22 records, its card says 23"),
         (rows(lambda table: table.drop_columns(["trace"])), "column trace is not there"),
-        (rows(replaced("origin", "paired"), devices={}), "device dev-a, which it does not describe"),
-        (rows(replaced("trace", "[[],[1]]")), "another id than what they say makes"),
-        (rows(replaced("device_id", "dev-b")), "another id than what they say makes"),
-        (rows(replaced("latency_secs", 1.0)), "a latency where the outcome is not ok"),
-        (rows(replaced("outcome", "won")), "unknown outcomes won"),
-        (rows(replaced("error", None)), "column error holds nulls"),
+        (rows(replaced(origin="paired"), devices={}), "device dev-a, which it does not describe"),
+        (rows(replaced(trace="[[],[1]]")), "another id than what they say makes"),
+        (rows(replaced(device_id="dev-b")), "another id than what they say makes"),
+        (rows(replaced(latency_secs=1.0)), "a latency where the outcome is not ok"),
+        (rows(replaced(outcome="won")), "unknown outcomes won"),
+        (rows(replaced(error=None)), "column error holds nulls"),
         (rows(forged_ids), "lacks workload 0000000000000000 of its records"),
-        (rows(lambda table: table, devices={"../x": {}}), "describes a device without spec"),
+        (rows(devices={"../x": {}}), "describes a device without spec"),
     ],
 )
 def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(

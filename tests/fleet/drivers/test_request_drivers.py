@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from agents.records import DeviceId, Record
+from agents.records import Candidate, DeviceId, Record
 from fleet.config.settings import FleetConfig
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
@@ -92,15 +92,25 @@ def collection(request_id: str = R1, **arguments: Any) -> Request:
     )
 
 
-def measure_some(session: EngineSession) -> dict[str, Any]:
-    """Draw and measure a few candidates of the first workload."""
+def draw(session: EngineSession, count: int = SOME, seed: int = 1) -> list[Candidate]:
+    """A few candidates of the first workload."""
     session.ready([ONE])
     [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
-    candidates = session.propose(ONE, workload, SOME, 1, ()).result()
+    found: list[Candidate] = session.propose(ONE, workload, count, seed, ()).result()
+    return found
+
+
+def measure_some(session: EngineSession) -> dict[str, Any]:
+    """Draw a few candidates and measure them."""
+    candidates = draw(session)
     records: list[Record] = session.measure(ONE, candidates).result()
     stored = {record.candidate_id for record in session.store().records(device_id=ONE)}
     assert {one.candidate_id for one in candidates} <= stored
     return {"measured": len({one.candidate_id for one in records})}
+
+
+def sleep(session: EngineSession) -> dict[str, Any]:
+    return {"slept": threading.Event().wait(30)}
 
 
 def turn_until(fleet: Fleet, coordinator: Coordinator, is_so: Callable[[], bool]) -> None:
@@ -130,39 +140,42 @@ def end_of(fleet: Fleet, request: Request) -> dict[str, Any]:
         return run_to_end(fleet, coordinator, request.request_id)
 
 
-def test_what_a_driver_asks_for_is_measured_and_stored(fleet: Fleet) -> None:
-    fleet.launch = Drivers(fleet, measure_some)
-    ended = end_of(fleet, collection())
-    assert (ended["state"], ended["result"]) == ("succeeded", {"measured": SOME})
-    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
+def driven(fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]]) -> tuple[dict[str, Any], Drivers]:
+    """How a collection ends whose driver does this work."""
+    drivers = fleet.launch = Drivers(fleet, work)
+    return end_of(fleet, collection()), drivers
 
 
 def test_candidates_that_are_measured_again_beside_others_keep_their_origins(fleet: Fleet) -> None:
     def measure_both(session: EngineSession) -> dict[str, Any]:
-        session.ready([ONE])
-        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
-        [again, *others] = session.propose(ONE, workload, SOME, 1, ()).result()
+        [again, *others] = draw(session)
         records: list[Record] = session.measure(ONE, [replace(again, origin="remeasure"), *others]).result()
         return {one.origin: one.candidate_id == again.candidate_id for one in records}
 
-    fleet.launch = Drivers(fleet, measure_both)
-    ended = end_of(fleet, collection())
+    ended, _ = driven(fleet, measure_both)
     assert ended["result"] == {"remeasure": True, "random": False}
 
 
-def test_a_list_for_which_there_was_no_room_is_asked_for_again(fleet: Fleet) -> None:
-    fleet.launch = Drivers(fleet, measure_some)
-    left = [2.0]
-    with without_room(Store, "put_workloads", left):
-        ended = end_of(fleet, collection())
-    assert (ended["state"], left) == ("succeeded", [0.0])
-
-
-def test_a_driver_that_found_no_room_is_started_once_there_is_some(fleet: Fleet) -> None:
-    fleet.launch, left = Drivers(fleet, measure_some), [4.0]
-    with without_room(Drivers, "__call__", left):
-        ended = end_of(fleet, collection())
-    assert (ended["state"], left, len(fleet.launch.started)) == ("succeeded", [0.0], 1)
+@pytest.mark.parametrize(
+    ("kind", "step", "times", "work"),
+    [
+        (Store, "put_workloads", 0.0, measure_some),
+        (Store, "put_workloads", 2.0, measure_some),
+        (Drivers, "__call__", 4.0, measure_some),
+        (Intake, "flush", 3.0, lambda session: {"version": session.store().version}),
+    ],
+    ids=["room", "a list of workloads", "a start", "what waits for the table"],
+)
+def test_what_a_driver_asks_for_is_done_once_there_is_room(
+    fleet: Fleet, kind: type, step: str, times: float, work: Callable[[EngineSession], dict[str, Any]]
+) -> None:
+    left = [times]
+    with without_room(kind, step, left):
+        ended, drivers = driven(fleet, work)
+    assert (ended["state"], left, len(drivers.started)) == ("succeeded", [0.0], 1)
+    if work is measure_some:
+        assert ended["result"] == {"measured": SOME}
+        assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
 
 
 def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(fleet: Fleet) -> None:
@@ -176,13 +189,6 @@ def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(
             fleet.clock.now += 2.0
             coordinator.turn(0.0)
     assert fleet.launch.started == []
-
-
-def test_a_driver_reads_the_store_once_there_is_room_for_what_waits_for_the_table(fleet: Fleet) -> None:
-    fleet.launch, left = Drivers(fleet, lambda session: {"version": session.store().version}), [3.0]
-    with without_room(Intake, "flush", left):
-        ended = end_of(fleet, collection())
-    assert (ended["state"], left) == ("succeeded", [0.0])
 
 
 def test_the_background_measures_nothing_on_a_device_that_a_driver_uses(tmp_path: Path) -> None:
@@ -234,21 +240,16 @@ def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) 
     def die(session: EngineSession) -> dict[str, Any]:
         raise SystemExit
 
-    drivers = fleet.launch = Drivers(fleet, die)
-    ended = end_of(fleet, collection())
-    assert ended["state"] == "failed"
+    ended, drivers = driven(fleet, die)
+    assert (ended["state"], len(drivers.started)) == ("failed", 3)
     assert ended["reason"] == "its driver ended 3 times; the last time it was killed"
-    assert len(drivers.started) == 3
 
 
 def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: Fleet) -> None:
     def ask_for_much(session: EngineSession) -> dict[str, Any]:
-        session.ready([ONE])
-        [workload, *_] = session.network_workloads(ONE, ["bert-tiny"])
         for seed in range(4):
-            session.measure(ONE, session.propose(ONE, workload, 5, seed, ()).result())
-        threading.Event().wait(30)
-        return {}
+            session.measure(ONE, draw(session, 5, seed))
+        return sleep(session)
 
     drivers = fleet.launch = Drivers(fleet, ask_for_much)
     with fleet.coordinator() as (coordinator, _):
@@ -275,9 +276,12 @@ def test_a_request_that_is_cancelled_in_the_turn_in_which_it_came_starts_no_driv
     assert drivers.started == []
 
 
+UNKNOWN = WORKLOADS[0]
+
+
 def ask_for_an_unknown_workload(session: EngineSession) -> dict[str, Any]:
     session.ready([ONE])
-    return {"drawn": session.propose(ONE, WORKLOADS[0], 1, 0, ()).result()}
+    return {"drawn": session.propose(ONE, UNKNOWN, 1, 0, ()).result()}
 
 
 def babble(session: EngineSession) -> dict[str, Any]:
@@ -288,10 +292,7 @@ def babble(session: EngineSession) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
-        (
-            ask_for_an_unknown_workload,
-            f"the store has no module of workload {WORKLOADS[0].workload_id} for one$",
-        ),
+        (ask_for_an_unknown_workload, f"the store has no module of workload {UNKNOWN.workload_id} for one$"),
         (babble, "its driver says what cannot be understood: "),
     ],
     ids=["unknown workload", "no question"],
@@ -299,18 +300,13 @@ def babble(session: EngineSession) -> dict[str, Any]:
 def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
     fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]], reason: str
 ) -> None:
-    fleet.launch = Drivers(fleet, work)
-    ended = end_of(fleet, collection())
+    ended, _ = driven(fleet, work)
     assert ended["state"] == "failed"
     assert re.match(reason, ended["reason"])
 
 
 def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:
-    def wait(session: EngineSession) -> dict[str, Any]:
-        threading.Event().wait(30)
-        return {}
-
-    fleet.launch = Drivers(fleet, wait)
+    fleet.launch = Drivers(fleet, sleep)
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection(embedded=True))
         fleet.turn_until(coordinator, lambda one: one.serves_requests)
@@ -321,7 +317,7 @@ def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(f
 
 
 def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None:
-    fleet.launch = Drivers(fleet, lambda session: {"slept": threading.Event().wait(30)})
+    fleet.launch = Drivers(fleet, sleep)
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
         second = coordinator.desk.submit(collection("r2", devices=[ONE, "two"]))
@@ -330,35 +326,40 @@ def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None
             second.result(1)
 
 
-def import_logs_of(
-    log: Path, folder: Path, device: str, **changes: Any
-) -> Callable[[EngineSession], dict[str, Any]]:
-    """What the driver of an import does."""
-    arguments = {"paths": [str(log)], "device": device, **changes}
-    settings = FleetConfig.model_validate({"devices": {"folder": str(folder)}})
+def import_request(request_id: str = R1, **arguments: Any) -> Request:
+    return Request(request_id=RequestId(request_id), kind=RequestKind.IMPORT, arguments=arguments)
+
+
+def imported(
+    fleet: Fleet, log: Path, device: str = "board-7", request_id: str = R1, **more: Any
+) -> dict[str, Any]:
+    """How an import ends whose driver does what the driver of an import does, in a folder of its own."""
+    folder = fleet.folder / "driver"
     folder.mkdir(exist_ok=True)
+    request = import_request(request_id, paths=[str(log)], device=device, **more)
     work = Work(
-        kind=RequestKind.IMPORT,
-        arguments=arguments,
+        kind=request.kind,
+        arguments=dict(request.arguments),
         minutes=None,
-        settings=settings,
+        settings=FleetConfig.model_validate({"devices": {"folder": str(folder)}}),
         models=folder,
         folder=folder,
     )
-    return lambda session: perform(work, session, DriverDisplay(session))
+    fleet.launch = Drivers(fleet, lambda session: perform(work, session, DriverDisplay(session)))
+    return end_of(fleet, request)
 
 
-def import_request(**arguments: Any) -> Request:
-    return Request(request_id=R1, kind=RequestKind.IMPORT, arguments=arguments)
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Forty measurements, and a line that is none."""
+    return write_log(tmp_path / "log.json", [*map(autotvm, range(40)), "no record"])
 
 
 @pytest.mark.parametrize("device", ["board-7", "one"])
 def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
-    fleet: Fleet, tmp_path: Path, device: str
+    fleet: Fleet, tmp_path: Path, log: Path, device: str
 ) -> None:
-    log = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)] + ["no record"])
-    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device))
-    ended = end_of(fleet, import_request(paths=[str(log)], device=device))
+    ended = imported(fleet, log, device)
     assert ended["state"] == "succeeded", ended["reason"]
     assert (ended["result"]["imported"], ended["result"]["unaccounted_lines"]) == (40, 0)
     assert list((tmp_path / "driver").glob("*")) == []
@@ -374,9 +375,7 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
         # What was counted while it ran is what the next start counts.
         assert TableSummary.open(store).counts[DeviceId(device)].imported == 40
     # The same once more adds nothing.
-    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", device, again=True))
-    again = import_request(paths=[str(log)], device=device, again=True)
-    ended = end_of(fleet, replace(again, request_id=RequestId("r2")))
+    ended = imported(fleet, log, device, "r2", again=True)
     assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (0, 40)
 
 
@@ -389,10 +388,7 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
         (import_request(paths=[], device="board"), "paths: list should have at least 1 item"),
         (import_request(paths=["logs"], device="board"), "paths.0: string should match pattern"),
         (import_request(paths=["/logs"]), "device: field required"),
-        (
-            import_request(paths=["/logs"], device="board", dialect=3),
-            "dialect: input should be a valid string",
-        ),
+        (import_request(paths=["/logs"], device="a", dialect=3), "dialect: input should be a valid string"),
     ],
 )
 def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, words: str) -> None:
@@ -404,23 +400,22 @@ def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, w
 
 
 @pytest.mark.parametrize("step", ["put_device", "put_workloads", "append_table"])
-def test_an_import_waits_for_room_in_the_store(fleet: Fleet, tmp_path: Path, step: str) -> None:
-    log, left = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)]), [3.0]
-    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", "board-7"))
+def test_an_import_waits_for_room_in_the_store(fleet: Fleet, log: Path, step: str) -> None:
+    left = [3.0]
 
     def is_imports(*arguments: Any, **_: Any) -> bool:
         return step != "put_device" or arguments[1].device_id == "board-7"
 
     with without_room(Store, step, left, is_imports):
-        ended = end_of(fleet, import_request(paths=[str(log)], device="board-7"))
+        ended = imported(fleet, log)
     assert (ended["state"], ended["reason"], left) == ("succeeded", "", [0.0])
     assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (40, 0)
 
 
 def test_an_import_waits_for_room_for_what_it_hands_on(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, calls = write_log(tmp_path / "log.json", [autotvm(n) for n in range(40)]), {"text": 0, "rows": 0}
+    calls = {"text": 0, "rows": 0}
     write_text, new_file = Path.write_text, pa.ipc.new_file
 
     def fill(kind: str) -> None:
@@ -440,8 +435,7 @@ def test_an_import_waits_for_room_for_what_it_hands_on(
     monkeypatch.setattr(Path, "write_text", text)
     monkeypatch.setattr(pa.ipc, "new_file", rows)
     monkeypatch.setattr("fleet.requests.store_proxy._RETRY_SECS", 0.01, raising=False)
-    fleet.launch = Drivers(fleet, import_logs_of(log, tmp_path / "driver", "board-7"))
-    ended = end_of(fleet, import_request(paths=[str(log)], device="board-7"))
+    ended = imported(fleet, log)
     assert (ended["state"], ended["reason"], calls) == ("succeeded", "", {"text": 3, "rows": 3})
     assert ended["result"]["imported"] == 40
     assert len([line for line in fleet.lines if "waits for room" in line]) == 2
@@ -460,8 +454,7 @@ def test_a_driver_that_finds_no_room_for_its_own_files_is_started_again(
             raise OSError(errno.ENOSPC, "No space left on device")
         return {"version": "v000001"}
 
-    drivers = fleet.launch = Drivers(fleet, publish)
-    ended = end_of(fleet, collection())
+    ended, drivers = driven(fleet, publish)
     assert (ended["state"], len(drivers.started)) == (state, 3)
     assert all(one.is_stopped for one in drivers.started[:2])
     assert min(later - sooner for sooner, later in pairwise(ends)) >= RETRY_SECS
@@ -470,7 +463,6 @@ def test_a_driver_that_finds_no_room_for_its_own_files_is_started_again(
 
 def test_an_import_that_cannot_be_read_ends_with_one_reason(fleet: Fleet, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    fleet.launch = Drivers(fleet, import_logs_of(missing, tmp_path / "driver", "board-7"))
-    ended = end_of(fleet, import_request(paths=[str(missing)], device="board-7"))
+    ended = imported(fleet, missing)
     assert ended["state"] == "failed"
     assert str(missing) in ended["reason"]

@@ -65,8 +65,7 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
     old = as_layout_1(make_record(50, device="dev-a", workload=WORKLOAD.workload_id))
     store.append([again, old])
     path = tmp_path / "all.parquet"
-    result = export(store, path, "parquet")
-    table = pq.read_table(path)
+    result, table = export(store, path, "parquet"), pq.read_table(path)
     assert (result.records, table.num_rows, result.files) == (44, 44, (path,))
     assert table.schema.equals(export_parquet.SCHEMA)
     rows = {row["record_id"]: row for row in table.to_pylist()}
@@ -86,35 +85,29 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
         assert row["flops"] == (WORKLOAD.flops if is_known else None)
         assert row["arg_shapes"] == ("[[128,128],[128,128],[128,128]]" if is_known else None)
     assert not rows[again.record_id]["counts"]
-    assert {row["target"] for row in rows.values() if row["device_id"] == "dev-b"} == {
-        '{"kind":"llvm","num-cores":2}'
-    }
+    [target] = {row["target"] for row in rows.values() if row["device_id"] == "dev-b"}
+    assert target == '{"kind":"llvm","num-cores":2}'
 
 
 def test_the_footer_brings_devices_and_the_workloads_that_occur(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "all.parquet"
     export(store, path, "parquet")
     with open_file(path) as file:
-        head = read_head(file, path)
-        workloads = read_workloads(file, path)
-    assert head.table_version == store.version
-    entries = store.devices()
-    assert {name: (one.spec, one.descriptor) for name, one in head.devices.items()} == {
-        name: (entry.spec, entry.descriptor) for name, entry in entries.items()
-    }
-    assert workloads == [WORKLOAD]
+        head, workloads = read_head(file, path), read_workloads(file, path)
+    assert (head.table_version, workloads) == (store.version, [WORKLOAD])
+    told, known = (
+        {name: (one.spec, one.descriptor) for name, one in entries.items()}
+        for entries in (head.devices, store.devices())
+    )
+    assert told == known
 
 
 def test_a_folder_has_a_file_a_device_and_says_what_it_is(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     result = export(store, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
-    assert result == ExportResult(
-        fmt="parquet",
-        files=(folder / "dev-a.parquet", folder / "dev-b.parquet"),
-        records=42,
-        skipped={},
-        table_version=store.version,
-    )
+    files = (folder / "dev-a.parquet", folder / "dev-b.parquet")
+    version = store.version
+    assert result == ExportResult(fmt="parquet", files=files, records=42, skipped={}, table_version=version)
     manifest = yaml.safe_load((folder / "export.yaml").read_text())
     assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
     assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
@@ -140,28 +133,38 @@ def test_nothing_to_export_is_one_clear_error_and_leaves_nothing(fmt: str, tmp_p
             export(empty, tmp_path / "out", fmt)
         empty.append([make_record(1)])
         empty.put_device(make_spec("dev-b"))
-        with pytest.raises(FleetError, match="device dev-b has no records"):
-            export(empty, tmp_path / "out", fmt, ["dev-b"])
-        with pytest.raises(FleetError, match=r"no device 'dev-c'.*did you mean 'dev-"):
-            export(empty, tmp_path / "out", fmt, ["dev-c"])
+        refusals = [
+            ("out", ["dev-b"], "device dev-b has no records"),
+            ("out", ["dev-c"], r"no device 'dev-c'.*did you mean 'dev-"),
+        ]
         if fmt == "autotvm":
-            with pytest.raises(
-                FleetError, match="nothing to export as autotvm from dev-a: 1 left out: its workload"
-            ):
-                export(empty, tmp_path / "out", fmt)
-            with pytest.raises(FleetError, match="nothing to export"):
-                export(empty, tmp_path / "out.jsonl", fmt)
+            words = "nothing to export as autotvm from dev-a: 1 left out: its workload"
+            refusals += [("out", [], words), ("out.jsonl", [], words)]
+        for name, devices, words in refusals:
+            with pytest.raises(FleetError, match=words):
+                export(empty, tmp_path / name, fmt, devices)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_an_unknown_format_names_the_known_ones(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"unknown format 'parqet'.*parquet.*autotvm"):
-        export(store, tmp_path / "x", "parqet")
-
-
-def test_lines_of_two_devices_need_a_folder(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="one file holds one device, got dev-a, dev-b"):
-        export(store, tmp_path / "x.jsonl.gz", "ansor")
+@pytest.mark.parametrize(
+    ("name", "fmt", "words"),
+    [
+        ("x", "parqet", r"unknown format 'parqet'.*parquet.*autotvm"),
+        ("x.jsonl.gz", "ansor", "one file holds one device, got dev-a, dev-b"),
+        ("folder.parquet", "parquet", "is a folder"),
+        ("thesis", "parquet", "not replaced"),
+        ("thesis/chapter.txt", "meta_schedule", "is a file"),
+    ],
+)
+def test_what_cannot_be_exported_there_is_refused_and_nothing_changes(
+    store: Store, tmp_path: Path, name: str, fmt: str, words: str
+) -> None:
+    for folder in ("thesis", "folder.parquet"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years")
+    with pytest.raises(FleetError, match=words):
+        export(store, tmp_path / name, fmt, replace=True)
+    assert contents(tmp_path) == {tmp_path / "thesis" / "chapter.txt": b"years"}
 
 
 @pytest.mark.parametrize("name", ["all.parquet", "all"])
@@ -174,20 +177,6 @@ def test_what_is_there_is_replaced_only_when_asked(store: Store, tmp_path: Path,
     assert result.records == 42
     assert all(file.exists() for file in result.files)
     assert not hidden(tmp_path)
-
-
-def test_a_folder_that_is_no_export_is_never_replaced(store: Store, tmp_path: Path) -> None:
-    precious = tmp_path / "thesis"
-    precious.mkdir()
-    (precious / "chapter.txt").write_text("years")
-    with pytest.raises(FleetError, match="not replaced"):
-        export(store, precious, "parquet", replace=True)
-    (tmp_path / "x.parquet").mkdir()
-    with pytest.raises(FleetError, match="is a folder"):
-        export(store, tmp_path / "x.parquet", "parquet", replace=True)
-    with pytest.raises(FleetError, match="is a file"):
-        export(store, precious / "chapter.txt", "meta_schedule", replace=True)
-    assert (precious / "chapter.txt").read_text() == "years"
 
 
 @pytest.mark.parametrize("kills_at", [1, 2, 3])

@@ -10,15 +10,22 @@ import pytest
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
-from tests.fleet.interchange.test_import_logs import records, run
-from tests.knob_fixtures import NAMES, cache_text, cached, failed, helion_row, triton_text, write_helion
-from tests.log_fixtures import ansor, write_log
+from tests.knob_fixtures import (
+    FAILURES,
+    NAMES,
+    cache_text,
+    cached,
+    failed,
+    helion_row,
+    triton_text,
+    write_helion,
+)
+from tests.log_fixtures import ansor, records, run, run_lines, write_log
 from tests.record_fixtures import make_record, make_workload
 
 
 def kernel_tuner_logs(folder: Path) -> None:
-    words = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
-    bad = [failed(100 + place, word) for place, word in enumerate(words)]
+    bad = [failed(100 + place, word) for place, word in enumerate(FAILURES)]
     good = [cached(number, benchmark_time=100.1 + number / 3) for number in range(60)]
     (folder / "A100.json").write_text(cache_text([*good, *bad]))
     other = [cached(number, time=1.5, times=[1.5]) for number in range(3)]
@@ -40,11 +47,7 @@ def helion_logs(folder: Path) -> None:
     write_helion(folder, rows)
 
 
-CASES = {
-    "kernel_tuner": (kernel_tuner_logs, 66),
-    "triton": (triton_logs, 6),
-    "helion": (helion_logs, 4),
-}
+CASES = {"kernel_tuner": (kernel_tuner_logs, 66), "triton": (triton_logs, 6), "helion": (helion_logs, 4)}
 
 
 def imported(folder: Path, tool: str) -> Path:
@@ -56,26 +59,9 @@ def imported(folder: Path, tool: str) -> Path:
     return folder / "store"
 
 
-@pytest.mark.parametrize("tool", CASES)
-@pytest.mark.parametrize("form", ["own", "t4"])
-def test_exported_files_give_equal_records(tmp_path: Path, tool: str, form: str) -> None:
-    store = imported(tmp_path, tool)
-    result = export(Store.read(store), tmp_path / "out", tool if form == "own" else form)
-    skipped = {"build_timeout (compile_timeout): the format has no word for it": 1}
-    assert result.skipped == (skipped if (tool, form) == ("helion", "t4") else {})
-    (tmp_path / "again").mkdir()
-    report = run(tmp_path / "again", tmp_path / "out")
-    assert (report.rejected, report.imported) == (0, result.records)
-    before = {one.record_id: astuple(one) for one in records(tmp_path)}
-    after = {one.record_id: astuple(one) for one in records(tmp_path / "again")}
-    assert len(before) - len(after) == sum(result.skipped.values())
-    assert {name: before[name] for name in after} == after
-
-
-def test_kernel_tuner_reads_the_best_of_each_problem(tmp_path: Path) -> None:
-    store = imported(tmp_path, "kernel_tuner")
-    result = export(Store.read(store), tmp_path / "out", "kernel_tuner", ["dev-a"])
-    caches = [path for path in result.files if not path.name.endswith(".results.json")]
+def check_kernel_tuner(files: tuple[Path, ...]) -> None:
+    """Kernel Tuner reads the best of each problem."""
+    caches = [path for path in files if not path.name.endswith(".results.json")]
     assert len(caches) == 2
     for path in caches:
         text = path.read_text()
@@ -90,34 +76,53 @@ def test_kernel_tuner_reads_the_best_of_each_problem(tmp_path: Path) -> None:
         assert best[0]["device_name"] == "NVIDIA_A100_PCIE_40GB"
 
 
-def test_triton_and_helion_read_the_best(tmp_path: Path) -> None:
-    (tmp_path / "t").mkdir()
-    (tmp_path / "h").mkdir()
-    (path,) = export(Store.read(imported(tmp_path / "t", "triton")), tmp_path / "t/out", "triton").files
-    pairs = json.loads(path.read_text())["configs_timings"]
-    config, times = min(pairs, key=lambda pair: pair[1])
+def check_triton(files: tuple[Path, ...]) -> None:
+    """Triton reads the best."""
+    (path,) = files
+    config, times = min(json.loads(path.read_text())["configs_timings"], key=lambda pair: pair[1])
     assert times == [0.1] * 3
     names = {"kwargs", "num_warps", "num_ctas", "num_stages", "maxnreg", "pre_hook", "ir_override"}
     assert set(config) == names
-    files = export(Store.read(imported(tmp_path / "h", "helion")), tmp_path / "h/out", "helion").files
+
+
+def check_helion(files: tuple[Path, ...]) -> None:
+    """Helion reads the best."""
     best = next(path for path in files if path.name.endswith(".best.json"))
     assert json.loads(best.read_text()) == {"block_sizes": [64, 16]}
 
 
+CHECKS = {"kernel_tuner": check_kernel_tuner, "triton": check_triton, "helion": check_helion}
+
+
+@pytest.mark.parametrize("tool", CASES)
+@pytest.mark.parametrize("form", ["own", "t4"])
+def test_exported_files_give_equal_records(tmp_path: Path, tool: str, form: str) -> None:
+    store = imported(tmp_path, tool)
+    result = export(Store.read(store), tmp_path / "out", tool if form == "own" else form)
+    skipped = {"build_timeout (compile_timeout): the format has no word for it": 1}
+    assert result.skipped == (skipped if (tool, form) == ("helion", "t4") else {})
+    if form == "own":
+        CHECKS[tool](result.files)
+    (tmp_path / "again").mkdir()
+    report = run(tmp_path / "again", tmp_path / "out")
+    assert (report.rejected, report.imported) == (0, result.records)
+    before = {one.record_id: astuple(one) for one in records(tmp_path)}
+    after = {one.record_id: astuple(one) for one in records(tmp_path / "again")}
+    assert len(before) - len(after) == sum(result.skipped.values())
+    assert {name: before[name] for name in after} == after
+
+
 def test_records_of_other_tools_are_left_out_with_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    triton_logs(tmp_path / "logs")
-    write_log(tmp_path / "logs" / "a.json", [ansor(1, target="cuda -arch=sm_80")])
-    run(tmp_path, tmp_path / "logs")
+    log = write_log(tmp_path / "a.json", [ansor(1, target="cuda -arch=sm_80")])
+    imported(tmp_path, "triton")
+    run(tmp_path, log)
     with pytest.raises(FleetError, match=r"dialect ansor.*measured by triton, not by helion"):
         export(Store.read(tmp_path / "store"), tmp_path / "out", "helion")
     assert not (tmp_path / "out").exists()
 
 
 def test_name_of_a_stranger_is_no_path(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "a.json").write_text(cache_text([cached(0)], kernel_name="../../../evil\n"))
-    run(tmp_path, tmp_path / "logs")
+    run_lines(tmp_path, cache_text([cached(0)], kernel_name="../../../evil\n"))
     files = export(Store.read(tmp_path / "store"), tmp_path / "out", "kernel_tuner").files
     assert all((tmp_path / "out" / "dev-a") in path.resolve().parents for path in files)
 

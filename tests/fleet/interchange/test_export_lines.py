@@ -19,25 +19,13 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
-from tests.log_fixtures import DATA, module_line, write_log
+from tests.log_fixtures import CPU_TARGET, DATA, autotvm, module_line, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
 STEPS = {
-    "AN": "iii",
-    "FU": "il",
-    "PR": "iis",
-    "RE": "il",
-    "SP": "iiili",
-    "FSP": "iiii",
-    "FFSP": "iilii",
-    "SA": "iiii",
-    "CA": "iii",
-    "CI": "i",
-    "CR": "i",
-    "CHR": "isl",
-    "CHW": "is",
-    "RF": "iii",
+    **{"AN": "iii", "FU": "il", "PR": "iis", "RE": "il", "SP": "iiili", "FSP": "iiii", "FFSP": "iilii"},
+    **{"SA": "iiii", "CA": "iii", "CI": "i", "CR": "i", "CHR": "isl", "CHW": "is", "RF": "iii"},
 }
 
 
@@ -94,20 +82,14 @@ ANSOR = [
     '{"i": [["[\\"f00d\\", 2]", "cuda -keys=cuda,gpu -arch=sm_75"], [[], [["AN", 0, 0, 5]]]],'
     ' "r": [[1e+10], 7, 5.0, 1697404576]}',
 ]
+DENSE = [["TENSOR", [1, 64], "float32"], ["TENSOR", [8, 64], "float32"], None, "float32"]
 AUTOTVM = [
-    json.dumps(
-        {
-            "input": [
-                "llvm -keys=cpu -mcpu=core-avx2",
-                "dense_nopack.x86",
-                [["TENSOR", [1, 64], "float32"], ["TENSOR", [8, 64], "float32"], None, "float32"],
-                {},
-            ],
-            "config": {"index": 7, "code_hash": None, "entity": entity},
-            "result": result,
-            "version": 0.2,
-            "tvm_version": "0.13.dev0",
-        }
+    autotvm(
+        7,
+        input=[CPU_TARGET, "dense_nopack.x86", DENSE, {}],
+        config={"index": 7, "code_hash": None, "entity": entity},
+        result=result,
+        tvm_version="0.13.dev0",
     )
     for entity, result in (
         ([["tile_y", "sp", [-1, 1, 1]], ["unroll", "ot", 512]], [[1e-4, 1.25e-4], 0, 1.5, 1700000000.25]),
@@ -115,20 +97,9 @@ AUTOTVM = [
         ([["tile_y", "sp", [-1, 2, 1]]], [[1e9], 1, 0.5, 1700000002.0]),
     )
 ]
-DATABASE = [
-    canonical_json(
-        [
-            0,
-            [
-                [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], []],
-                secs,
-                {"kind": "llvm", "num-cores": 4},
-                [["TENSOR", "float32", [8, 8]]] * 3,
-            ],
-        ]
-    )
-    for secs in ([1e-5, 1.5e-5], [2e-5])
-]
+TRACE = [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], []]
+TARGET, ARGUMENTS = {"kind": "llvm", "num-cores": 4}, [["TENSOR", "float32", [8, 8]]] * 3
+DATABASE = [[0, [TRACE, secs, TARGET, ARGUMENTS]] for secs in ([1e-5, 1.5e-5], [2e-5])]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +113,7 @@ DATABASE = [
     ids=["ansor", "earlier ansor", "autotvm", "meta_schedule"],
 )
 def test_import_export_import_gives_equal_records(
-    tmp_path: Path, dialect: str, files: dict[str, list[str] | None]
+    tmp_path: Path, dialect: str, files: dict[str, list[Any] | None]
 ) -> None:
     logs = tmp_path / "logs"
     count = 0
@@ -210,25 +181,23 @@ def mixed(tmp_path: Path) -> Iterator[Store]:
         store.put_workloads([workload])
         for number, outcome in enumerate(Outcome):
             ran = (1e-3, 2e-3) if outcome in (Outcome.OK, Outcome.REJECTED) else ()
-            made = make_record(
-                number, workload=workload.workload_id, trace=trace, outcome=outcome, run_secs=ran
-            )
-            store.append([made])
+            changes: dict[str, Any] = {"trace": trace, "outcome": outcome, "run_secs": ran}
+            store.append([make_record(number, workload=workload.workload_id, **changes)])
         yield store
 
 
 def test_outcomes_become_error_numbers_and_failures_their_mark(mixed: Store, tmp_path: Path) -> None:
     result = export(mixed, tmp_path / "out.jsonl", "ansor")
     lines = [check_ansor_line(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    by_second = {line["r"][3] - 1_700_000_000: line["r"][:2] for line in lines}
-    numbers = {outcome: number for number, outcome in enumerate(Outcome)}
-    assert by_second == {
-        numbers[Outcome.OK]: [[1e-3, 2e-3], 0],
-        numbers[Outcome.BUILD_FAILED]: [[1e10], 2],
-        numbers[Outcome.RUN_FAILED]: [[1e10], 4],
-        numbers[Outcome.WRONG_OUTPUT]: [[1e10], 5],
-        numbers[Outcome.BUILD_TIMEOUT]: [[1e10], 6],
-        numbers[Outcome.RUN_TIMEOUT]: [[1e10], 7],
+    outcomes = list(Outcome)
+    told = {outcomes[line["r"][3] - 1_700_000_000]: line["r"][:2] for line in lines}
+    assert told.pop(Outcome.OK) == [[1e-3, 2e-3], 0]
+    assert told == {
+        Outcome.BUILD_FAILED: [[1e10], 2],
+        Outcome.RUN_FAILED: [[1e10], 4],
+        Outcome.WRONG_OUTPUT: [[1e10], 5],
+        Outcome.BUILD_TIMEOUT: [[1e10], 6],
+        Outcome.RUN_TIMEOUT: [[1e10], 7],
     }
     # Neither says anything of the candidate, and the format has no word for either.
     assert result.skipped == {

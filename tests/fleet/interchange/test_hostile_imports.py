@@ -20,19 +20,20 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.logs import catalog as log_catalog
 from fleet.interchange.logs import lines as log_lines
-from fleet.interchange.logs.ansor import AnsorLogReader
 from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.interchange.logs.json_values import Rejected, parse_line
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.conftest import run_code
-from tests.fleet.interchange.test_import_logs import records, run
 from tests.log_fixtures import (
     CPU_TARGET,
     ansor,
     autotvm,
     meta_schedule,
     module_line,
+    records,
+    run,
+    run_lines,
     workload_line,
     write_log,
 )
@@ -41,7 +42,7 @@ from tests.transfer.language.test_hostile_programs import shared_statements
 
 def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path) -> None:
     lines = [module_line(7, shared_statements(150)), *(meta_schedule(n) for n in range(3))]
-    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    report = run_lines(tmp_path, *lines)
     assert report.imported == 3
     assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 3
 
@@ -49,25 +50,25 @@ def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path)
 @pytest.mark.parametrize("option", ["-mcpu=--5", "-mcpu=-", "-num-cores=" + "9" * 5000, "-x=²", "-="])
 def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) -> None:
     target = f"llvm {option}"
-    report = run(tmp_path, write_log(tmp_path / "log.json", [autotvm(1, target=target)]))
+    report = run_lines(tmp_path, autotvm(1, target=target))
     rejected = {"target is not a text": 1} if len(target) > 4096 else {}
     assert report.counts.rejected == rejected
     assert report.imported == (0 if rejected else 1)
 
 
 def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
-    with mock.patch.object(AnsorLogReader, "read", side_effect=ZeroDivisionError("by nobody's guess")):
-        log = write_log(tmp_path / "log.json", [autotvm(1), ansor(1), ansor(2)])
-        report = run(tmp_path, log)
-    assert report.imported == 1
-    assert report.counts.rejected == {"reader fault: ZeroDivisionError": 2}
-    assert report.examples == {"reader fault: ZeroDivisionError": f'{log}:2: "by nobody\'s guess"'}
+    error = ZeroDivisionError("by nobody's guess")
+    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error):
+        report = run_lines(tmp_path, autotvm(1), ansor(1), ansor(2))
+    reason, log = "reader fault: ZeroDivisionError", tmp_path / "log.json"
+    assert (report.imported, report.counts.rejected) == (1, {reason: 2})
+    assert report.examples == {reason: f'{log}:2: "by nobody\'s guess"'}
 
 
 @pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])
 def test_what_is_no_fault_of_a_line_ends_the_import(error: type[BaseException], tmp_path: Path) -> None:
-    with mock.patch.object(AnsorLogReader, "read", side_effect=error), pytest.raises(error):
-        run(tmp_path, write_log(tmp_path / "log.json", [ansor(1)]))
+    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error), pytest.raises(error):
+        run_lines(tmp_path, ansor(1))
 
 
 # ---- what is held ----
@@ -81,7 +82,7 @@ def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
     trace["config"]["entity"][2][2] = "x" * (1 << 20)
     database = meta_schedule(4)
     database[1][2] = {"kind": "llvm", "mcpu": "x" * MAX_ENVIRONMENT_CHARS}
-    report = run(tmp_path, write_log(tmp_path / "log.json", [long_key, long_args, trace, database, ansor(5)]))
+    report = run_lines(tmp_path, long_key, long_args, trace, database, ansor(5))
     assert report.imported == 1
     assert report.counts.rejected == {
         "workload key is too long": 2,
@@ -100,7 +101,7 @@ def test_all_targets_and_all_workloads_together_are_bounded(
         more = ansor(n)
         more["i"][0][0] = json.dumps([f"other{n}" + "k" * 200, [1]])
         lines.append(more)
-    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    report = run_lines(tmp_path, *lines)
     assert report.counts.rejected == {"targets take too much room": 8, "workloads take too much room": 3}
     assert report.imported == 4
 
@@ -116,7 +117,7 @@ def test_a_commit_comes_by_bytes_of_whatever_is_long(tmp_path: Path, monkeypatch
     for line in lines:
         line["i"][0][5] = names
     costs = [ansor(n, r=[[1e-3] * 1000, 0, 1.0, 1.0]) for n in range(25, 30)]
-    report = run(tmp_path, write_log(tmp_path / "log.json", [*lines, *costs]))
+    report = run_lines(tmp_path, *lines, *costs)
     assert report.imported == 30
     assert max(commits) < 12
     assert commits[-1] <= 5
@@ -134,9 +135,7 @@ def test_modules_that_wait_for_a_commit_are_bounded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Store, "put_workloads", note)
     texts = [json.dumps({"nodes": [{"type": "None"}], "more": "x" * 3000 + str(n)}) for n in range(12)]
     lines = [module_line(n, text) for n, text in enumerate(texts)]
-    report = run(
-        tmp_path, write_log(tmp_path / "log.json", lines + [meta_schedule(1, index=n) for n in range(12)])
-    )
+    report = run_lines(tmp_path, *lines, *(meta_schedule(1, index=n) for n in range(12)))
     assert (report.imported, report.workloads) == (12, 12)
     assert max(stored) < 14_000
 
@@ -144,8 +143,7 @@ def test_modules_that_wait_for_a_commit_are_bounded(tmp_path: Path, monkeypatch:
 def test_seconds_that_nothing_takes_are_refused(tmp_path: Path) -> None:
     results = [([1e-10], 1), ([5e-324], 1), ([1e-9], 1e12), ([1e-9], 1e300)]
     lines = [ansor(n, r=[costs, 0, all_cost, 1]) for n, (costs, all_cost) in enumerate(results)]
-    log = write_log(tmp_path / "log.json", lines)
-    assert run(tmp_path, log).counts.rejected == {
+    assert run_lines(tmp_path, *lines).counts.rejected == {
         "a cost is below a nanosecond": 2,
         "all_cost is out of range": 2,
     }
@@ -158,7 +156,7 @@ def test_shapes_beyond_any_memory_are_none_and_the_rows_can_be_exported(tmp_path
     lines[1]["input"][2] = [["TENSOR", huge, "float32"], ["TENSOR", [8, 8, 1, 1], "float32"], 1, 0, 1]
     lines[2][1][2] = {"kind": "llvm"}
     lines[2][1][3] = [["TENSOR", "float32", huge]]
-    assert run(tmp_path, write_log(tmp_path / "log.json", lines)).imported == 3
+    assert run_lines(tmp_path, *lines).imported == 3
     reader = Store.read(tmp_path / "store")
     assert {len(one.arg_shapes) for one in reader.workloads().values()} == {0, 1}
     assert export(reader, tmp_path / "out.parquet", "parquet").records == 3
@@ -169,7 +167,7 @@ def test_a_target_of_anything_can_be_exported(form: str, tmp_path: Path) -> None
     target = {"kind": "llvm", "num-cores": "many", "keys": [1, {}], "mattr": 7, "mcpu": []}
     lines = [meta_schedule(1), autotvm(2, target="llvm -num-cores=x -keys"), ansor(3)]
     lines[0][1][2] = target
-    run(tmp_path, write_log(tmp_path / "log.json", lines))
+    run_lines(tmp_path, *lines)
     gpu = meta_schedule(4)
     gpu[1][2] = {"kind": "cuda", "thread_warp_size": [], "max_threads_per_block": -1, "keys": 7}
     run(tmp_path, write_log(tmp_path / "gpu.json", [gpu]), device="dev-b")
@@ -290,8 +288,7 @@ def test_a_folder_that_cannot_be_a_network_names_none(name: bytes, tmp_path: Pat
 
 def test_known_reasons_are_counted_without_a_second_look(tmp_path: Path) -> None:
     lines: list[Any] = ["", "junk", "", "junk", "#", "junk \u00e4", b"junk \xff", "", "junk", "NaN", "{"]
-    lines.append(workload_line())
-    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    report = run_lines(tmp_path, *lines, workload_line())
     assert report.counts.rejected == {
         "blank line": 3,
         "not JSON": 4,

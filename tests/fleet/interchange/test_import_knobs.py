@@ -14,8 +14,8 @@ from fleet.interchange.logs.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
 from fleet.interchange.logs.json_values import Rejected
 from fleet.store.store import Store
-from tests.fleet.interchange.test_import_logs import records, run
 from tests.knob_fixtures import (
+    FAILURES,
     cache_text,
     cached,
     configuration,
@@ -25,7 +25,7 @@ from tests.knob_fixtures import (
     triton_text,
     write_helion,
 )
-from tests.log_fixtures import DATA, autotvm, write_log
+from tests.log_fixtures import DATA, autotvm, records, run, run_lines, write_log
 from tests.transport_fixtures import candidate_of
 from transfer.features.extractor import Extractor
 
@@ -37,17 +37,12 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 
 def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
-    words = ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
-    bad = [failed(10 + place, word) for place, word in enumerate(words)]
+    bad = [failed(10 + place, word) for place, word in enumerate(FAILURES)]
     (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), *bad]))
     report = run(tmp_path, tmp_path / "A100.json")
     assert (report.imported, report.counts.lines, report.rejected) == (5, 5, 0)
-    assert outcomes(tmp_path) == {
-        "": "ok",
-        "invalid": "build_failed",
-        "compile": "build_failed",
-        "run": "run_failed",
-    }
+    failures = {"invalid": "build_failed", "compile": "build_failed", "run": "run_failed"}
+    assert outcomes(tmp_path) == {"": "ok", **failures}
     found = next(one for one in records(tmp_path) if json.loads(one.trace) == configuration(1))
     assert found.run_secs == tuple(one / 1e3 for one in cached(1)["times"])
     assert found.timing_secs == pytest.approx(1.04475)
@@ -86,13 +81,10 @@ def test_t4_file_beside_its_cache_adds_nothing(tmp_path: Path) -> None:
 
 
 def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) -> None:
-    folder = tmp_path / "gemm"
-    folder.mkdir()
-    (folder / "X_T4.json").write_text(t4_text([cached(0)]))
-    run(tmp_path, folder)
+    run(tmp_path, write_log(tmp_path / "gemm" / "X_T4.json", [t4_text([cached(0)])]))
     said = {"kernel_name": "gemm", "problem_size": [8], "device_name": "NVIDIA H100 PCIe", "tool": "x"}
-    (tmp_path / "said.json").write_text(t4_text([cached(0)], metadata=said))
-    run(tmp_path, tmp_path / "said.json", device="dev-b")
+    log = write_log(tmp_path / "said.json", [t4_text([cached(0)], metadata=said)])
+    run(tmp_path, log, device="dev-b")
     keys = [json.loads(one.module_json) for one in Store.read(tmp_path / "store").workloads().values()]
     assert sorted(keys, key=lambda key: key["tool"]) == [
         {"dialect": "knobs", "tool": "t4", "kernel": "gemm", "problem": None},
@@ -101,9 +93,8 @@ def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) 
 
 
 def test_triton_cache(tmp_path: Path) -> None:
-    path = tmp_path / "matmul.autotune.json"
-    path.write_text(triton_text([[0.5, 0.45, 0.6], [float("inf")] * 3, 0.25, float("nan")]))
-    report = run(tmp_path, path)
+    text = triton_text([[0.5, 0.45, 0.6], [float("inf")] * 3, 0.25, float("nan")])
+    report = run(tmp_path, write_log(tmp_path / "matmul.autotune.json", [text]))
     assert report.counts.outcomes == {Outcome.OK: 2, Outcome.BUILD_FAILED: 1}
     assert report.counts.rejected == {"a number is not finite": 1}
     found = {one.run_secs: json.loads(one.trace) for one in records(tmp_path)}
@@ -164,9 +155,9 @@ def test_other_python_is_no_configuration(text: str) -> None:
 
 
 def test_number_in_quotes_is_the_same_knob(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(cache_text([cached(3)]))
     quoted = cached(3, **{name: str(value) for name, value in configuration(3).items()})
-    (tmp_path / "b.json").write_text(cache_text([quoted]))
+    for name, one in (("a", cached(3)), ("b", quoted)):
+        (tmp_path / f"{name}.json").write_text(cache_text([one]))
     report = run(tmp_path, tmp_path)
     assert (report.imported, report.duplicates) == (1, 1)
 
@@ -184,8 +175,7 @@ def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any, share: float
 
 def test_cache_that_is_still_open_is_whole(tmp_path: Path) -> None:
     text = cache_text([cached(0), cached(1)])
-    (tmp_path / "open.json").write_text(text[:-3] + ",")
-    report = run(tmp_path, tmp_path / "open.json")
+    report = run_lines(tmp_path, text[:-3] + ",")
     assert (report.imported, report.counts.rejected.total()) == (2, 0)
 
 
@@ -227,8 +217,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> None:
     text, imported = HOSTILE[name]
-    (tmp_path / "x.json").write_text(text)
-    report = run(tmp_path, tmp_path / "x.json")
+    report = run_lines(tmp_path, text)
     assert report.imported == imported
     assert imported or report.counts.rejected
     assert not [reason for reason in report.counts.rejected if "reader fault" in reason]
@@ -237,9 +226,8 @@ def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> Non
 def test_a_key_of_triton_that_is_not_finite_stops_no_other_file(tmp_path: Path) -> None:
     text = '{"key": [Infinity], "configs_timings": [[{"kwargs": {"B": 1}}, [0.1, 0.1, 0.1]]]}'
     logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "a.autotune.json").write_text(text)
-    (logs / "b.json").write_text(cache_text([cached(1)]))
+    write_log(logs / "a.autotune.json", [text])
+    write_log(logs / "b.json", [cache_text([cached(1)])])
     report = run(tmp_path, logs)
     assert (report.imported, dict(report.counts.rejected)) == (1, {"a number is not finite": 1})
 
@@ -252,16 +240,13 @@ def test_long_item_is_not_held() -> None:
 
 
 def test_items_in_any_layout() -> None:
-    value = {
-        "head": [1],
-        "cache": {f"k{place}": {"n": place, "t": [0.5, None]} for place in range(50)},
-        "x": 2,
-    }
+    cache = {f"k{place}": {"n": place, "t": [0.5, None]} for place in range(50)}
+    value = {"head": [1], "cache": cache, "x": 2}
     for text in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, indent="")):
         for size in (1, 7, 1 << 20):
             raw = text.encode()
             items = JsonItems((raw[at : at + size] for at in range(0, len(raw), size)), "cache")
-            assert list(items) == list(value["cache"].values())
+            assert list(items) == list(cache.values())
             assert items.head == {"head": [1], "x": 2}
 
 
@@ -275,8 +260,7 @@ def test_data_sheets_name_their_source() -> None:
 
 
 def test_learning_reads_the_records(tmp_path: Path) -> None:
-    (tmp_path / "A100.json").write_text(cache_text([cached(number) for number in range(40)]))
-    run(tmp_path, tmp_path / "A100.json")
+    run_lines(tmp_path, cache_text([cached(number) for number in range(40)]))
     store = Store.read(tmp_path / "store")
     found = records(tmp_path)
     block = Extractor().extract(store.workloads(), list(map(candidate_of, found)))
@@ -286,9 +270,7 @@ def test_learning_reads_the_records(tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.skipif(not HUB.is_dir(), reason="../shared/data is not beside the checkout")
 def test_real_spaces(tmp_path: Path) -> None:
-    report = run(
-        tmp_path, HUB / "convolution_milo" / "A100.json.gz", HUB / "convolution_milo" / "A100_T4.json.gz"
-    )
+    report = run(tmp_path, *(HUB / "convolution_milo" / f"A100{name}.json.gz" for name in ("", "_T4")))
     assert (report.imported, report.duplicates, report.rejected) == (4362, 4362, 0)
     assert report.counts.outcomes[Outcome.RUN_FAILED] == 310
     assert len({one.candidate_id for one in records(tmp_path)}) == 4362

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Candidate, Family, Outcome, Record, WorkloadId, canonical_json, content_hash
+from agents.records import Candidate, Family, Outcome, WorkloadId, canonical_json, content_hash
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange import import_logs as module
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.interchange.import_report import ImportReport
 from fleet.interchange.line_reader import LineReader
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.meta_schedule import Database
@@ -33,39 +32,18 @@ from tests.log_fixtures import (
     ansor,
     autotvm,
     meta_schedule,
+    records,
+    run,
+    run_lines,
     workload_line,
     write_log,
 )
-from tests.record_fixtures import record_ids
-from tests.transport_fixtures import candidate_of
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
 
 
-def run(folder: Path, *paths: Path, device: str = "dev-a", **more: Any) -> ImportReport:
-    request = ImportRequest(paths=paths, device_id=device, devices_folder=folder / "none", **more)
-    with Store.open(folder / "store") as store:
-        report = import_logs(store, request)
-    check_accounts(report)
-    return report
-
-
-def check_accounts(report: ImportReport) -> None:
-    counts = report.counts
-    assert report.imported + report.duplicates + counts.rejected.total() == counts.lines
-    assert counts.dialects.total() + counts.rejected.total() == counts.lines
-    assert counts.outcomes.total() == counts.valid
-    assert min(report.imported, report.duplicates, report.unaccounted) == 0 or report.unaccounted == 0
-    assert set(report.examples) <= set(counts.rejected)
-
-
-def records(folder: Path, device: str = "dev-a") -> list[Record]:
-    return list(Store.read(folder / "store").records(device_id=device))
-
-
 def test_each_dialect_becomes_records(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "mixed.json", [autotvm(1), ansor(2), "", "# a comment", autotvm(3)])
-    report = run(tmp_path, log)
+    report = run_lines(tmp_path, autotvm(1), ansor(2), "", "# a comment", autotvm(3))
     assert report.imported == 3
     assert report.counts.rejected == {"blank line": 1, "comment line": 1}
     by_dialect = {record.dialect: record for record in records(tmp_path)}
@@ -73,11 +51,8 @@ def test_each_dialect_becomes_records(tmp_path: Path) -> None:
     steps = ansor(2)["i"][1][1]
     workload_id = WorkloadId(content_hash("ansor", canonical_json(ANSOR_KEY))[:16])
     candidate = Candidate(workload_id=workload_id, trace=canonical_json(steps), dialect="ansor")
-    assert (found.workload_id, found.trace, found.candidate_id) == (
-        workload_id,
-        candidate.trace,
-        candidate.candidate_id,
-    )
+    assert (found.workload_id, found.trace) == (workload_id, candidate.trace)
+    assert found.candidate_id == candidate.candidate_id
     assert (found.outcome, found.run_secs, found.latency_secs) == (Outcome.OK, (2.002e-3,), 2.002e-3)
     assert (found.origin, found.measured_at, found.timing_secs) == ("imported", 1_700_000_002.0, 1.5)
     assert found.protocol.repeat == 1
@@ -96,40 +71,22 @@ def test_each_dialect_becomes_records(tmp_path: Path) -> None:
     assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
 
 
-def test_ids_are_those_of_agents_records(tmp_path: Path) -> None:
-    failed = [autotvm(n, result=[[1e9], 4, 10, 5]) for n in range(3)]
-    log = write_log(
-        tmp_path / "log.gz", [*(autotvm(n) for n in range(20)), *failed, *(ansor(n) for n in range(20))]
-    )
-    run(tmp_path, log)
-    found = records(tmp_path)
-    assert len(found) == 43
-    assert {record.record_id for record in found} == set(record_ids(Store.read(tmp_path / "store")))
-    assert all(record.candidate_id == candidate_of(record).candidate_id for record in found)
-
-
 def test_failures_become_outcomes_and_marks_never_latencies(tmp_path: Path) -> None:
     lines = [
         autotvm(0, result=[[1e9], 6, 10, 5]),
         ansor(1, r=[[1e10], 2, 15, 6]),
-        meta_schedule(2, run_secs=[1e10]),
         ansor(3, r=[[0.0], 0, 0, 6]),
         autotvm(4, result=[[1e9], 0, 10, 5]),
-        meta_schedule(5, run_secs=None),
     ]
-    cpu, gpu = write_log(tmp_path / "cpu.json", lines[:2] + lines[3:5]), tmp_path / "gpu.json"
-    write_log(gpu, [lines[2], lines[5]])
-    report = run(tmp_path, cpu)
+    report = run_lines(tmp_path, *lines)
     assert report.counts.rejected == {"not measured": 1, "the mark of a failure, but no error_no": 1}
-    assert report.examples["not measured"] == f"{cpu}:3: a cost of 0"
-    report = run(tmp_path, gpu, device="dev-b")
+    assert report.examples["not measured"] == f"{tmp_path / 'log.json'}:3: a cost of 0"
+    lines = [meta_schedule(2, run_secs=[1e10]), meta_schedule(5, run_secs=None)]
+    report = run_lines(tmp_path, *lines, device="dev-b")
     assert report.counts.rejected == {"not measured": 1}
     found = [*records(tmp_path), *records(tmp_path, "dev-b")]
-    assert Counter(record.outcome for record in found) == {
-        Outcome.BUILD_TIMEOUT: 1,
-        Outcome.BUILD_FAILED: 1,
-        Outcome.RUN_FAILED: 1,
-    }
+    outcomes = {Outcome.BUILD_TIMEOUT, Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
+    assert Counter(record.outcome for record in found) == dict.fromkeys(outcomes, 1)
     assert all(record.run_secs == () and record.error for record in found)
 
 
@@ -169,54 +126,33 @@ def test_a_second_import_adds_nothing_and_reads_no_known_file(
     assert len(records(tmp_path)) == 25
 
 
-def test_damaged_lines_are_counted_with_the_first_example(tmp_path: Path) -> None:
-    cut = json.dumps(ansor(0))[:100]
-    log = write_log(
-        tmp_path / "log.json",
-        [
-            ansor(0),
-            cut,
-            cut,
-            b"\xff\xfe",
-            b"[" * 100_000,
-            '{"i": 1, "r": 2}',
-            '{"x": 1}',
-            "[1, 2, 3]",
-            ansor(1, i=[[json.dumps(ANSOR_KEY), "llvm"], [[], [["SP", "a"]]]]),
-            autotvm(1, config={"entity": [["tile", "sp", "big"]]}),
-            ansor(2, i=[["[]", "llvm"], [[], []]]),
-            ansor(2, i=[["{", "llvm"], [[], []]]),
-            ansor(2, i=[[json.dumps(ANSOR_KEY), "abacus"], [[], []]]),
-            '{"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0, 1, 1], "v": 0.1}',
-            ansor(4),
-        ],
-    )
-    report = run(tmp_path, log)
-    assert report.imported == 2
-    assert report.counts.rejected == {
-        "truncated": 2,
-        "not UTF-8": 1,
-        "nested too deeply": 1,
-        "i is not [task, [stages, steps]]": 1,
-        "no known dialect": 2,
-        "malformed SP step": 1,
-        "malformed sp knob": 1,
-        "workload key is not a list that begins with a name": 1,
-        "workload key is not JSON": 1,
-        "target of an unknown kind": 1,
-        "AutoTVM log before 0.2": 1,
-    }
-    assert report.examples["truncated"].startswith(f"{log}:2: ends in ")
-    assert report.examples["not UTF-8"] == f"{log}:4: byte 0"
-
-
-def test_a_gigantic_line_is_counted_and_the_rest_imported(
+def test_damaged_lines_are_counted_with_the_first_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 10_000)
-    log = write_log(tmp_path / "log.json", [ansor(0), ansor(1, v="x" * 20_000), ansor(2)])
-    report = run(tmp_path, log)
-    assert (report.imported, report.counts.rejected) == (2, {"line too long": 1})
+    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 110_000)
+    cut, key = json.dumps(ansor(0))[:100], json.dumps(ANSOR_KEY)
+    old = '{"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0, 1, 1], "v": 0.1}'
+    faulty: list[tuple[Any, str]] = [
+        (cut, "truncated"),
+        (cut, "truncated"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        ('{"i": 1, "r": 2}', "i is not [task, [stages, steps]]"),
+        ('{"x": 1}', "no known dialect"),
+        ("[1, 2, 3]", "no known dialect"),
+        (ansor(1, i=[[key, "llvm"], [[], [["SP", "a"]]]]), "malformed SP step"),
+        (autotvm(1, config={"entity": [["tile", "sp", "big"]]}), "malformed sp knob"),
+        (ansor(2, i=[["[]", "llvm"], [[], []]]), "workload key is not a list that begins with a name"),
+        (ansor(2, i=[["{", "llvm"], [[], []]]), "workload key is not JSON"),
+        (ansor(2, i=[[key, "abacus"], [[], []]]), "target of an unknown kind"),
+        (ansor(1, v="x" * 120_000), "line too long"),
+        (old, "AutoTVM log before 0.2"),
+    ]
+    report = run_lines(tmp_path, ansor(0), *(line for line, _ in faulty), ansor(4))
+    assert (report.imported, report.counts.rejected) == (2, Counter(reason for _, reason in faulty))
+    log = tmp_path / "log.json"
+    assert report.examples["truncated"].startswith(f"{log}:2: ends in ")
+    assert report.examples["not UTF-8"] == f"{log}:4: byte 0"
 
 
 def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> None:
@@ -234,7 +170,7 @@ def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
         {"i": [[key, "llvm"], [[], [["SP", 2, 0, 64, [4]], ["CI", 1]]]], "r": [[0.5], 0, 1, 7]},
         {"i": [[key, "llvm", [4, 64, 64]], [[], [["CI", 1]]]], "r": [[0.5], 0, 1, 7], "v": "v0.5"},
     ]
-    report = run(tmp_path, write_log(tmp_path / "log.json", lines))
+    report = run_lines(tmp_path, *lines)
     assert report.imported == 2
     (workload,) = Store.read(tmp_path / "store").workloads().values()
     assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
@@ -297,9 +233,9 @@ def test_records_are_read_again_when_the_file_of_their_workloads_has_changed(tmp
 
 def test_databases_without_workloads_stay_apart_and_snapshots_agree(tmp_path: Path) -> None:
     one = [meta_schedule(n, index=n % 2) for n in range(6)]
-    write_log(tmp_path / "a" / "database_tuning_record.json", one[:4])
-    write_log(tmp_path / "b" / "database_tuning_record.json", one)
-    write_log(tmp_path / "c" / "database_tuning_record.json", [meta_schedule(n) for n in range(100, 103)])
+    other = [meta_schedule(n) for n in range(100, 103)]
+    for name, lines in (("a", one[:4]), ("b", one), ("c", other)):
+        write_log(tmp_path / name / "database_tuning_record.json", lines)
     report = run(tmp_path, tmp_path / "a", tmp_path / "b", tmp_path / "c")
     assert (report.imported, report.duplicates) == (9, 4)
     workloads = Store.read(tmp_path / "store").workloads()
@@ -334,38 +270,36 @@ def test_files_of_a_folder_that_are_no_logs_are_left_out_and_named(tmp_path: Pat
 def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
     cpu = write_log(tmp_path / "logs" / "cpu.json", [autotvm(0)])
     gpu = write_log(tmp_path / "logs" / "gpu.json", [autotvm(0, target=CUDA_TARGET)])
-    with pytest.raises(
-        FleetError, match=rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
-    ):
+    words = rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
+    with pytest.raises(FleetError, match=words):
         run(tmp_path, tmp_path / "logs")
     assert records(tmp_path) == []  # noticed before anything was stored
     run(tmp_path, cpu)
     with pytest.raises(FleetError, match="but device dev-a is a cpu"):
         run(tmp_path, gpu)
-    late = write_log(
-        tmp_path / "late.json", [autotvm(n) for n in range(90)] + [autotvm(0, target=CUDA_TARGET)]
-    )
+    late = write_log(tmp_path / "late.json", [*map(autotvm, range(90)), autotvm(0, target=CUDA_TARGET)])
     with pytest.raises(FleetError, match=f"{late}:91 was measured on a gpu"):
         run(tmp_path, late)
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    logs = tmp_path / "empty"
     with pytest.raises(FleetError, match="no such file"):
-        run(tmp_path, tmp_path / "missing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FleetError, match="holds no log"):
-        run(tmp_path, tmp_path / "empty")
-    with pytest.raises(FleetError, match="'my-board'"):
-        run(tmp_path, tmp_path, device="My Board")
-    with pytest.raises(FleetError, match="dialect 'tenset' is not known"):
-        run(tmp_path, tmp_path, dialect="tenset")
+        run(tmp_path, logs)
+    logs.mkdir()
+    for options, words in (
+        ({}, "holds no log"),
+        ({"device": "My Board"}, "'my-board'"),
+        ({"dialect": "tenset"}, "dialect 'tenset' is not known"),
+    ):
+        with pytest.raises(FleetError, match=words):
+            run(tmp_path, logs, **options)
 
 
 def test_a_wanted_dialect_leaves_the_others(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.json", [autotvm(0), ansor(0)])
-    report = run(tmp_path, log, dialect="ansor")
+    report = run_lines(tmp_path, autotvm(0), ansor(0), dialect="ansor")
     assert (report.imported, report.counts.rejected) == (1, {"a line of autotvm, asked for ansor": 1})
-    assert run(tmp_path, log).imported == 1  # asked otherwise, the file is read again
+    assert run(tmp_path, tmp_path / "log.json").imported == 1  # asked otherwise, the file is read again
 
 
 def test_a_known_device_keeps_its_description(tmp_path: Path) -> None:
@@ -423,9 +357,7 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
 
 
 LINES = [json.dumps(line).encode() for line in (autotvm(1), ansor(1), meta_schedule(1), workload_line())]
-BYTES = st.sampled_from(
-    [b"[", b"]", b"{", b"}", b'"', b",", b":", b"0", b"-", b"1e999", b"null", b"\x00", b"\xff"]
-)
+BYTES = st.sampled_from(b'[ ] { } " , : 0 - 1e999 null \x00 \xff'.split(b" "))
 
 
 @settings(max_examples=200)
@@ -440,13 +372,8 @@ def test_no_changed_bytes_crash_a_reader(line: bytes, changes: list[tuple[int, i
     _read(line)
 
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-)
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

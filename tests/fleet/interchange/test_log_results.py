@@ -11,12 +11,9 @@ from agents.records import Outcome, canonical_json
 from fleet.interchange.logs.json_values import Rejected, canonical_text, parse_line, shown
 from fleet.interchange.logs.results import MARK_TEXT, attempt_of, database_result, tuner_result
 
+FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    st.none() | st.booleans() | st.text() | st.integers(-(2**63), 2**64 - 1) | st.floats(**FINITE),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
@@ -70,14 +67,9 @@ def test_huge_and_deep_values_are_shown_short() -> None:
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [
-        (1, Outcome.BUILD_FAILED),
-        (2, Outcome.BUILD_FAILED),
-        (3, Outcome.BUILD_FAILED),
-        (4, Outcome.RUN_FAILED),
-        (5, Outcome.WRONG_OUTPUT),
-        (6, Outcome.BUILD_TIMEOUT),
-        (7, Outcome.RUN_TIMEOUT),
-        (8, Outcome.RUN_FAILED),
+        *((number, Outcome.BUILD_FAILED) for number in (1, 2, 3)),
+        *((number, Outcome.RUN_FAILED) for number in (4, 8)),
+        *((5, Outcome.WRONG_OUTPUT), (6, Outcome.BUILD_TIMEOUT), (7, Outcome.RUN_TIMEOUT)),
     ],
 )
 def test_error_numbers_become_outcomes_without_latency(number: int, outcome: Outcome) -> None:
