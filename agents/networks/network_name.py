@@ -166,7 +166,7 @@ def _architecture(text: str, source: Source, rest: str) -> NetworkName:
         found[key] = _value(value)
     common = {key: found.pop(key) for key in _COMMON & found.keys()}
     for key in {"batch", "tokens"} & common.keys():
-        if not isinstance(common[key], int) or not 1 <= common[key] <= 1 << 20:
+        if type(common[key]) is not int or not 1 <= common[key] <= 1 << 20:
             raise NetworkRefusedError(f"network {text!r}: {key} is a number from 1, got {common[key]!r}")
     if common.get("dtype", "float32") not in _DTYPES:
         raise NetworkRefusedError(

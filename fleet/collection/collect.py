@@ -85,7 +85,7 @@ class Collection:
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
-        asked = [one for one in self._live or self._specs if one not in self.fallen]
+        asked = [one for one in (*self._live, *self._specs) if one not in self.fallen]
         return self._engine.network_workloads(asked[0], networks)
 
     def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:

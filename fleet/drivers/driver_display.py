@@ -52,8 +52,8 @@ class DriverDisplay:
 
     def step(self, done: int, note: str) -> None:
         """Advance the phase by `done` steps."""
-        self._done = min(self._done + done, self._total)
-        self._tell(f"{self._phase}, {note}")
+        before, self._done = self._done, min(self._done + done, self._total)
+        self._tell(f"{self._phase}, {note}", is_last=before < self._done == self._total)
 
     def computes(self, text: str) -> None:
         """Let the devices go: nothing more is measured."""
@@ -62,9 +62,9 @@ class DriverDisplay:
     def finish(self) -> None:
         """End the last phase."""
 
-    def _tell(self, finding: str) -> None:
+    def _tell(self, finding: str, *, is_last: bool = False) -> None:
         now = time.monotonic()
-        if now - self._told_at < _PAUSE_SECS and self._done < self._total:
+        if now - self._told_at < _PAUSE_SECS and not is_last:
             return
         self._told_at = now
         secs = now - self._began

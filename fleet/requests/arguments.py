@@ -1,6 +1,6 @@
 """What each kind of request may ask for: plain values, strictly read.
 
-`fleet.requests.checks` reads them where a request arrives, `fleet.drivers.process` where it is done.
+`fleet.requests.checks` reads them where a request arrives, `fleet.drivers.work` where it is done.
 """
 
 from __future__ import annotations

@@ -149,12 +149,14 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     validity = item.get("invalidity")
     if validity != "correct":
         return reader.measurement(knobs, failed(validity, INVALIDITIES, spent, at))
-    value: Any = None
-    for one in item.get("measurements") or ():
-        if type(one) is dict and one.get("name") == "time":
-            value = one.get("value")
-        elif type(one) is dict and one.get("name") == "GFLOP/s" and type(one.get("value")) is float:
-            reader.tell_flops(one["value"] * value * 1e6 if type(value) is float else 0.0)
+    told = {
+        one["name"]: one.get("value")
+        for one in _listed(item.get("measurements"))
+        if type(one) is dict and type(one.get("name")) is str
+    }
+    value, rate = told.get("time"), told.get("GFLOP/s")
+    if type(value) is type(rate) is float:
+        reader.tell_flops(rate * value * 1e6)
     if item.get("correctness", 1) != 1:
         return reader.measurement(knobs, failed("correctness", INVALIDITIES, spent, at))
     return reader.measurement(knobs, _timed(times.get("runtimes"), value, spent, at))

@@ -52,6 +52,7 @@ def test_a_network_is_one_of_ours_a_file_or_an_architecture(tmp_path: Path) -> N
         ("transformers:bert,batch", "expected KEY=VALUE once a key, got 'batch'"),
         ("transformers:bert,a=1,a=2", "expected KEY=VALUE once"),
         ("transformers:bert,batch=0", "batch is a number from 1, got 0"),
+        ("transformers:bert,batch=true", "batch is a number from 1, got True"),
         ("transformers:bert,dtype=int4", "dtype is one of float32, float16, bfloat16"),
     ],
 )

@@ -85,7 +85,9 @@ def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) 
     said = {"kernel_name": "gemm", "problem_size": [8], "device_name": "NVIDIA H100 PCIe", "tool": "x"}
     log = write_log(tmp_path / "said.json", [t4_text([cached(0)], metadata=said)])
     run(tmp_path, log, device="dev-b")
-    keys = [json.loads(one.module_json) for one in Store.read(tmp_path / "store").workloads().values()]
+    found = Store.read(tmp_path / "store").workloads().values()
+    assert all(one.flops for one in found), "its rate stands before its time"
+    keys = [json.loads(one.module_json) for one in found]
     assert sorted(keys, key=lambda key: key["tool"]) == [
         {"dialect": "knobs", "tool": "t4", "kernel": "gemm", "problem": None},
         {"dialect": "knobs", "tool": "x", "kernel": "gemm", "problem": [8]},
