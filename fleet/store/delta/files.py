@@ -10,7 +10,6 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agents.files import fsync_all
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
 from fleet.store.delta.log import DataFile, add_action, version_of
@@ -32,9 +32,6 @@ ROW_GROUP_ROWS = 2048
 TARGET_BYTES = 64 << 20
 
 _PARTITION = "device_id="
-
-#: Threads that wait for the disk.
-_SYNC_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +71,8 @@ def write_data_files(
         _make_partitions(folder, {file.device_id for file in files})
         for file in files:
             written.append(_write(folder, file, data_change=data_change))
-        _fsync_all([folder / one.file.path for one in written])
-        _fsync_all(sorted({(folder / one.file.path).parent for one in written}))
+        fsync_all([folder / one.file.path for one in written])
+        fsync_all(sorted({(folder / one.file.path).parent for one in written}))
     except BaseException:
         discard(folder, written)
         raise
@@ -102,15 +99,6 @@ def _make_partitions(folder: Path, device_ids: Iterable[str]) -> None:
         for path in made:
             path.rmdir()
         raise
-
-
-def _fsync_all(paths: Sequence[Path]) -> None:
-    """Wait for many at once: a file system makes them durable together, which takes far less time."""
-    if len(paths) == 1:
-        fsync(paths[0])
-    elif paths:
-        with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as threads:
-            list(threads.map(fsync, paths))
 
 
 def _write(folder: Path, new: NewFile, *, data_change: bool) -> WrittenFile:
