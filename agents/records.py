@@ -137,6 +137,15 @@ class Candidate(_Identified):
             return CandidateId(self._identify(self.workload_id, self.dialect, self.trace))
 
 
+def has_flag(quality: str, key: str) -> bool:
+    """Whether the text of a `Record.quality` has a flag, such as `suspect`."""
+    # Most say nothing of it, and reading JSON costs ten times more than seeing that. A name that is nowhere
+    # in the text cannot be a key, unless it is written with escapes.
+    if key not in quality and "\\" not in quality:
+        return False
+    return bool(json.loads(quality).get(key, False))
+
+
 def record_id_of(candidate_id: str, device_id: str, environment_id: str, attempt: int) -> str:
     """What `Record.record_id` is of a record with these, where there is no record yet."""
     return content_hash(candidate_id, device_id, environment_id, str(attempt))
@@ -192,24 +201,17 @@ class Record(_Identified):
     @property
     def is_suspect(self) -> bool:
         """Whether the device was drifting while this was measured (`agents.programs.quality`)."""
-        return self._quality_says("suspect")
+        return has_flag(self.quality, "suspect")
 
     @property
     def is_stopped_early(self) -> bool:
         """Whether it got one repeat only, being surely several times slower than the best."""
-        return self._quality_says("stopped_early")
+        return has_flag(self.quality, "stopped_early")
 
     @property
     def is_quarantined(self) -> bool:
         """Whether the candidate killed its worker process every time that it was tried."""
-        return self._quality_says("quarantined")
-
-    def _quality_says(self, key: str) -> bool:
-        # Most say nothing of it, and reading JSON costs ten times more than seeing that. A name that is
-        # nowhere in the text cannot be a key, unless it is written with escapes.
-        if key not in self.quality and "\\" not in self.quality:
-            return False
-        return bool(json.loads(self.quality).get(key, False))
+        return has_flag(self.quality, "quarantined")
 
     @property
     def latency_secs(self) -> float:
