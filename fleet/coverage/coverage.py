@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.coverage.coverage_rows import COLUMNS, take_rows
-from fleet.coverage.matrix import MAX_LOSSES, Matrix, Row, Space
-from fleet.coverage.place_bits import PlaceBits
+from fleet.coverage.matrix import MAX_LOSSES, Matrix, PlaceBits, Row, Space
 from fleet.coverage.table_summary import SummaryScope, TableSummary
 from fleet.store.reader import StoreReader
 

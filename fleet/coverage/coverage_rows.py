@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, WorkloadId
 from fleet.coverage.candidate_index import raw_ids
-from fleet.coverage.matrix import BEST, Matrix, Row, Space
-from fleet.coverage.place_bits import PlaceBits
+from fleet.coverage.matrix import BEST, Matrix, PlaceBits, Row, Space
 from fleet.store.noise_columns import numbers, says
 
 #: Columns that are read of every record at the start.

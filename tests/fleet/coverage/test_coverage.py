@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.matrix import MAX_LOSSES
-from fleet.coverage.place_bits import CHUNK_BYTES, PlaceBits
+from fleet.coverage.matrix import CHUNK_BYTES, MAX_LOSSES, PlaceBits
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
