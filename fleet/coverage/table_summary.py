@@ -137,7 +137,6 @@ class TableSummary:
         except StaleError as error:
             if (summary.folder / FILE).exists():
                 _LOG.info("%s: all records are read: %s", store.path, error)
-            summary._forget()
         if summary.parts is None:
             summary._count(store.columns(("outcome", "measured_at", "origin")))
         else:
@@ -259,12 +258,8 @@ class TableSummary:
         for device_id, batch in batches:
             self.counts.setdefault(device_id, Counts()).add_rows(batch)
 
-    def _forget(self) -> None:
-        self.counts, self.parts = {}, None
-        self.saved_version, self.saved_rows = -1, 0
-        self._header, self._arrays, self._fresh = None, {}, []
-
     def _read(self, store: Store) -> None:
+        """Take what the file holds, all of it or nothing."""
         for leftover in self.folder.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         try:

@@ -48,14 +48,6 @@ class IntakeSettings:
     most_bytes: int = 64 << 20
     most_rows: int = 200_000
 
-    def __post_init__(self) -> None:
-        for name in ("devices_per_commit", "most_bytes", "most_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"intake: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("commit_every_secs", "pause", "wait_secs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"intake: {name} must not be negative, got {getattr(self, name)}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeResult(AppendResult):

@@ -78,7 +78,6 @@ class IdIndex:
             if (index.folder / INDEX).exists():
                 _LOG.info("%s: the ids are read from the records: %s", table, error)
             index.ids.load(read(file.path for file in snapshot.files))
-            index.saved_version, index.saved_ids, index._files = -1, 0, {}
         else:
             for column in read(fresh):
                 index.ids.take(column)
@@ -126,7 +125,7 @@ class IdIndex:
             self._sweep()
             raise
         self._files = {id(run): (run, name, crc) for run, name, crc in kept}
-        self.ids.replace_runs(run for run, _, _ in kept)
+        self.ids.runs = [run for run, _, _ in kept]
         self.saved_version, self.saved_ids = snapshot.version, len(self.ids)
         self._sweep()
 
@@ -148,7 +147,7 @@ class IdIndex:
         return _mapped(path, len(run)), name, crc
 
     def _load(self, snapshot: TableSnapshot) -> list[str]:
-        """Take the runs; return the data files with ids that they lack."""
+        """Take the runs, all of them or none; return the data files with ids that they lack."""
         try:
             value = json.loads((self.folder / INDEX).read_text())
             if value["schema"] != INDEX_SCHEMA:

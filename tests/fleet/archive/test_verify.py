@@ -313,7 +313,7 @@ def _cache_of_another(folder: Path) -> None:
         ids = store._index.ids
         store._index._files = {}
         ids._new.clear()
-        ids.replace_runs([IdRun.of(keys_of(record_ids(store))[:-16] + b"\x01" * 16)])
+        ids.runs = [IdRun.of(keys_of(record_ids(store))[:-16] + b"\x01" * 16)]
         store._index.save(store.snapshot)
 
 

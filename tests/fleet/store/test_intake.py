@@ -376,14 +376,6 @@ def test_rows_are_split_by_device_in_their_order() -> None:
         assert rows.equals(records_to_table([one for one in records if one.device_id == name]))
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
-    for name in ("devices_per_commit", "most_bytes", "most_rows"):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-            IntakeSettings(**{name: 0})
-    with pytest.raises(ValueError, match="wait_secs must not be negative"):
-        IntakeSettings(wait_secs=-1)
-
-
 def test_a_kill_before_any_step_on_the_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

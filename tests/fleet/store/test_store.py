@@ -492,7 +492,7 @@ def test_a_torn_merge_commit_costs_no_record_and_doubles_none(tmp_path: Path) ->
     with Store.open(tmp_path) as store:
         for start in range(0, 20, 5):
             store.append(make_batch(start, 5))
-        store._merge_groups([store._snapshot.files])
+        store._merge_groups([store.snapshot.files])
     os.truncate(last_commit(tmp_path), 100)
     with Store.open(tmp_path) as store:
         assert sorted(record.record_id for record in store.records()) == sorted(

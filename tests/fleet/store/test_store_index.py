@@ -109,7 +109,7 @@ def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path) -> None:
 def test_merges_of_what_the_index_holds_are_not_read(tmp_path: Path, read_files: list[str]) -> None:
     filled(tmp_path / "s")
     with Store.open(tmp_path / "s") as store:
-        assert store._merge_groups([store._snapshot.files]) == 4
+        assert store._merge_groups([store.snapshot.files]) == 4
         copy = killed(store.path, tmp_path / "copy")
     with Store.open(copy) as store:
         assert read_files == []

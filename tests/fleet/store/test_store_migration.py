@@ -168,7 +168,7 @@ def test_upkeep_merges_files_of_both_layouts_and_changes_no_record(old_store: Pa
         assert list(store.records()) == OLD_RECORDS
         for record in new:
             store.append([record])
-        assert store._merge_groups([[file for file in store._snapshot.files if file.device_id == "dev-a"]])
+        assert store._merge_groups([[file for file in store.snapshot.files if file.device_id == "dev-a"]])
         assert len(store.data_files()) == 2
         assert store.upkeep(retention_hours=0).deleted_files == 7
     with Store.open(old_store) as store:
