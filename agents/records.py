@@ -109,8 +109,8 @@ class Workload:
 class FastPickle:
     """A frozen dataclass that pickles fast: thousands of a second go from process to process.
 
-    It is rebuilt by its values, in the order of its fields; the dataclasses' own way looks all fields up again
-    for each object.
+    It is rebuilt by its values, in the order of its fields; the dataclasses' own way looks all fields up
+    again for each object.
     """
 
     __slots__ = ()

@@ -57,7 +57,6 @@ _CHUNK = 4 << 20
 #: Arrays begin at multiples of this.
 _ALIGNED = 64
 
-
 #: Rows of devices, with `COLUMNS`.
 Batches = list[tuple[DeviceId, pa.RecordBatch]]
 #: What is to be written: the header, and the pieces of each array. A copy that nobody changes.
@@ -123,10 +122,7 @@ class TableSummary:
 
     @classmethod
     def open(cls, store: Store) -> TableSummary:
-        """Read what there is, and count what came since.
-
-        Args:
-            store: The table; what an intake had taken in is in it.
+        """Read what there is, and count what came since; what an intake had taken in is in the table.
 
         Raises:
             StoreError: The records cannot be read.
@@ -150,12 +146,9 @@ class TableSummary:
         return [device_id for device_id, one in self.counts.items() if one.imported]
 
     def matrix(self, known: SummaryScope) -> tuple[Matrix, Batches | None]:
-        """Give the matrix of the file, and the rows that it lacks.
+        """Give the matrix of the file, if it was made for what is known, and the rows that it lacks.
 
         It may be asked once: the matrix is the caller's then.
-
-        Args:
-            known: What it must have been made for.
 
         Returns:
             An empty matrix and None where it is of no use.

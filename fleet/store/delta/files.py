@@ -56,12 +56,7 @@ class NewFile:
 def write_data_files(
     folder: Path, files: Collection[NewFile], *, data_change: bool = True
 ) -> list[WrittenFile]:
-    """Write Parquet files, and wait until all of them are on the disk.
-
-    Args:
-        folder: The table.
-        files: What they shall hold.
-        data_change: False if the rows are in the table already.
+    """Write Parquet files, and wait until all are on the disk; `data_change` says if the rows are new there.
 
     Raises:
         OSError: The disk is full or failed; nothing is left behind.
@@ -204,12 +199,9 @@ def chunks(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
 
 
 def stamp_dead(folder: Path, files: Iterable[DataFile], now: float) -> None:
-    """Note on the files themselves when they died: `delete_unused` counts their age from here.
+    """Note on files that the next commit will no longer name when they died, by `fleet.store.store_time`.
 
-    Args:
-        folder: The table.
-        files: Those that the next commit will no longer name.
-        now: By `fleet.store.store_time`.
+    `delete_unused` counts their age from here.
     """
     for file in files:
         os.utime(folder / file.path, (now, now))
