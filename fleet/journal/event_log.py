@@ -84,7 +84,7 @@ class EventLog:
         return done
 
     def compact(self, jobs: Iterable[Job], *, now: bool = False) -> None:
-        """Put a snapshot, with the jobs that have not ended, in place of many events, or of however few `now`.
+        """Put a snapshot, with the jobs that have not ended, in place of many events; of few only `now`.
 
         Raises:
             StoreFull: No room; the journal is as it was.
