@@ -124,53 +124,41 @@ def test_the_floor_does_not_depend_on_the_order_of_records(
 # ---- the record that counts ----------------------------------------------------------------------------
 
 
-def chosen(*records: Record) -> int:
-    """Place of the settled record of one candidate; the order of arrival must not matter."""
-    backwards = settled(reversed(records))
-    assert settled(records) == backwards
-    assert len(backwards) == 1
-    return records.index(backwards[0])
+def again(attempt: int, **changes: Any) -> Record:
+    """A second measurement of candidate 1."""
+    return timed(1, attempt, 1.0 + attempt, **{"origin": REMEASURE} | changes)
 
 
-def test_a_first_measurement_that_can_be_trusted_stands() -> None:
-    first = timed(1, 0, 2.0)
-    assert chosen(first, timed(1, 1, 1.0, origin=REMEASURE), timed(1, 2, 0.5, origin=NOISE)) == 0
-    failure = failed(1, 0, Outcome.RUN_FAILED)
-    assert chosen(failure, timed(1, 1, 1.0, origin=NOISE)) == 0
+DRIFTED, LOST = timed(1, 0, 1.0, quality=SUSPECT), failed(1, 0, Outcome.LOST)
+WRONG = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
+CHOSEN: dict[str, tuple[list[Record], int]] = {
+    "a trusted first one stands": ([timed(1, 0, 9.0), again(1), again(2, origin=NOISE)], 0),
+    "a trusted failure stands": ([failed(1, 0, Outcome.RUN_FAILED), again(1, origin=NOISE)], 0),
+    "a second one that is suspect too changes nothing": ([DRIFTED, again(1, quality=SUSPECT)], 0),
+    "it waits for a third": ([DRIFTED, again(1, quality=SUSPECT), again(2)], 2),
+    "a trusted failure replaces a suspect success": ([DRIFTED, WRONG], 1),
+    "a trusted success comes before it": ([DRIFTED, WRONG, again(2)], 2),
+    "suspect before lost": ([LOST, timed(1, 1, 1.0, quality=SUSPECT)], 1),
+    "suspect and rejected before lost": ([LOST, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)], 1),
+    "any before lost": ([LOST, timed(1, 1, 1.0)], 1),
+    "the first of two lost ones": ([LOST, failed(1, 1, Outcome.LOST)], 0),
+} | {
+    f"{name} says nothing: {origin}": ([first, again(1, origin=origin), again(2, origin=origin)], 1)
+    for origin in (REMEASURE, NOISE)
+    for name, first in {
+        "suspect": DRIFTED,
+        "a suspect failure": failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
+        "rejected": failed(1, 0, Outcome.REJECTED),
+        "lost": LOST,
+    }.items()
+}
 
 
-@pytest.mark.parametrize("origin", [REMEASURE, NOISE])
-@pytest.mark.parametrize(
-    "first",
-    [
-        timed(1, 0, 1.0, quality=SUSPECT),
-        failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
-        failed(1, 0, Outcome.REJECTED),
-        failed(1, 0, Outcome.LOST),
-    ],
-)
-def test_a_first_measurement_that_says_nothing_is_replaced(first: Record, origin: str) -> None:
-    assert chosen(first, timed(1, 1, 1.1, origin=origin), timed(1, 2, 1.0, origin=origin)) == 1
-
-
-def test_a_second_measurement_that_is_suspect_too_waits_for_a_third() -> None:
-    records = [timed(1, 0, 1.0, quality=SUSPECT), timed(1, 1, 1.1, origin=REMEASURE, quality=SUSPECT)]
-    assert chosen(*records) == 0
-    assert chosen(*records, timed(1, 2, 1.2, origin=REMEASURE)) == 2
-
-
-def test_a_trusted_failure_replaces_a_suspect_success() -> None:
-    again = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
-    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again) == 1
-    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again, timed(1, 2, 1.0, origin=REMEASURE)) == 2
-
-
-def test_a_lost_record_beats_nothing() -> None:
-    lost = failed(1, 0, Outcome.LOST)
-    assert chosen(lost, timed(1, 1, 1.0, quality=SUSPECT)) == 1
-    assert chosen(lost, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)) == 1
-    assert chosen(lost, timed(1, 1, 1.0)) == 1
-    assert chosen(lost, failed(1, 1, Outcome.LOST)) == 0
+@pytest.mark.parametrize(("records", "place"), CHOSEN.values(), ids=CHOSEN)
+def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(
+    records: list[Record], place: int
+) -> None:
+    assert settled(records) == settled(reversed(records)) == [records[place]]
 
 
 def test_each_device_candidate_and_environment_has_its_record_in_order_of_appearance() -> None:
