@@ -25,6 +25,7 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
+    unknown_descriptor,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +147,6 @@ def make_spec(device: str = "dev-a", **changes: Any) -> DeviceSpec:
 def make_descriptor(**changes: Any) -> Descriptor:
     """What a probe could have seen."""
     values: dict[str, Any] = {
-        "host": "lab-1",
         "arch": "x86_64",
         "cpu_model": "Some CPU",
         "physical_cores": 2,
@@ -156,20 +156,18 @@ def make_descriptor(**changes: Any) -> Descriptor:
         "vector_bytes": 32,
         "l1d_bytes": 32768,
         "l2_bytes": 1 << 20,
-        "l3_bytes": 0,
         "cache_line_bytes": 64,
         "memory_bytes": 8 << 30,
         "clock_min_mhz": 800.0,
         "clock_max_mhz": 3600.5,
         "clock_now_mhz": 2100.25,
-        "governor": "",
         "smt": True,
         "kernel": "6.1",
         "versions": (("llvm", "20"), ("tvm", "0.27")),
         "ansor_params": (1, 32, 64, 0, 0, 0, 0, 0),
         "cuda_devices": ((("name", "x"), ("sm", "80")),),
     }
-    return Descriptor(**values | changes)
+    return replace(unknown_descriptor("lab-1"), **values | changes)
 
 
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

@@ -124,10 +124,7 @@ def test_a_record_that_could_not_be_read_again_is_not_put(tmp_path: Path) -> Non
 def test_it_waits_for_a_predecessor_that_lets_go(tmp_path: Path) -> None:
     first = Spool(tmp_path)
     first.put(make_batch(0, 1))
-    for secs, words in (
-        (0.0, "open in another process; one"),
-        (0.1, r"another process and was so for 0\.1 s"),
-    ):
+    for secs, words in ((0.0, "open in another process; "), (0.1, r"another process and was so for 0\.1 s")):
         with pytest.raises(SpoolError, match=words):
             Spool(tmp_path, lock_timeout_secs=secs)
     ending = threading.Timer(0.2, first.close)
@@ -138,7 +135,7 @@ def test_it_waits_for_a_predecessor_that_lets_go(tmp_path: Path) -> None:
 
 
 def test_records_come_back_with_their_lease_and_a_newer_one_replaces_the_older(tmp_path: Path) -> None:
-    late, good = LeaseTag(job_id="j-1", fencing_token=4), LeaseTag(job_id="j-2", fencing_token=7)
+    late, good = LeaseTag(job_id="j-1", fencing_token=4), LeaseTag(job_id="j-1", fencing_token=7)
     again = make_record(1, measured_at=1.8e9)
     expected = [(None, make_record(0)), (late, make_record(2)), (good, make_record(3)), (good, again)]
     with Spool(tmp_path) as spool:

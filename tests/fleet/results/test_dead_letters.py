@@ -79,8 +79,7 @@ def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) ->
 
 
 def refuse(letters: DeadLetters, *records: Record) -> None:
-    _, refusals = sift([arrival(list(records))])
-    for refusal in refusals:
+    for refusal in sift([arrival(list(records))])[1]:
         letters.keep_refused(refusal)
 
 
