@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from agents.records import DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
@@ -97,9 +97,7 @@ class StoreReader:
         """How many records that version has."""
         return self.snapshot.rows
 
-    def records(
-        self, device_id: str | None = None, outcomes: Collection[Outcome] | None = None
-    ) -> Iterator[Record]:
+    def records(self, device_id: str | None = None) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
 
         Raises:
@@ -107,9 +105,6 @@ class StoreReader:
         """
         only = None if device_id is None else [device_id]
         for device, batch in self._batches(RECORD_COLUMNS, only):
-            if outcomes is not None:
-                wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
-                batch = batch.filter(pc.is_in(batch.column("outcome"), wanted))
             yield from batch_to_records(device, batch)
 
     def columns(
@@ -199,15 +194,6 @@ class StoreReader:
                 last_at=last,
             )
         return found
-
-    def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
-        """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
-        pairs: set[tuple[CandidateId, str]] = set()
-        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id], rows=_SHORT_ROWS):
-            candidates = batch.column("candidate_id").to_pylist()
-            environments = batch.column("environment_id").to_pylist()
-            pairs.update(zip(candidates, environments, strict=True))
-        return pairs
 
     def data_files(self, device_id: str | None = None) -> list[Path]:
         """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""

@@ -64,8 +64,11 @@ def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path
             _ = bad.is_suspect
         return
     refusals = (StoreError, TypeError, ValueError, AttributeError)
-    with Store.open(tmp_path) as store, Intake(store) as intake, pytest.raises(refusals):
-        intake.append([bad])
+    with Store.open(tmp_path) as store, Intake(store) as intake:
+        with pytest.raises(refusals):
+            intake.append([make_record(1), bad])
+        assert (intake.waiting, intake.log.held_bytes) == (0, 0)
+        assert intake.append([make_record(1)]).appended == 1
 
 
 @settings(max_examples=30, deadline=None)

@@ -151,15 +151,6 @@ def test_what_waits_is_bounded(store: Store, clock: Clock, limits: dict[str, int
     assert len(in_table(store.path)) == 60 + len({n for s in range(0, 60, 4) for n in (s, s + 1)})
 
 
-def test_a_record_that_cannot_be_stored_refuses_the_batch(store: Store, intake: Intake) -> None:
-    with pytest.raises(StoreError, match="record layout 3"):
-        intake.append([make_record(1), make_record(2, schema=3)])
-    with pytest.raises(StoreError, match=r"device '\.\./x' cannot be stored"):
-        intake.append([make_record(1), make_record(1, device="../x")])
-    assert (intake.waiting, files(store.path)) == (0, [])
-    assert intake.append([make_record(1)]).appended == 1
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_an_error_of_the_disk_refuses_the_batch_and_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store, intake: Intake, number: int

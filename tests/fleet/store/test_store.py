@@ -67,6 +67,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s") as store:
         assert store.append(records) == AppendResult(appended=50, duplicates=0, table_version=1)
         assert list(store.records()) == records
+        assert list(store.records("dev-b")) == records[30:]
     assert list(Store.read(tmp_path / "s").records()) == records
 
 
@@ -101,26 +102,14 @@ def test_another_attempt_environment_or_device_is_another_record(store: Store) -
         replace(record, device_id="dev-b"),
     ]
     assert store.append([record, *others]).appended == 4
-    assert store.measured("dev-a") == {(record.candidate_id, one) for one in (record.environment_id, "other")}
-    assert store.measured("nobody") == set()
     assert set(store.records()) == {record, *others}
 
 
 def test_an_empty_append_changes_nothing(store: Store) -> None:
     for done in (store.append([]), store.append_table("dev-a", FILE_SCHEMA.empty_table())):
         assert done == AppendResult(appended=0, duplicates=0, table_version=0)
-    assert (list(store.records()), store.counts(), store.measured("dev-a")) == ([], {}, set())
+    assert (list(store.records()), store.counts(), list(store.records("dev-a"))) == ([], {}, [])
     assert list(store.columns(["outcome"])) == []
-
-
-def test_records_can_be_chosen(store: Store) -> None:
-    records = [*make_batch(0, 8), *make_batch(8, 8, workload="beef"), *make_batch(0, 8, device="dev-b")]
-    store.append(records)
-    assert list(store.records(device_id="dev-b")) == make_batch(0, 8, device="dev-b")
-    failed = [record for record in records if record.outcome is Outcome.RUN_TIMEOUT]
-    assert list(store.records(outcomes=[Outcome.RUN_TIMEOUT])) == failed
-    assert list(store.records("dev-a", {Outcome.OK})) == [one for one in records[:16] if one not in failed]
-    assert list(store.records(outcomes=[])) == []
 
 
 def test_counts_add_up(store: Store) -> None:

@@ -85,15 +85,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_old_store_is_an_old_one(old_store: Path) -> None:
+def test_reading_needs_no_migration_and_writes_nothing(old_store: Path) -> None:
     table = DeltaTable(old_store / "records")
     assert (table.metadata().configuration[SCHEMA_KEY], table.version()) == ("1", OLD_VERSION)
     assert "quality" not in pa.schema(table.schema()).names
     assert all("quality" not in row for row in rows(old_store))
     assert set(json.loads(rows(old_store)[0]["protocol"])) == set(PROTOCOL_KEYS_OF_LAYOUT_1)
-
-
-def test_reading_needs_no_migration_and_writes_nothing(old_store: Path) -> None:
     before = content(old_store)
     reader = Store.read(old_store)
     assert (reader.version, list(reader.records())) == (OLD_VERSION, OLD_RECORDS)

@@ -39,12 +39,9 @@ def test_rows_come_in_the_order_of_the_records(reader: StoreReader) -> None:
 
 
 @pytest.mark.parametrize("chosen", [["dev-b"], ["dev-c", "dev-a"], [], ["dev-x"]])
-def test_only_the_devices_asked_for(reader: StoreReader, chosen: list[str]) -> None:
+def test_only_the_devices_and_the_version_asked_for(reader: StoreReader, chosen: list[str]) -> None:
     found = {device_id for device_id, _ in reader.columns(["outcome"], device_ids=chosen)}
     assert found == {DeviceId(name) for name in chosen if name != "dev-x"}
-
-
-def test_an_older_version_can_be_read(reader: StoreReader) -> None:
     rows = [batch.num_rows for _, batch in reader.columns(["attempt"], version=1)]
     assert rows == [7, 3]
     with pytest.raises(StoreError):
