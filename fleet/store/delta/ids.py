@@ -42,6 +42,9 @@ class IdRun:
     #: First and second half of each id, as numbers.
     first: Halves
     second: Halves
+    #: File that it is mapped from, and the sum of that; empty for one that is in no file.
+    name: str = ""
+    crc: int = 0
 
     def __len__(self) -> int:
         return len(self.first)
