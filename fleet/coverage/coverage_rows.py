@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.coverage.candidate_index import raw_ids
+from fleet.coverage.candidate_index import ID_BYTES
 from fleet.coverage.matrix import BEST, Matrix, PlaceBits, Row, Space
+from fleet.store.delta.ids import keys_of_column
 from fleet.store.noise_columns import numbers, says
 
 #: Columns that are read of every record at the start.
@@ -156,7 +157,7 @@ class _Rows:
         self.workloads = [WorkloadId(one) for one in workloads.dictionary.to_pylist()]
         self.environments: list[str] = environments.dictionary.to_pylist()
         self.workload, self.environment = numbers(workloads.indices), numbers(environments.indices)
-        self.candidates = raw_ids(_bytes(columns["candidate_id"]))
+        self.candidates = np.frombuffer(keys_of_column(columns["candidate_id"]), dtype=f"S{ID_BYTES}")
         self.attempts = numbers(columns["attempt"])
         self.secs: NDArray[np.float64] = columns["latency_secs"].to_numpy(zero_copy_only=False)
         self.times: NDArray[np.float64] = columns["measured_at"].to_numpy(zero_copy_only=False)
@@ -181,11 +182,3 @@ def _groups(codes: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]
 
 def _bools(column: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _bytes(column: pa.Array) -> NDArray[np.uint8]:
-    """All characters of a column of texts, one after the other."""
-    data = column.cast(pa.large_binary())
-    _, offsets, content = data.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
-    return np.frombuffer(content, dtype=np.uint8)[bounds[0] : bounds[-1]]
