@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from agents.codec import protocol_by_key, protocol_from_json
 from agents.records import (
+    CONFIRM,
+    NOISE,
+    REMEASURE,
     Candidate,
     CandidateId,
     Descriptor,
@@ -229,3 +232,39 @@ def any_records(draw: st.DrawFn) -> Record:
         quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
     )
     return as_layout_1(record) if draw(st.booleans()) else record
+
+
+_QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')
+
+
+@st.composite
+def measured_records(draw: st.DrawFn) -> list[Record]:
+    """Records of one device: few candidates and environments, so that many compete."""
+    drawn = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 3),
+                st.sampled_from("ab"),
+                st.integers(0, 4),
+                st.sampled_from(Outcome),
+                st.sampled_from(_QUALITIES),
+                st.sampled_from(["random", "imported", REMEASURE, CONFIRM, NOISE]),
+                st.sampled_from([(), (1e-3,), (2e-3, 1.5e-3)]),
+            ),
+            max_size=20,
+            unique_by=lambda one: one[:3],
+        )
+    )
+    return [
+        make_record(
+            number,
+            environment_id=environment * 32,
+            attempt=attempt,
+            outcome=outcome,
+            quality=quality,
+            origin=origin,
+            run_secs=run_secs,
+            measured_at=1000.0 + attempt,
+        )
+        for number, environment, attempt, outcome, quality, origin, run_secs in drawn
+    ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.store.noise import NoiseFloor, noise_floor, settled
-from tests.record_fixtures import make_record
+from tests.record_fixtures import make_record, measured_records
 
 SUSPECT = '{"suspect":true}'
 
@@ -94,14 +94,10 @@ def test_measurements_are_paired(records: list[Record], pairs: int, change: floa
     ],
 )
 def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
-    assert noise_floor([timed(1, 0, 1.0), timed(1, 1, 2.0, **changes)]) is None
-
-
-def test_no_records_have_no_noise_floor() -> None:
-    assert noise_floor([]) is None
-    assert noise_floor([timed(1, 0, 1.0)]) is None
+    one = timed(1, 0, 1.0)
+    assert noise_floor([one, timed(1, 1, 2.0, **changes)]) is None
     # One measurement, delivered twice.
-    assert noise_floor([timed(1, 0, 1.0), timed(1, 0, 1.0)]) is None
+    assert noise_floor([]) is noise_floor([one]) is noise_floor([one, one]) is None
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=30), st.randoms())
@@ -172,38 +168,19 @@ def test_each_device_candidate_and_environment_has_its_record_in_order_of_appear
     assert settled(iter(records)) == [records[4], *records[1:4]]
 
 
-_ORIGINS = st.sampled_from(["random", "paired", REMEASURE, CONFIRM, NOISE])
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(Outcome), st.booleans(), _ORIGINS),
-        max_size=12,
-        unique_by=lambda one: one[:2],
-    ),
-    st.randoms(),
-)
+@given(measured_records(), st.randoms())
 def test_the_choice_is_one_of_each_and_independent_of_order(
-    drawn: list[tuple[int, int, Outcome, bool, str]], draws: random.Random
+    records: list[Record], draws: random.Random
 ) -> None:
-    records = [
-        make_record(
-            number,
-            outcome=outcome,
-            attempt=attempt,
-            origin=origin,
-            quality=SUSPECT if is_suspect else "{}",
-            run_secs=(1.0,) if outcome is Outcome.OK else (),
-        )
-        for number, attempt, outcome, is_suspect, origin in drawn
-    ]
+    def key(record: Record) -> tuple[str, str]:
+        return record.candidate_id, record.environment_id
+
     kept = settled(records)
-    assert [r.candidate_id for r in kept] == list(dict.fromkeys(r.candidate_id for r in records))
+    assert list(map(key, kept)) == list(dict.fromkeys(map(key, records)))
     for record in kept:
-        rivals = [r for r in records if r.candidate_id == record.candidate_id]
-        if any(not r.is_suspect and r.outcome is not Outcome.LOST for r in rivals):
+        rivals = [one for one in records if key(one) == key(record)]
+        if any(not one.is_suspect and one.outcome is not Outcome.LOST for one in rivals):
             assert not record.is_suspect
             assert record.outcome is not Outcome.LOST
     draws.shuffle(records)
-    assert {r.record_id for r in settled(records)} == {r.record_id for r in kept}
-    assert {r.record_id for r in settled(kept)} == {r.record_id for r in kept}
+    assert set(settled(records)) == set(settled(kept)) == set(kept)
