@@ -12,7 +12,7 @@ from fleet.archive.backup_folder import OBJECTS, BackedUp, Manifest, copy_durabl
 from fleet.archive.verify import Verified
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
-from fleet.store.delta.sums import file_sum
+from fleet.store.delta.files import file_sum
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Files that are copied at once: each waits for the disk.
