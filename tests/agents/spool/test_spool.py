@@ -30,7 +30,6 @@ def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:
         assert spool.pending() == make_batch(0, 5)
     with Spool(tmp_path / "s") as spool:
         assert spool.pending() == make_batch(0, 5)
-        assert len(spool) == 5
 
 
 def test_acknowledged_records_do_not_come_back_unless_they_are_put_again(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_damage_is_one_clear_error_and_the_rest_goes_on(tmp_path: Path) -> None:
         Spool(tmp_path)
     assert (tmp_path / f"{FILE}.corrupt").read_bytes() == data
     with Spool(tmp_path) as spool:
-        assert len(spool) == 4
+        assert len(spool.pending()) == 4
 
 
 def test_damaged_segments_of_an_earlier_version_are_named_and_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import fleet.store.delta.ids as ids_module
 import fleet.store.delta.index as index_module
@@ -260,8 +260,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 def test_the_ids_are_right_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     monkeypatch.setattr(store_module, "MERGE_FILES", 3)
     monkeypatch.setattr(store_module, "CHECKPOINT_EVERY", 5)
     AnyOrder.folders = (tmp_path / str(number) for number in range(10**9))
