@@ -63,7 +63,7 @@ def fill(folder: Path, *, waiting: int = 5) -> Path:
         store.append(batch(400, 20))
         summary = TableSummary(folder / SUMMARY)
         coverage = Coverage({}, ())
-        summary.write(summary.packed(store, coverage.matrix, {}, coverage.known_for, []))
+        summary.write(summary.packed(store, coverage.matrix, {}, coverage.families, coverage.wanted, []))
         intake = Intake(store, IntakeSettings(wait_secs=1e9))
         intake.append(batch(500, waiting))
         intake.log.close()

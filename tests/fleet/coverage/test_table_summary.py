@@ -70,7 +70,8 @@ def loaded(
 
 def save(store: Store, coverage: Coverage, counts: dict[DeviceId, Counts], *waiting: Any) -> None:
     summary = TableSummary(store.path / SUMMARY)
-    summary.write(summary.packed(store, coverage.matrix, counts, coverage.known_for, waiting))
+    packed = summary.packed(store, coverage.matrix, counts, coverage.families, coverage.wanted, waiting)
+    summary.write(packed)
 
 
 def check(store: Store) -> TableSummary:
