@@ -499,7 +499,8 @@ def test_a_checkpoint_that_is_torn_or_deleted_costs_nothing(store: Store, is_del
 def test_a_damaged_data_file_is_one_clear_error_and_spares_other_devices(tmp_path: Path) -> None:
     filled(tmp_path, [*make_batch(0, 5), *make_batch(0, 5, device="dev-b")])
     reader = Store.read(tmp_path)
-    os.truncate(*reader.data_files("dev-a"), 200)
+    (file,) = reader.data_files("dev-a")
+    os.truncate(file, 200)
     with pytest.raises(StoreError, match="reading version 1"):
         list(reader.records())
     assert list(reader.records("dev-b")) == make_batch(0, 5, device="dev-b")
