@@ -61,7 +61,7 @@ class NewFile:
 def write_data_files(
     folder: Path, files: Collection[NewFile], *, data_change: bool = True
 ) -> list[WrittenFile]:
-    """Write Parquet files, and wait until all are on the disk; `data_change` says if the rows are new there.
+    """Write Parquet files, of rows that are new to the table (`data_change`) or not, and wait for the disk.
 
     Raises:
         OSError: The disk is full or failed; nothing is left behind.
