@@ -236,29 +236,24 @@ def test_the_errors_survive_a_process_boundary() -> None:
         assert str(pickle.loads(pickle.dumps(kind("what, where")))) == "what, where"
 
 
-def test_a_file_in_the_place_of_the_store_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("x")
-    for call in (Store.open, Store.read):
-        with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
-            call(tmp_path / "s")
-    with pytest.raises(StoreError):
-        Store.open(tmp_path / "s" / "below")
-
-
-def test_a_missing_store_is_made_only_where_asked(tmp_path: Path) -> None:
+def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Path) -> None:
     for call in (Store.read, lambda path: Store.open(path, create=False)):
         with pytest.raises(StoreError, match="there is no store at"):
             call(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     Store.open(tmp_path / "new").close()
     assert list(Store.read(tmp_path / "new").records()) == []
-
-
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
+    file = tmp_path / "other" / "thesis.tex"
+    file.parent.mkdir()
+    file.write_text("x")
+    for call in (Store.open, Store.read):
+        with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
+            call(file)
+    with pytest.raises(StoreError):
+        Store.open(file / "below")
     with pytest.raises(StoreError, match=r"is no store but holds thesis\.tex"):
-        Store.open(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+        Store.open(file.parent)
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
