@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,15 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_all(paths: Sequence[Path]) -> None:
+    """Wait for many at once: a file system makes them durable together, which takes far less time."""
+    if len(paths) == 1:
+        fsync(paths[0])
+    elif paths:
+        with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as threads:
+            list(threads.map(fsync, paths))
 
 
 def make_folder(folder: Path) -> None:
@@ -54,12 +63,7 @@ def write_all_durably(files: Mapping[Path, bytes], *, mode: int = 0o666) -> None
         for path, data in files.items():
             with open(temporaries[path], "xb", opener=partial(os.open, mode=mode)) as stream:
                 stream.write(data)
-        # A file system makes many files durable at once, if it is asked for them at once.
-        if len(files) == 1:
-            fsync(*temporaries.values())
-        elif files:
-            with ThreadPoolExecutor(min(len(files), _SYNC_THREADS)) as threads:
-                list(threads.map(fsync, temporaries.values()))
+        fsync_all(list(temporaries.values()))
         for path, temporary in temporaries.items():
             temporary.replace(path)
     except OSError:

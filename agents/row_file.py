@@ -340,7 +340,7 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
             [last] = connection.execute("SELECT max(id) FROM rows").fetchone()
         except sqlite3.DatabaseError as error:
             _raise_no_damage(error)
-        while number <= (last if last is not None else _last(found) + _RESCUE_IDS):
+        while number <= (last if last is not None else (found[-1][0] if found else 0) + _RESCUE_IDS):
             try:
                 for row in connection.execute(_SELECT, (number,)):
                     number = row[0] + 1
@@ -356,10 +356,6 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
     finally:
         connection.close()
     return found, layout, first_bad
-
-
-def _last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
-    return rows[-1][0] if rows else 0
 
 
 def _ends_in_log(file: Path, log: Path) -> list[bool]:

@@ -87,7 +87,7 @@ def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: 
         flushed = time.perf_counter() - wall
         ours_cpu += time.process_time() - cpu
         memory.append({"records": turns * len(batch), **memory_mb()})
-        kept = sum(file.rows for file in store._snapshot.files)
+        kept = sum(file.rows for file in store.snapshot.files)
         files = len(store.data_files())
     count = turns * DEVICES_PER_TURN * RECORDS_PER_BATCH
     per_turn = DEVICES_PER_TURN * RECORDS_PER_BATCH

@@ -40,6 +40,14 @@ def failing(number: int = errno.ENOSPC) -> Callable[..., NoReturn]:
     return step
 
 
+def filled(folder: Path, *batches: list[Record]) -> Path:
+    """A store with a commit a batch, closed."""
+    with Store.open(folder) as store:
+        for batch in batches:
+            store.append(batch)
+    return folder
+
+
 def killed(folder: Path, copy: Path) -> Path:
     """What a kill would leave behind now."""
     return Path(shutil.copytree(folder, copy))

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from agents.codec import protocol_by_key, protocol_from_json
 from agents.records import (
+    CONFIRM,
+    NOISE,
+    REMEASURE,
     Candidate,
     CandidateId,
     Descriptor,
@@ -25,6 +28,7 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
+    unknown_descriptor,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +150,6 @@ def make_spec(device: str = "dev-a", **changes: Any) -> DeviceSpec:
 def make_descriptor(**changes: Any) -> Descriptor:
     """What a probe could have seen."""
     values: dict[str, Any] = {
-        "host": "lab-1",
         "arch": "x86_64",
         "cpu_model": "Some CPU",
         "physical_cores": 2,
@@ -156,20 +159,18 @@ def make_descriptor(**changes: Any) -> Descriptor:
         "vector_bytes": 32,
         "l1d_bytes": 32768,
         "l2_bytes": 1 << 20,
-        "l3_bytes": 0,
         "cache_line_bytes": 64,
         "memory_bytes": 8 << 30,
         "clock_min_mhz": 800.0,
         "clock_max_mhz": 3600.5,
         "clock_now_mhz": 2100.25,
-        "governor": "",
         "smt": True,
         "kernel": "6.1",
         "versions": (("llvm", "20"), ("tvm", "0.27")),
         "ansor_params": (1, 32, 64, 0, 0, 0, 0, 0),
         "cuda_devices": ((("name", "x"), ("sm", "80")),),
     }
-    return Descriptor(**values | changes)
+    return replace(unknown_descriptor("lab-1"), **values | changes)
 
 
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
@@ -231,3 +232,39 @@ def any_records(draw: st.DrawFn) -> Record:
         quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
     )
     return as_layout_1(record) if draw(st.booleans()) else record
+
+
+_QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')
+
+
+@st.composite
+def measured_records(draw: st.DrawFn) -> list[Record]:
+    """Records of one device: few candidates and environments, so that many compete."""
+    drawn = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 3),
+                st.sampled_from("ab"),
+                st.integers(0, 4),
+                st.sampled_from(Outcome),
+                st.sampled_from(_QUALITIES),
+                st.sampled_from(["random", "imported", REMEASURE, CONFIRM, NOISE]),
+                st.sampled_from([(), (1e-3,), (2e-3, 1.5e-3)]),
+            ),
+            max_size=20,
+            unique_by=lambda one: one[:3],
+        )
+    )
+    return [
+        make_record(
+            number,
+            environment_id=environment * 32,
+            attempt=attempt,
+            outcome=outcome,
+            quality=quality,
+            origin=origin,
+            run_secs=run_secs,
+            measured_at=1000.0 + attempt,
+        )
+        for number, environment, attempt, outcome, quality, origin, run_secs in drawn
+    ]

@@ -175,10 +175,6 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        """Count the pending records."""
-        return len(self._pending)
-
     def _opened(self) -> RowFile:
         if self._rows is None:
             raise SpoolError(f"the spool {self._path} was closed; open it again")

@@ -33,18 +33,14 @@ class Scan:
     holes: list[int]
 
 
-def _crc(payload: bytes) -> int:
-    # The length is part of the sum: else a length of 0 over zeros would be a whole frame.
-    return zlib.crc32(payload, len(payload))
-
-
 def _payload_at(data: bytes, offset: int) -> int | None:
     """Length of the payload of the whole frame at this offset, or None."""
     if offset + _HEAD.size > len(data):
         return None
     marker, length, crc = _HEAD.unpack_from(data, offset)
     payload = data[offset + _HEAD.size : offset + _HEAD.size + length]
-    if marker != _MARKER or len(payload) != length or crc != _crc(payload):
+    # The length is part of the sum: else a length of 0 over zeros would be a whole frame.
+    if marker != _MARKER or len(payload) != length or crc != zlib.crc32(payload, length):
         return None
     return int(length)
 

@@ -35,8 +35,8 @@ from fleet.archive.backup_folder import (
 from fleet.archive.verify import Verified
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
+from fleet.store.delta.files import file_sum, known_sums
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
-from fleet.store.delta.sums import file_sum, known_sums
 from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log, old_segments, read_segment
 from fleet.store.lock import check_folder
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS

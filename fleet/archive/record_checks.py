@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from agents.records import content_hash, record_id_of
 from fleet.errors import StoreError
 from fleet.store.delta.columns import check_columns
+from fleet.store.delta.files import file_sum
 from fleet.store.delta.ids import keys_of_column
 from fleet.store.delta.log import DataFile
 from fleet.store.delta.schema import FILE_SCHEMA, read_batches
-from fleet.store.delta.sums import file_sum
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.store.catalog import read_device, read_workloads, sum_fault
 from fleet.store.delta.changes import DamagedError, StaleError, changes_of_cache
+from fleet.store.delta.files import known_sums
 from fleet.store.delta.index import IDS, INDEX, checked_run
 from fleet.store.delta.log import (
     TableSnapshot,
@@ -36,7 +37,6 @@ from fleet.store.delta.log import (
     load_snapshot,
 )
 from fleet.store.delta.schema import read_batches
-from fleet.store.delta.sums import known_sums
 from fleet.store.intake_log import (
     FILE,
     INTAKE,

@@ -1,6 +1,6 @@
 """Candidates and their places: some 20 bytes each, found by id.
 
-Only `fleet.coverage.coverage` calls it.
+The candidates of `fleet.coverage.matrix` stand in it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ ID_BYTES = 16
 _DIGITS = 2 * ID_BYTES
 
 Raw = NDArray[np.bytes_]
-
-
-def raw_ids(texts: NDArray[np.uint8]) -> Raw:
-    """Turn hexadecimal texts, one after the other, into ids of 16 bytes."""
-    digits = np.where(texts >= ord("a"), texts - (ord("a") - 10), texts - ord("0")).reshape(-1, 2)
-    return np.ascontiguousarray(digits[:, 0] * 16 + digits[:, 1]).view(f"S{ID_BYTES}")
 
 
 class CandidateIndex:

@@ -19,9 +19,8 @@ import pyarrow as pa
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.coverage.coverage_rows import COLUMNS, take_rows
-from fleet.coverage.matrix import MAX_LOSSES, Matrix, Row, Space
-from fleet.coverage.place_bits import PlaceBits
-from fleet.coverage.table_summary import SummaryScope, TableSummary
+from fleet.coverage.matrix import MAX_LOSSES, Matrix, PlaceBits, Row, Space
+from fleet.coverage.table_summary import TableSummary
 from fleet.store.reader import StoreReader
 
 
@@ -33,13 +32,14 @@ class Coverage:
         workload_ids: Workloads that the fleet measures; records of others are passed over.
 
     Attributes:
+        families: As it was given.
         wanted: Workloads that the fleet measures; not to be changed by others.
         matrix: What is known of them; not to be changed by others.
         is_loaded: Whether it knows the store.
     """
 
     def __init__(self, families: Mapping[DeviceId, str], workload_ids: Iterable[WorkloadId]) -> None:
-        self._families = families
+        self.families = families
         self.wanted = set(workload_ids)
         self.matrix = Matrix()
         self._environments: dict[DeviceId, str] = {}
@@ -67,20 +67,15 @@ class Coverage:
         """
         self._exhausted.clear()
         self._barred.clear()
-        self.matrix, fresh = summary.matrix(self.known_for) if summary is not None else (Matrix(), None)
+        self.matrix, fresh = summary.matrix(self.families, self.wanted) if summary else (Matrix(), None)
         if fresh is not None:
-            take_rows(self.matrix, self._families, self.wanted, fresh)
+            take_rows(self.matrix, self.families, self.wanted, fresh)
         # Whose traces somebody has deleted nobody can measure.
         if fresh is None or self._has_strangers(waiting or {}):
             self.matrix = Matrix()
-            every = reader.columns(COLUMNS, device_ids=sorted(self._families))
-            take_rows(self.matrix, self._families, self.wanted, every)
+            every = reader.columns(COLUMNS, device_ids=sorted(self.families))
+            take_rows(self.matrix, self.families, self.wanted, every)
         self.is_loaded = True
-
-    @property
-    def known_for(self) -> SummaryScope:
-        """The devices and workloads that it is about."""
-        return SummaryScope(self._families, frozenset(self.wanted))
 
     def _has_strangers(self, waiting: Mapping[tuple[str, WorkloadId], Collection[CandidateId]]) -> bool:
         """Whether a candidate is neither measured nor waits for it."""
@@ -100,7 +95,7 @@ class Coverage:
 
     def add_rows(self, batches: Iterable[tuple[DeviceId, pa.RecordBatch]]) -> None:
         """Take in rows that the store has kept now, with the columns of `coverage_rows.COLUMNS`."""
-        take_rows(self.matrix, self._families, self.wanted, batches)
+        take_rows(self.matrix, self.families, self.wanted, batches)
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in records that the store has kept now."""
@@ -109,9 +104,9 @@ class Coverage:
             name = record.device_id, record.environment_id, record.workload_id
             groups.setdefault(name, []).append(record)
         for (device_id, environment_id, workload_id), some in groups.items():
-            if device_id in self._families and workload_id in self.wanted:
+            if device_id in self.families and workload_id in self.wanted:
                 row = self.matrix.row(device_id, environment_id)
-                space = self.matrix.space(self._families[device_id], workload_id)
+                space = self.matrix.space(self.families[device_id], workload_id)
                 self._add(row, space, workload_id, some)
 
     def _add(self, row: Row, space: Space, workload_id: WorkloadId, records: Sequence[Record]) -> None:
@@ -179,7 +174,7 @@ class Coverage:
             The workload, how many candidates of it are measured, how many gaps there are (too few where a
             blocked candidate is measured), and whether no new candidate is found any more.
         """
-        family, row = self._families[device_id], self._of(device_id)
+        family, row = self.families[device_id], self._of(device_id)
         for one in workload_ids:
             space, measured, gaps = self.matrix.spaces.get((family, one)), row.measured.get(one, 0), 0
             if space is not None:
@@ -222,7 +217,7 @@ class Coverage:
         The order is the same for all devices, so that they measure the same ones. Left out are blocked
         candidates, those that the device keeps losing, and `skipped`.
         """
-        family = self._families[device_id]
+        family = self.families[device_id]
         space = self.matrix.spaces.get((family, workload_id))
         if space is None or limit <= 0:
             return []
@@ -237,7 +232,7 @@ class Coverage:
         draws, row = random.Random(f"{seed}/sample"), self._of(device_id)
         total = sum(row.measured.values())
         chosen = sorted(draws.sample(range(total), min(count, total)))
-        family, found, start = self._families[device_id], [], 0
+        family, found, start = self.families[device_id], [], 0
         for workload_id, bits in sorted(row.rows.items()):
             end = start + row.measured[workload_id]
             if inside := [one - start for one in chosen if start <= one < end]:
@@ -255,7 +250,7 @@ class Coverage:
         bits = self._of(device_id).rows.get(workload_id)
         if bits is None:
             return set()
-        return self.matrix.spaces[self._families[device_id], workload_id].among(bits, candidate_ids)
+        return self.matrix.spaces[self.families[device_id], workload_id].among(bits, candidate_ids)
 
     def by_workload(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
@@ -279,7 +274,7 @@ class Coverage:
         for (name, workload_id), space in self.matrix.spaces.items():
             here = space.among(space.stored, left) if name == family else set()
             for (device_id, _), row in self.matrix.rows.items() if here else ():
-                bits = row.rows.get(workload_id) if self._families.get(device_id) == family else None
+                bits = row.rows.get(workload_id) if self.families.get(device_id) == family else None
                 has = space.among(bits, here) if bits is not None else set()
                 if has:
                     found.append(device_id)
@@ -301,7 +296,7 @@ class Coverage:
 
         Environments that the devices have now count, and within each list the best come first.
         """
-        key = self._families[device_id], workload_id
+        key = self.families[device_id], workload_id
         space, barred = self.matrix.spaces.get(key), self._barred.get(key, ())
         found: list[list[CandidateId]] = []
         for one in (device_id, *(space.leaders if space is not None else ())):

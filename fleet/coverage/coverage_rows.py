@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.coverage.candidate_index import raw_ids
-from fleet.coverage.matrix import BEST, Matrix, Row, Space
-from fleet.coverage.place_bits import PlaceBits
-from fleet.store.noise_columns import says
+from fleet.coverage.candidate_index import ID_BYTES
+from fleet.coverage.matrix import BEST, Matrix, PlaceBits, Row, Space
+from fleet.store.delta.ids import keys_of_column
+from fleet.store.noise_columns import numbers, says
 
 #: Columns that are read of every record at the start.
 COLUMNS = (
@@ -74,9 +74,9 @@ def _take(
 ) -> None:
     table = pa.Table.from_batches([batch for _, batch in batches])
     devices = list(dict.fromkeys(device_id for device_id, _ in batches))
-    numbers = {one: number for number, one in enumerate(devices)}
+    number_of = {one: number for number, one in enumerate(devices)}
     device = np.repeat(
-        [numbers[device_id] for device_id, _ in batches], [batch.num_rows for _, batch in batches]
+        [number_of[device_id] for device_id, _ in batches], [batch.num_rows for _, batch in batches]
     )
     is_wanted = pc.is_in(table.column("workload_id"), names)
     device, table = device[is_wanted.to_numpy()], table.filter(is_wanted)
@@ -156,9 +156,9 @@ class _Rows:
         environments = columns["environment_id"].dictionary_encode()
         self.workloads = [WorkloadId(one) for one in workloads.dictionary.to_pylist()]
         self.environments: list[str] = environments.dictionary.to_pylist()
-        self.workload, self.environment = _numbers(workloads.indices), _numbers(environments.indices)
-        self.candidates = raw_ids(_bytes(columns["candidate_id"]))
-        self.attempts = _numbers(columns["attempt"])
+        self.workload, self.environment = numbers(workloads.indices), numbers(environments.indices)
+        self.candidates = np.frombuffer(keys_of_column(columns["candidate_id"]), dtype=f"S{ID_BYTES}")
+        self.attempts = numbers(columns["attempt"])
         self.secs: NDArray[np.float64] = columns["latency_secs"].to_numpy(zero_copy_only=False)
         self.times: NDArray[np.float64] = columns["measured_at"].to_numpy(zero_copy_only=False)
         is_steady = ~says(columns["quality"], "suspect")
@@ -180,17 +180,5 @@ def _groups(codes: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]
         yield int(codes[part[0]]), part
 
 
-def _numbers(column: pa.Array) -> NDArray[np.int64]:
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
 def _bools(column: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _bytes(column: pa.Array) -> NDArray[np.uint8]:
-    """All characters of a column of texts, one after the other."""
-    data = column.cast(pa.large_binary())
-    _, offsets, content = data.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
-    return np.frombuffer(content, dtype=np.uint8)[bounds[0] : bounds[-1]]

@@ -36,11 +36,7 @@ class FoundId:
 
 
 def find(reader: StoreReader, text: str) -> FoundId | None:
-    """Find what an id, its beginning, or the name of a workload stands for.
-
-    Args:
-        reader: The store.
-        text: An id, at least its first six characters, or a workload's name.
+    """Find what an id, its first six characters at least, or the name of a workload stands for.
 
     Returns:
         None where the store has nothing of this name.

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.coverage.candidate_index import ID_BYTES, CandidateIndex
-from fleet.coverage.matrix import Matrix, Row, Space
-from fleet.coverage.place_bits import CHUNK_BYTES, PlaceBits
+from fleet.coverage.matrix import CHUNK_BYTES, Matrix, PlaceBits, Row, Space
 
 #: Types of the arrays. `chunk` and `bits` hold a number and `CHUNK_BYTES` bytes for each piece of a set of
 #: places: first those of what the store has of each space, then those of the entries. An entry is what one

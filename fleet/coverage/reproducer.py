@@ -55,14 +55,7 @@ def reproducer(
     device_id: DeviceId,
     protocol: Protocol,
 ) -> str:
-    """The script of a measured candidate.
-
-    Args:
-        reader: The store.
-        candidate: The candidate.
-        origins: Of its records.
-        device_id: A device that measured it.
-        protocol: How it was timed there.
+    """The script of a candidate, with the origins of its records, a device, and how it was timed there.
 
     Raises:
         StoreError: Why there is none.

@@ -57,7 +57,6 @@ _CHUNK = 4 << 20
 #: Arrays begin at multiples of this.
 _ALIGNED = 64
 
-
 #: Rows of devices, with `COLUMNS`.
 Batches = list[tuple[DeviceId, pa.RecordBatch]]
 #: What is to be written: the header, and the pieces of each array. A copy that nobody changes.
@@ -89,15 +88,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryScope:
-    """What a matrix is about."""
-
-    #: Family of each device.
-    families: Mapping[DeviceId, str]
-    workloads: Set[WorkloadId]
-
-
-@dataclass(frozen=True, slots=True)
 class Saving:
     """Stands for a copy that is being written, where its end is told."""
 
@@ -123,10 +113,7 @@ class TableSummary:
 
     @classmethod
     def open(cls, store: Store) -> TableSummary:
-        """Read what there is, and count what came since.
-
-        Args:
-            store: The table; what an intake had taken in is in it.
+        """Read what there is, and count what came since; what an intake had taken in is in the table.
 
         Raises:
             StoreError: The records cannot be read.
@@ -137,7 +124,6 @@ class TableSummary:
         except StaleError as error:
             if (summary.folder / FILE).exists():
                 _LOG.info("%s: all records are read: %s", store.path, error)
-            summary._forget()
         if summary.parts is None:
             summary._count(store.columns(("outcome", "measured_at", "origin")))
         else:
@@ -150,13 +136,12 @@ class TableSummary:
         """Devices with records that came with a log."""
         return [device_id for device_id, one in self.counts.items() if one.imported]
 
-    def matrix(self, known: SummaryScope) -> tuple[Matrix, Batches | None]:
-        """Give the matrix of the file, and the rows that it lacks.
+    def matrix(
+        self, families: Mapping[DeviceId, str], workloads: Set[WorkloadId]
+    ) -> tuple[Matrix, Batches | None]:
+        """Give the matrix of the file, if it was made for these, and the rows that it lacks.
 
         It may be asked once: the matrix is the caller's then.
-
-        Args:
-            known: What it must have been made for.
 
         Returns:
             An empty matrix and None where it is of no use.
@@ -167,11 +152,11 @@ class TableSummary:
             if header is None:
                 raise StaleError("there is no summary")
             kept = {path.partition("/")[0].removeprefix("device_id=") for path in header["files"]}
-            if known.workloads != set(header["wanted"]):
+            if workloads != set(header["wanted"]):
                 raise StaleError("it was made for other workloads")
-            if any(header["families"].get(one) != known.families.get(DeviceId(one)) for one in kept):
+            if any(header["families"].get(one) != families.get(DeviceId(one)) for one in kept):
                 raise StaleError("devices are of other families now")
-            return unpack(header, self._arrays, known.families), fresh
+            return unpack(header, self._arrays, families), fresh
         except (StaleError, KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
             if header is not None:
                 _LOG.info("%s: all records are read: %s", self.folder, error)
@@ -196,7 +181,8 @@ class TableSummary:
         store: StoreReader,
         matrix: Matrix,
         counts: Mapping[DeviceId, Counts],
-        known: SummaryScope,
+        families: Mapping[DeviceId, str],
+        workloads: Set[WorkloadId],
         waiting: Iterable[pa.Table],
     ) -> Packed:
         """Take a copy of what is known now.
@@ -205,7 +191,8 @@ class TableSummary:
             store: The table.
             matrix: What is known of its records, and of those that wait.
             counts: Records of each device, those that wait included.
-            known: Families and workloads of the matrix.
+            families: Family of each device of the matrix.
+            workloads: Of the matrix.
             waiting: Rows of `fleet.store.delta.schema.TABLE_SCHEMA` that will be in the table.
         """
         header, pieces = pack(matrix)
@@ -220,7 +207,7 @@ class TableSummary:
             for device_id, environment_id, workload_id, outcome in every:
                 told[device_id][0] -= 1
                 told[device_id][1] -= outcome == Outcome.OK
-                if device_id in known.families and workload_id in known.workloads:
+                if device_id in families and workload_id in workloads:
                     of_rows[device_id, environment_id]["records"] -= 1
         pieces["waiting"].append(np.frombuffer(keys_of(ids), dtype=np.uint8))
         snapshot = store.snapshot
@@ -230,8 +217,8 @@ class TableSummary:
             "commit": commit_hash(commit_path(store.path / RECORDS, snapshot.version)),
             "files": {file.path: file.rows for file in snapshot.files},
             "counts": told,
-            "families": dict(known.families),
-            "wanted": sorted(known.workloads),
+            "families": dict(families),
+            "wanted": sorted(workloads),
         }
         # From now on, whatever becomes of the file: else a failing disk would be tried again and again.
         self.saved_version, self.saved_rows = snapshot.version, snapshot.rows
@@ -259,12 +246,8 @@ class TableSummary:
         for device_id, batch in batches:
             self.counts.setdefault(device_id, Counts()).add_rows(batch)
 
-    def _forget(self) -> None:
-        self.counts, self.parts = {}, None
-        self.saved_version, self.saved_rows = -1, 0
-        self._header, self._arrays, self._fresh = None, {}, []
-
     def _read(self, store: Store) -> None:
+        """Take what the file holds, all of it or nothing."""
         for leftover in self.folder.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         try:

@@ -31,8 +31,8 @@ from fleet.datasets.claims import check_head, check_rows
 from fleet.errors import FleetError, StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
+from fleet.store.delta.files import file_sum
 from fleet.store.delta.schema import FILE_SCHEMA
-from fleet.store.delta.sums import file_sum
 from fleet.terminal_text import visible
 
 RECORDS: Final = "records.parquet"

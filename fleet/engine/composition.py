@@ -116,7 +116,7 @@ class Composition:
         """Take a copy of what the next start wants to know of all records."""
         coverage, waiting = self.coverage, self.intake.waiting_rows()
         return self.summary.packed(
-            self.store, coverage.matrix, self.record_sink.counts, coverage.known_for, waiting
+            self.store, coverage.matrix, self.record_sink.counts, coverage.families, coverage.wanted, waiting
         )
 
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:

@@ -84,11 +84,7 @@ class EventLog:
         return done
 
     def compact(self, jobs: Iterable[Job], *, now: bool = False) -> None:
-        """Put a snapshot in place of the events if they are many, or at once.
-
-        Args:
-            jobs: Those that have not ended.
-            now: However few there are.
+        """Put a snapshot, with the jobs that have not ended, in place of many events; of few only `now`.
 
         Raises:
             StoreFull: No room; the journal is as it was.

@@ -38,18 +38,10 @@ class Taken:
 class RecordSink:
     """The way of records into the store.
 
-    Args:
-        intake: Makes records durable.
-        counts: What the store has, by device; kept up.
-        coverage: Told of every record.
-        pools: Told of candidates that the store has now.
-        tallies: Counts by job.
-        families: Family of every device.
-        letters: Keeps for people what came too late, and what the store would not have.
-
     Attributes:
-        counts: What the store has, by device.
-        letters: Not to be changed by others.
+        counts: What the store has, by device; kept up.
+        letters: Keeps for people what came too late, and what the store would not have; not to be changed by
+            others.
     """
 
     def __init__(
@@ -76,12 +68,7 @@ class RecordSink:
         return notes
 
     def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
-        """Keep what arrived.
-
-        Args:
-            arrivals: In the order in which they came.
-            state: Says what each lease is worth.
-            now: Seconds that the state goes by.
+        """Keep what arrived, in the order in which it came; the state says what each lease is worth.
 
         Raises:
             StoreFull: No room; nothing was counted, so all of it may be given again.
@@ -127,12 +114,7 @@ class RecordSink:
         return taken
 
     def left(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
-        """Candidates of a job that the store lacks.
-
-        Args:
-            job: The job.
-            at_hand: Some of its candidates, which need not be looked for.
-        """
+        """Candidates of a job that the store lacks; those at hand need not be looked for."""
         family, left = self._families[job.device_id], self._tallies.left(job)
         may_skip = job.attempt == 0 and job.origin not in REPEATS
         elsewhere = [one for one in left if one not in at_hand]

@@ -48,14 +48,6 @@ class IntakeSettings:
     most_bytes: int = 64 << 20
     most_rows: int = 200_000
 
-    def __post_init__(self) -> None:
-        for name in ("devices_per_commit", "most_bytes", "most_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"intake: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("commit_every_secs", "pause", "wait_secs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"intake: {name} must not be negative, got {getattr(self, name)}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeResult(AppendResult):
@@ -258,26 +250,22 @@ class Intake:
 
     def _take(self, table: pa.Table, ids: Mapping[int, Collection[str]]) -> None:
         """Write rows to the log, those of one group behind each other, and note them."""
-        pieces: list[bytes] = []
-        start = 0
+        parts: list[pa.Table] = []
         for chosen in ids.values():
-            pieces.append(pack(table.slice(start, len(chosen))))
-            start += len(chosen)
+            parts.append(table.slice(sum(part.num_rows for part in parts), len(chosen)))
+        pieces = list(map(pack, parts))
         numbers = self.log.append(pieces)
         now = self._clock()
-        candidates = table.column("candidate_id").to_pylist()
-        start = 0
-        for (number, chosen), place, packed in zip(ids.items(), numbers, pieces, strict=True):
+        for (number, chosen), place, part, packed in zip(ids.items(), numbers, parts, pieces, strict=True):
             group = self._groups[number]
             if not group.packed:
                 group.since = now
             group.packed[place] = packed
             group.ids += chosen
-            group.candidates.update(candidates[start : start + len(chosen)])
+            group.candidates.update(part.column("candidate_id").to_pylist())
             self._ids.update(chosen)
             self._bytes += len(packed)
-            start += len(chosen)
-        self._rows += start
+        self._rows += table.num_rows
 
     def _hand_on(self, group: _Group) -> None:
         """Put the rows of a group into the table, then forget them."""

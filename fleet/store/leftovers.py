@@ -39,10 +39,7 @@ Append = Callable[[Mapping[str, pa.Table]], AppendResult]
 def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
     """Append what `fleet.store.intake` had acknowledged but not handed on when its process ended.
 
-    Args:
-        root: Folder of the store.
-        append: Keeps rows.
-        notes: Gets a line for damage, and one for rows that cannot be stored.
+    `notes` gets a line for damage, and one for rows that cannot be stored.
 
     Raises:
         StoreFull: No room; the log is as before.
@@ -121,13 +118,8 @@ def _refused(rows: pa.Table) -> dict[int, str]:
 def take_up_lost_rows(table: Path, files: tuple[DataFile, ...], append: Append, notes: list[str]) -> None:
     """Append the rows of data files whose commit is damaged, once for each that was set aside.
 
-    That may have been an earlier start, which was killed or had no room before it was done with this.
-
-    Args:
-        table: Folder of the records table.
-        files: Those that it consists of.
-        append: Keeps rows.
-        notes: Gets a line if there was such a commit.
+    That may have been an earlier start, which was killed or had no room before it was done with this. `notes`
+    gets a line if there was such a commit.
 
     Raises:
         StoreFull: No room; the next start does it again.

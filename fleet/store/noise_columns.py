@@ -6,7 +6,6 @@ make, a row of columns less than one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from agents.records import REPEATS, DeviceId, Outcome
+from agents.records import REPEATS, DeviceId, Outcome, has_flag
 from fleet.errors import StoreError
 from fleet.store.noise import Reading, grade
 
@@ -38,15 +37,8 @@ def says(quality: pa.Array, key: str) -> NDArray[np.bool_]:
         key: The flag's name, such as `suspect`.
     """
     distinct = quality.dictionary_encode()
-    told = np.array([_tells(text, key) for text in distinct.dictionary.to_pylist()], dtype=np.bool_)
-    return told[_numbers(distinct.indices)]
-
-
-def _tells(text: str, key: str) -> bool:
-    # A name that is nowhere in the text cannot be a key, unless it is written with escapes.
-    if key not in text and "\\" not in text:
-        return False
-    return bool(json.loads(text).get(key, False))
+    told = np.array([has_flag(text, key) for text in distinct.dictionary.to_pylist()], dtype=np.bool_)
+    return told[numbers(distinct.indices)]
 
 
 def settled_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
@@ -65,7 +57,7 @@ def settled_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
     for batch in batches:
         candidates.append(batch.column("candidate_id"))
         environments.append(batch.column("environment_id").dictionary_encode())
-        attempts.append(_numbers(batch.column("attempt")))
+        attempts.append(numbers(batch.column("attempt")))
         grades.append(_grades(batch))
     if not candidates:
         return np.zeros(0, dtype=np.bool_)
@@ -98,7 +90,7 @@ def present_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
             candidates.append(batch.column("candidate_id"))
             environments.append(batch.column("environment_id").dictionary_encode())
             measured_at.append(batch.column("measured_at").to_numpy())
-            silent.append(_numbers(pc.is_in(batch.column("outcome"), pa.array(SAYS_NOTHING))))
+            silent.append(numbers(pc.is_in(batch.column("outcome"), pa.array(SAYS_NOTHING))))
             yield batch
 
     settled = settled_rows(noted())
@@ -127,10 +119,10 @@ def _first_of_each(key: NDArray[np.int64], order: NDArray[np.intp]) -> NDArray[n
 def _codes(parts: list[pa.Array]) -> tuple[NDArray[np.int64], int]:
     """A number for each text, and how many there are."""
     encoded = pa.chunked_array(parts).dictionary_encode().combine_chunks()
-    return _numbers(encoded.indices), len(encoded.dictionary)
+    return numbers(encoded.indices), len(encoded.dictionary)
 
 
-def _numbers(column: pa.Array) -> NDArray[np.int64]:
+def numbers(column: pa.Array) -> NDArray[np.int64]:
     """A column of whole numbers or truths, without nulls."""
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
 
@@ -151,7 +143,7 @@ def _grades(batch: pa.RecordBatch) -> NDArray[np.int8]:
     ).reshape(len(known), 2, 2)
     is_suspect = says(batch.column("quality"), "suspect")
     is_second = pc.is_in(batch.column("origin"), pa.array(sorted(REPEATS)))
-    return table[_numbers(outcomes.indices), is_suspect.astype(np.int64), _numbers(is_second)]
+    return table[numbers(outcomes.indices), is_suspect.astype(np.int64), numbers(is_second)]
 
 
 def readings(device_id: DeviceId, batch: pa.RecordBatch) -> Iterator[Reading]:

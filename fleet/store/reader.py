@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from agents.records import DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
@@ -63,11 +63,15 @@ class StoreReader:
     Promises: a reader needs no lock and is never in a writer's way; what it returns does not change while
     others append; upkeep leaves the files of its version in place for
     `fleet.store.delta.log.RETENTION_HOURS`. A reader may be shared by threads.
+
+    Attributes:
+        path: Folder of the store.
+        snapshot: The files of that version; not to be changed by others.
     """
 
     def __init__(self, path: Path, snapshot: TableSnapshot, since: Mapping[str, float] | None = None) -> None:
-        self._path = path
-        self._snapshot = snapshot
+        self.path = path
+        self.snapshot = snapshot
         #: Unix seconds by device: what was measured before then is shown as of another environment.
         self._since = dict(since or {})
 
@@ -81,31 +85,19 @@ class StoreReader:
             since: Unix seconds by device; the environment of what was measured before is named by
                 `environment_before`.
         """
-        return StoreReader(self._path, self._snapshot, {**self._since, **since})
-
-    @property
-    def path(self) -> Path:
-        """Folder of the store."""
-        return self._path
+        return StoreReader(self.path, self.snapshot, {**self._since, **since})
 
     @property
     def version(self) -> int:
         """Version of the records table that this reader shows; keep it to read the same again."""
-        return self._snapshot.version
-
-    @property
-    def snapshot(self) -> TableSnapshot:
-        """The files of that version."""
-        return self._snapshot
+        return self.snapshot.version
 
     @property
     def rows(self) -> int:
         """How many records that version has."""
-        return self._snapshot.rows
+        return self.snapshot.rows
 
-    def records(
-        self, device_id: str | None = None, outcomes: Collection[Outcome] | None = None
-    ) -> Iterator[Record]:
+    def records(self, device_id: str | None = None) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
 
         Raises:
@@ -113,9 +105,6 @@ class StoreReader:
         """
         only = None if device_id is None else [device_id]
         for device, batch in self._batches(RECORD_COLUMNS, only):
-            if outcomes is not None:
-                wanted = pa.array([str(outcome) for outcome in outcomes], pa.string())
-                batch = batch.filter(pc.is_in(batch.column("outcome"), wanted))
             yield from batch_to_records(device, batch)
 
     def columns(
@@ -159,29 +148,29 @@ class StoreReader:
 
     def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
         """Workloads by id: all, of which an import may have brought thousands, or the wanted ones."""
-        with disk_errors("reading the workloads", self._path):
-            return read_workloads(self._path / WORKLOADS, wanted)
+        with disk_errors("reading the workloads", self.path):
+            return read_workloads(self.path / WORKLOADS, wanted)
 
     def own_workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
         """Workloads by id whose modules agents of ours have made: TVM may be given these and no others."""
-        with disk_errors("reading the workloads", self._path):
-            return read_workloads(self._path / WORKLOADS, wanted, only_own=True)
+        with disk_errors("reading the workloads", self.path):
+            return read_workloads(self.path / WORKLOADS, wanted, only_own=True)
 
     def has_imported_workloads(self, wanted: Collection[WorkloadId]) -> bool:
         """Whether any record may be of an imported workload that claims to be one of these of ours."""
-        with disk_errors("reading the workloads", self._path):
-            names = [path.stem for path in (self._path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
+        with disk_errors("reading the workloads", self.path):
+            names = [path.stem for path in (self.path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
         return any(claimed_id(one) in wanted for one in names) or bool(self.doubtful_workloads(wanted))
 
     def doubtful_workloads(self, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
         """Ids, such as our own workloads have, under which records may have come with a log."""
-        with disk_errors("reading the workloads", self._path):
-            return doubtful_workloads(self._path / WORKLOADS, wanted)
+        with disk_errors("reading the workloads", self.path):
+            return doubtful_workloads(self.path / WORKLOADS, wanted)
 
     def devices(self) -> dict[DeviceId, DeviceEntry]:
         """The last thing known of each device, by device."""
-        with disk_errors("reading the devices", self._path):
-            return read_devices(self._path / DEVICES)
+        with disk_errors("reading the devices", self.path):
+            return read_devices(self.path / DEVICES)
 
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
@@ -206,20 +195,11 @@ class StoreReader:
             )
         return found
 
-    def measured(self, device_id: str) -> set[tuple[CandidateId, str]]:
-        """Pairs (candidate_id, environment_id) with any record of this device, whatever its outcome."""
-        pairs: set[tuple[CandidateId, str]] = set()
-        for _, batch in self._batches(("candidate_id", "environment_id"), [device_id], rows=_SHORT_ROWS):
-            candidates = batch.column("candidate_id").to_pylist()
-            environments = batch.column("environment_id").to_pylist()
-            pairs.update(zip(candidates, environments, strict=True))
-        return pairs
-
     def data_files(self, device_id: str | None = None) -> list[Path]:
         """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""
-        every = self._snapshot.files
+        every = self.snapshot.files
         chosen = every if device_id is None else [file for file in every if file.device_id == device_id]
-        return [self._path / RECORDS / file.path for file in chosen]
+        return [self.path / RECORDS / file.path for file in chosen]
 
     def _batches(
         self,
@@ -230,16 +210,16 @@ class StoreReader:
         parts: RowParts | None = None,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, up to so many rows) with some columns, a few MB at a time."""
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         if version is not None and version != snapshot.version:
-            snapshot = load_snapshot(self._path / RECORDS, version)
+            snapshot = load_snapshot(self.path / RECORDS, version)
         doing = f"reading version {snapshot.version}"
         for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
             if device_ids is not None and file.device_id not in device_ids:
                 continue
             if parts is not None and file.path not in parts:
                 continue
-            path = self._path / RECORDS / file.path
+            path = self.path / RECORDS / file.path
             since = self._since.get(file.device_id) if _ENVIRONMENT in columns else None
             wanted = columns if since is None else tuple(dict.fromkeys((*columns, "measured_at")))
             batches = read_batches(path, wanted, rows)

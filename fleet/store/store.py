@@ -109,8 +109,8 @@ class Store(TableWriter):
             create_table(table)
         settle(table)
         store = cls(folder, migrated(table, load_snapshot(table)), lock)
-        store._index = IdIndex.open(folder, table, store._snapshot, store._read_ids)
-        take_up_lost_rows(table, store._snapshot.files, store._append_checked, notes)
+        store._index = IdIndex.open(folder, table, store.snapshot, store._read_ids)
+        take_up_lost_rows(table, store.snapshot.files, store._append_checked, notes)
         take_up_intake(folder, store.append_tables, notes)
         store.repairs = tuple(notes)
         for note in notes:
@@ -233,10 +233,10 @@ class Store(TableWriter):
         far; errors as of `upkeep`.
         """
         self._check_usable()
-        with disk_errors("setting the table's options", self._path):
-            self._snapshot = with_options(self._path / RECORDS, self._snapshot)
+        with disk_errors("setting the table's options", self.path):
+            self.snapshot = with_options(self.path / RECORDS, self.snapshot)
         merged = 0
-        for name in sorted({file.device_id for file in self._snapshot.files}):
+        for name in sorted({file.device_id for file in self.snapshot.files}):
             files = worth_merging(self._files_of(name))
             if files:
                 merged += sum(self._merge_groups([group]) for group in chunks(files))
@@ -245,17 +245,17 @@ class Store(TableWriter):
         self._checkpoint()
         self._save_ids()
         yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
-        with disk_errors("noting the version of now", self._path):
+        with disk_errors("noting the version of now", self.path):
             self._time.note(self.version, 3600 * max(RETENTION_HOURS, retention_hours))
         needed = self._time.version_before(3600 * RETENTION_HOURS, self.version)
         if needed is not None:
-            forget_old_commits(self._path / RECORDS, needed)
+            forget_old_commits(self.path / RECORDS, needed)
         deleted = 0
         yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
         if self._time.version_before(3600 * retention_hours, self.version) is None:
             return  # nobody has looked for so long: everything may have died since
         for count in delete_unused(
-            self._path / RECORDS, self._files_of, self._time.now, 3600 * retention_hours
+            self.path / RECORDS, self._files_of, self._time.now, 3600 * retention_hours
         ):
             deleted += count
             yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
@@ -268,7 +268,7 @@ class Store(TableWriter):
             except StoreError as error:
                 _LOG.warning("the records are kept, but the index of their ids was not written: %s", error)
         self._closed = True
-        release(self._path, self._lock)
+        release(self.path, self._lock)
 
     def __enter__(self) -> Store:
         return self
@@ -280,7 +280,7 @@ class Store(TableWriter):
         super()._recover()
         # Until the ids of that commit are known nothing may be appended: its records would come twice.
         self._failed = self._lacked_room = True
-        self._index = IdIndex.open(self._path, self._path / RECORDS, self._snapshot, self._read_ids)
+        self._index = IdIndex.open(self.path, self.path / RECORDS, self.snapshot, self._read_ids)
         self._failed = self._lacked_room = False
 
     def _tidy(self, devices: Iterable[str]) -> None:
@@ -305,12 +305,12 @@ class Store(TableWriter):
     def _save_ids(self, *, due: bool = False) -> None:
         """Write the index of the ids where that pays: it is a cache, so small stores have none."""
         if due or self._index.is_worth_it(self.version):
-            with disk_errors("writing the index of the ids", self._path):
-                self._index.save(self._snapshot)
+            with disk_errors("writing the index of the ids", self.path):
+                self._index.save(self.snapshot)
 
     def _read_ids(self, paths: Iterable[str]) -> Iterator[pa.Array]:
         for path in paths:
-            absolute = self._path / RECORDS / path
+            absolute = self.path / RECORDS / path
             with delta_errors("reading the ids", absolute), disk_errors("reading the ids", absolute):
                 for batch in read_batches(absolute, ("record_id",), rows=_ID_ROWS):
                     yield batch.column("record_id")

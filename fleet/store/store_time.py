@@ -62,11 +62,7 @@ class StoreTime:
         return self._secs + max(0.0, running_secs() - self._began)
 
     def note(self, version: int, keep_secs: float) -> None:
-        """Note the newest version of now, durably.
-
-        Args:
-            version: The version.
-            keep_secs: How far back `version_before` will be asked.
+        """Note the newest version of now, durably; `version_before` will be asked so many seconds back.
 
         Raises:
             OSError: The disk is full or failed.

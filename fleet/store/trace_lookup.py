@@ -127,9 +127,6 @@ def find_candidates(
         wanted: Candidates to find.
         first: Those of the devices that are known to have them: the others are read for what is missing then.
 
-    Returns:
-        Those that were found.
-
     Raises:
         FleetError: The store cannot be read.
     """

@@ -100,8 +100,8 @@ class TableWriter(StoreReader):
             StoreError: An id is no file name, or the disk failed.
         """
         self._check_usable()
-        with disk_errors("storing workloads", self._path):
-            return put_workloads(self._path / WORKLOADS, workloads, own=own)
+        with disk_errors("storing workloads", self.path):
+            return put_workloads(self.path / WORKLOADS, workloads, own=own)
 
     def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
         """Keep what a device is. The last one wins; the earlier ones stay as its history.
@@ -114,12 +114,12 @@ class TableWriter(StoreReader):
             StoreError: The id is no file name, or the disk failed.
         """
         self._check_usable()
-        with disk_errors("storing a device", self._path):
-            return put_device(self._path / DEVICES, spec, descriptor)
+        with disk_errors("storing a device", self.path):
+            return put_device(self.path / DEVICES, spec, descriptor)
 
     def _append_tables(self, tables: Mapping[str, pa.Table]) -> None:
         """Make one commit of new rows, one data file a device."""
-        folder, version = self._path / RECORDS, self.version + 1
+        folder, version = self.path / RECORDS, self.version + 1
         files = [
             NewFile(device_id=device, version=version, batches=table.to_batches(ROW_GROUP_ROWS))
             for device, table in tables.items()
@@ -136,11 +136,11 @@ class TableWriter(StoreReader):
 
     def _undo(self, written: Iterable[WrittenFile], version: int, error: BaseException) -> None:
         """After a failure: leave nothing behind, unless the commit is there and so may be durable or not."""
-        if commit_path(self._path / RECORDS, version).exists():
+        if commit_path(self.path / RECORDS, version).exists():
             self._failed = True
             self._lacked_room = isinstance(error, OSError) and error.errno in FULL_ERRNOS
             return
-        discard(self._path / RECORDS, written)
+        discard(self.path / RECORDS, written)
 
     def _check_usable(self) -> None:
         """Refuse to write what would not be safe.
@@ -150,39 +150,39 @@ class TableWriter(StoreReader):
             StoreError: The store was closed, or the disk failed.
         """
         if self._closed:
-            raise StoreError(f"{self._path}: this store was closed; open it again to write")
+            raise StoreError(f"{self.path}: this store was closed; open it again to write")
         if self._failed and self._lacked_room:
             self._recover()
         if self._failed:
             raise StoreError(
-                f"{self._path}: an earlier commit ended in an unknown state; open the store again to go on"
+                f"{self.path}: an earlier commit ended in an unknown state; open the store again to go on"
             )
 
     def _files_of(self, device_id: str) -> list[DataFile]:
         """The files of a device in the newest version; refused as `_check_usable` does."""
         self._check_usable()
-        return [one for one in self._snapshot.files if one.device_id == device_id]
+        return [one for one in self.snapshot.files if one.device_id == device_id]
 
     def _recover(self) -> None:
         """Make a commit durable whose end is not known, and read the table again as it is then."""
-        folder = self._path / RECORDS
+        folder = self.path / RECORDS
         path = commit_path(folder, self.version + 1)
         with disk_errors("making the last commit durable", folder):
             if path.exists():
                 # As a new file: what became of the name of the old one nobody knows.
                 write_durably(path, path.read_bytes())
             settle(folder)
-        TableWriter.__init__(self, self._path, load_snapshot(folder))
+        TableWriter.__init__(self, self.path, load_snapshot(folder))
 
     def _advance(self, version: int, *, added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        kept = self._snapshot.files
+        kept = self.snapshot.files
         if removed:
             gone = {file.path for file in removed}
             kept = tuple(file for file in kept if file.path not in gone)
             for file in removed:
                 self._small.get(file.device_id, {}).pop(file.path, None)
         self._note_small(added)
-        self._snapshot = replace(self._snapshot, version=version, files=(*kept, *added))
+        self.snapshot = replace(self.snapshot, version=version, files=(*kept, *added))
 
     def _note_small(self, files: Iterable[DataFile]) -> None:
         for file in files:
@@ -195,7 +195,7 @@ class TableWriter(StoreReader):
         Returns:
             How many files were replaced.
         """
-        folder, version = self._path / RECORDS, self.version + 1
+        folder, version = self.path / RECORDS, self.version + 1
         dead = [file for group in groups for file in group]
         with delta_errors("merging files", folder), disk_errors("merging files", folder):
             new = merge_data_files(folder, groups)
@@ -209,7 +209,7 @@ class TableWriter(StoreReader):
         return len(dead)
 
     def _checkpoint(self) -> None:
-        folder = self._path / RECORDS
+        folder = self.path / RECORDS
         log = folder / "_delta_log"
         path, hint = log / f"{self.version:020d}.checkpoint.parquet", log / "_last_checkpoint"
         with delta_errors("writing a checkpoint", folder), disk_errors("writing a checkpoint", folder):

@@ -17,24 +17,28 @@ from agents.row_file import RowFile, read_rows
 BODY = b"x" * 1500
 
 
-def made(path: Path, count: int = 60) -> Path:
-    """A file with a row of a transaction each, closed in order."""
-    rows = RowFile(path)
+def fill(rows: RowFile, count: int) -> None:
+    """A row of a transaction each."""
     for number in range(count):
         rows.change([(f"k{number}", b"%d" % number + BODY)])
+
+
+def made(path: Path, count: int = 60) -> Path:
+    """A file that was closed in order."""
+    rows = RowFile(path)
+    fill(rows, count)
     rows.close()
     return path
 
 
-def killed(path: Path, count: int) -> Path:
-    """The same as a kill leaves it: all is in the log."""
+def killed(path: Path, count: int = 20) -> Path:
+    """The same as a kill leaves it: all is in the log, which is returned."""
     rows = RowFile(path.parent / "living")
-    for number in range(count):
-        rows.change([(f"k{number}", b"%d" % number + BODY)])
+    fill(rows, count)
     for suffix in ("", "-wal"):
         shutil.copyfile(f"{rows.path}{suffix}", f"{path}{suffix}")
     rows.close()
-    return path
+    return Path(f"{path}-wal")
 
 
 def keys(path: Path) -> tuple[list[str], list[str]]:
@@ -72,28 +76,23 @@ def test_rows_come_back_in_the_order_of_adding(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("cut", [1, 100, 4096 + 24])
-def test_a_torn_transaction_is_dropped_and_no_damage(tmp_path: Path, cut: int) -> None:
-    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
+#: Bytes that are missing at the end of the log; a power cut may also leave zeros there.
+@pytest.mark.parametrize(("cut", "kept"), [(1, 19), (100, 19), (4096 + 24, 19), (-8192, 20)])
+def test_a_torn_transaction_is_dropped_and_no_damage(tmp_path: Path, cut: int, kept: int) -> None:
+    log = killed(tmp_path / "f")
     os.truncate(log, log.stat().st_size - cut)
-    assert keys(tmp_path / "f") == ([f"k{number}" for number in range(19)], [])
-
-
-def test_zeros_left_by_a_power_cut_are_dropped(tmp_path: Path) -> None:
-    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
-    os.truncate(log, log.stat().st_size + 8192)
-    assert keys(tmp_path / "f") == ([f"k{number}" for number in range(20)], [])
+    assert keys(tmp_path / "f") == ([f"k{number}" for number in range(kept)], [])
 
 
 def test_damage_in_the_log_is_named_and_the_log_kept(tmp_path: Path) -> None:
-    log = Path(f"{killed(tmp_path / 'f', 20)}-wal")
+    log = killed(tmp_path / "f")
     data = flip(log, log.stat().st_size // 2)
     found, [note] = keys(tmp_path / "f")
     assert found == [f"k{number}" for number in range(len(found))]
     assert 5 < len(found) < 15
     assert "damaged in its log: kept as f.corrupt" in note
     assert (tmp_path / "f.corrupt-wal").read_bytes() == data
-    killed(tmp_path / "f", 20)
+    killed(tmp_path / "f")
     again = flip(log, log.stat().st_size // 2)
     keys(tmp_path / "f")
     assert (tmp_path / "f.corrupt-wal").read_bytes() == data, "the one before is never overwritten"

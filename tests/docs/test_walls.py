@@ -191,7 +191,7 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("records", "devices", "protocol", "fast_pickle", "trust"),
+        *("records", "devices", "protocol", "trust"),
         *("programs/trace_rules", "programs/index_maps", "programs/derivation"),
     ],
 )
@@ -200,7 +200,7 @@ def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> Non
     assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents"}
     pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
     if "/" not in name:
-        pure = ("agents.records", "agents.devices", "agents.protocol", "agents.fast_pickle")
+        pure = ("agents.records", "agents.devices", "agents.protocol")
     assert all(one.startswith(pure) for one in of("agents", imports(path)))
 
 

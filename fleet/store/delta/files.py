@@ -1,16 +1,17 @@
-"""Data files of the records table: write them durably, merge them, find lost ones, delete dead ones.
+"""Data files of the records table: write them durably, merge and sum them, find lost ones, delete dead ones.
 
-Only `fleet.store.store`, the writer, calls it. It commits nothing: a file counts from the commit that names
-it.
+Only the writer of a store changes them. Nothing is committed here: a file counts from the commit that names
+it. The commit says its SHA-256 too, so that a flipped bit anywhere in it is found: `fleet.archive.verify`
+and `fleet.archive.backup` compare. Files of versions that knew no sums have none until a merge rewrites them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agents.files import fsync_all
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
-from fleet.store.delta.log import DataFile, add_action, version_of
+from fleet.store.delta.changes import StaleError, file_actions
+from fleet.store.delta.log import DataFile, add_action, checkpoints, commit_path, delta_errors, version_of
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS, read_batches
-from fleet.store.delta.sums import SUM_TAG, file_sum
 
 #: Rows of one Parquet row group: what a reader must decode at least.
 ROW_GROUP_ROWS = 2048
@@ -31,10 +33,10 @@ ROW_GROUP_ROWS = 2048
 #: Upkeep merges all files smaller than this, up to about twice this size.
 TARGET_BYTES = 64 << 20
 
-_PARTITION = "device_id="
+#: Key among the tags of a file in the log, which every reader and checkpoint of a Delta table passes on.
+SUM_TAG = "tensorFleet.sha256"
 
-#: Threads that wait for the disk.
-_SYNC_THREADS = 16
+_PARTITION = "device_id="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +61,7 @@ class NewFile:
 def write_data_files(
     folder: Path, files: Collection[NewFile], *, data_change: bool = True
 ) -> list[WrittenFile]:
-    """Write Parquet files, and wait until all of them are on the disk.
-
-    Args:
-        folder: The table.
-        files: What they shall hold.
-        data_change: False if the rows are in the table already.
+    """Write Parquet files, of rows that are new to the table (`data_change`) or not, and wait for the disk.
 
     Raises:
         OSError: The disk is full or failed; nothing is left behind.
@@ -74,8 +71,8 @@ def write_data_files(
         _make_partitions(folder, {file.device_id for file in files})
         for file in files:
             written.append(_write(folder, file, data_change=data_change))
-        _fsync_all([folder / one.file.path for one in written])
-        _fsync_all(sorted({(folder / one.file.path).parent for one in written}))
+        fsync_all([folder / one.file.path for one in written])
+        fsync_all(sorted({(folder / one.file.path).parent for one in written}))
     except BaseException:
         discard(folder, written)
         raise
@@ -102,15 +99,6 @@ def _make_partitions(folder: Path, device_ids: Iterable[str]) -> None:
         for path in made:
             path.rmdir()
         raise
-
-
-def _fsync_all(paths: Sequence[Path]) -> None:
-    """Wait for many at once: a file system makes them durable together, which takes far less time."""
-    if len(paths) == 1:
-        fsync(paths[0])
-    elif paths:
-        with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as threads:
-            list(threads.map(fsync, paths))
 
 
 def _write(folder: Path, new: NewFile, *, data_change: bool) -> WrittenFile:
@@ -216,12 +204,9 @@ def chunks(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
 
 
 def stamp_dead(folder: Path, files: Iterable[DataFile], now: float) -> None:
-    """Note on the files themselves when they died: `delete_unused` counts their age from here.
+    """Note on files that the next commit will no longer name when they died, by `fleet.store.store_time`.
 
-    Args:
-        folder: The table.
-        files: Those that the next commit will no longer name.
-        now: By `fleet.store.store_time`.
+    `delete_unused` counts their age from here.
     """
     for file in files:
         os.utime(folder / file.path, (now, now))
@@ -237,10 +222,10 @@ def forget_old_commits(folder: Path, version: int) -> None:
     """
     log = folder / "_delta_log"
     with disk_errors("deleting old commits", folder):
-        checkpoints = [path for path in log.glob("*.checkpoint.parquet") if version_of(path) <= version]
-        first = max((version_of(path) for path in checkpoints if _is_readable(path)), default=0)
+        older = [path for path in checkpoints(folder) if version_of(path) <= version]
+        first = next((version_of(path) for path in older if _is_readable(path)), 0)
         commits = [path for path in log.glob("*.json") if path.stem.isdigit()]
-        for path in (*commits, *checkpoints):
+        for path in (*commits, *older):
             if version_of(path) < first:
                 path.unlink()
 
@@ -308,3 +293,46 @@ def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, 
             # Partly written when its writer was killed, and so never acknowledged; or not from here.
             continue
         yield path.parent.name.removeprefix(_PARTITION), table
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def known_sums(table: Path, version: int) -> dict[str, str]:
+    """Sums that the log knows, by path below the table; of files that are gone by this version, too.
+
+    Raises:
+        StoreError: A checkpoint or commit cannot be read.
+    """
+    sums: dict[str, str] = {}
+    start = -1
+    for checkpoint in checkpoints(table):
+        if (start := version_of(checkpoint)) <= version:
+            with delta_errors("reading the checkpoint", checkpoint):
+                added = pq.read_table(checkpoint, columns=["add"]).column("add")
+            for one in filter(None, added.to_pylist()):
+                _take_sum(sums, one["path"], dict(one["tags"] or ()))
+            break
+        start = -1
+    for number in range(start + 1, version + 1):
+        path = commit_path(table, number)
+        try:
+            for one in file_actions(path)[0]:
+                _take_sum(sums, str(one["path"]), one.get("tags") or {})
+        except (StaleError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(
+                f"the commit {path} cannot be read: {error}; `fleet store verify` says more"
+            ) from error
+    return sums
+
+
+def _take_sum(sums: dict[str, str], path: str, tags: dict[str, str]) -> None:
+    if found := tags.get(SUM_TAG):
+        sums[path] = found

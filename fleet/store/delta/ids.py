@@ -42,6 +42,9 @@ class IdRun:
     #: First and second half of each id, as numbers.
     first: Halves
     second: Halves
+    #: File that it is mapped from, and the sum of that; empty for one that is in no file.
+    name: str = ""
+    crc: int = 0
 
     def __len__(self) -> int:
         return len(self.first)
@@ -84,35 +87,31 @@ class IdRun:
 class RecordIds:
     """A set of record ids that only grows.
 
-    Args:
-        runs: Ids to begin with, largest run first; they may be mapped from files.
+    Attributes:
+        runs: All ids, largest run first; those added last may be in none yet, see `settle`. Others that hold
+            the same ids may take their place, such as runs mapped from files.
     """
 
     def __init__(self, runs: Iterable[IdRun] = ()) -> None:
-        self._runs = list(runs)
+        self.runs = list(runs)
         self._new: set[bytes] = set()
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs)) + len(self._new)
-
-    @property
-    def runs(self) -> tuple[IdRun, ...]:
-        """All ids, largest run first; those added last may be in none yet, see `settle`."""
-        return tuple(self._runs)
+        return sum(map(len, self.runs)) + len(self._new)
 
     def known(self, ids: Sequence[str]) -> list[bool]:
         """Say of each id whether it is in the set."""
         return self._known(keys_of(ids))
 
     def _known(self, keys: bytes) -> list[bool]:
-        if not self._runs:
+        if not self.runs:
             return [one in self._new for one in _each(keys)]
         halves = np.frombuffer(keys, dtype=">u8").reshape(-1, 2).astype(np.uint64)
         # In order, neighbours are looked for among neighbours: two to three times faster in a large run.
         order = np.argsort(halves[:, 0])
         first, second = halves[order, 0], halves[order, 1]
         found = np.zeros(len(halves), dtype=bool)
-        for run in self._runs:
+        for run in self.runs:
             found[order] |= run.holds(first, second)
         return [hit or one in self._new for hit, one in zip(found.tolist(), _each(keys), strict=True)]
 
@@ -131,13 +130,7 @@ class RecordIds:
             self.settle()
 
     def load(self, columns: Iterable[pa.Array]) -> None:
-        """Take the ids of a whole table; ids known before are forgotten.
-
-        Args:
-            columns: The `record_id` column in pieces of any length.
-        """
-        self._new.clear()
-        self._runs = []
+        """Take the ids of a whole table into an empty set: its `record_id` column in pieces of any length."""
         waiting = bytearray()
         for column in columns:
             waiting += keys_of_column(column)
@@ -153,18 +146,12 @@ class RecordIds:
             self._push(IdRun.of(b"".join(self._new)))
             self._new.clear()
 
-    def replace_runs(self, runs: Iterable[IdRun]) -> None:
-        """Go on with runs that hold the same ids, for instance mapped from the files they were written to."""
-        self._runs = list(runs)
-
     def _push(self, run: IdRun) -> None:
         while (
-            self._runs
-            and len(self._runs[-1]) < 2 * len(run)
-            and len(self._runs[-1]) + len(run) <= MOST_IN_RUN
+            self.runs and len(self.runs[-1]) < 2 * len(run) and len(self.runs[-1]) + len(run) <= MOST_IN_RUN
         ):
-            run = self._runs.pop().joined(run)
-        self._runs.append(run)
+            run = self.runs.pop().joined(run)
+        self.runs.append(run)
 
 
 def keys_of(ids: Sequence[str]) -> bytes:

@@ -62,7 +62,8 @@ class IdIndex:
     saved_version: int = -1
     #: Ids in the files.
     saved_ids: int = 0
-    _files: dict[int, tuple[IdRun, str, int]] = field(default_factory=dict)
+    #: Files that the index on the disk names.
+    _named: set[str] = field(default_factory=set)
 
     @classmethod
     def open(cls, root: Path, table: Path, snapshot: TableSnapshot, read: ReadIds) -> IdIndex:
@@ -78,7 +79,6 @@ class IdIndex:
             if (index.folder / INDEX).exists():
                 _LOG.info("%s: the ids are read from the records: %s", table, error)
             index.ids.load(read(file.path for file in snapshot.files))
-            index.saved_version, index.saved_ids, index._files = -1, 0, {}
         else:
             for column in read(fresh):
                 index.ids.take(column)
@@ -108,33 +108,27 @@ class IdIndex:
         """
         self.folder.mkdir(exist_ok=True)
         self.ids.settle()
-        kept: list[tuple[IdRun, str, int]] = []
         try:
-            for run in self.ids.runs:
-                known = self._files.get(id(run))
-                kept.append(known if known is not None and known[0] is run else self._write(run))
+            kept = [run if run.name else self._write(run) for run in self.ids.runs]
             value = {
                 "schema": INDEX_SCHEMA,
                 "version": snapshot.version,
                 "commit": commit_hash(commit_path(self.table, snapshot.version)),
                 "rows": snapshot.rows,
-                "runs": [{"file": name, "ids": len(run), "crc32": crc} for run, name, crc in kept],
+                "runs": [{"file": run.name, "ids": len(run), "crc32": run.crc} for run in kept],
             }
             write_durably(self.folder / INDEX, (json.dumps(value) + "\n").encode())
         except OSError:
             # The new runs are named nowhere; on a full disk they must not stay.
             self._sweep()
             raise
-        self._files = {id(run): (run, name, crc) for run, name, crc in kept}
-        self.ids.replace_runs(run for run, _, _ in kept)
+        self.ids.runs, self._named = kept, {run.name for run in kept}
         self.saved_version, self.saved_ids = snapshot.version, len(self.ids)
         self._sweep()
 
-    def _write(self, run: IdRun) -> tuple[IdRun, str, int]:
+    def _write(self, run: IdRun) -> IdRun:
         """Put a run into a file, and go on with the file mapped: it takes no memory of the process then."""
-        name = f"{uuid.uuid4().hex}.run"
-        path = self.folder / name
-        crc = 0
+        path, crc = self.folder / f"{uuid.uuid4().hex}.run", 0
         try:
             with path.open("xb") as stream:
                 for half in (run.first, run.second):
@@ -145,10 +139,10 @@ class IdIndex:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return _mapped(path, len(run)), name, crc
+        return _mapped(path, len(run), crc)
 
     def _load(self, snapshot: TableSnapshot) -> list[str]:
-        """Take the runs; return the data files with ids that they lack."""
+        """Take the runs, all of them or none; return the data files with ids that they lack."""
         try:
             value = json.loads((self.folder / INDEX).read_text())
             if value["schema"] != INDEX_SCHEMA:
@@ -160,17 +154,15 @@ class IdIndex:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StaleError(f"the index is damaged: {error}") from error
         changes = changes_of_cache(self.table, version, value.get("commit"), rows, snapshot)
-        runs = [(checked_run(self.folder, *one), one[0], one[2]) for one in files]
-        self._files = {id(run): (run, name, crc) for run, name, crc in runs}
-        self.ids = RecordIds(run for run, _, _ in runs)
+        self.ids = RecordIds(checked_run(self.folder, *one) for one in files)
+        self._named = {run.name for run in self.ids.runs}
         self.saved_version, self.saved_ids = version, len(self.ids)
         return changes.fresh
 
     def _sweep(self) -> None:
         """Delete runs that the index does not name: left by a kill, or joined into others since."""
-        named = {name for _, name, _ in self._files.values()}
         for path in self.folder.glob("*.run"):
-            if path.name not in named:
+            if path.name not in self._named:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -194,11 +186,11 @@ def checked_run(folder: Path, name: str, ids: int, crc: int) -> IdRun:
         raise DamagedError(f"{name} cannot be read: {error}") from error
     if found != crc:
         raise DamagedError(f"{name} is damaged")
-    return _mapped(path, ids)
+    return _mapped(path, ids, crc)
 
 
-def _mapped(path: Path, ids: int) -> IdRun:
+def _mapped(path: Path, ids: int, crc: int) -> IdRun:
     if not ids:
-        return IdRun(np.empty(0, np.uint64), np.empty(0, np.uint64))
+        return IdRun(np.empty(0, np.uint64), np.empty(0, np.uint64), path.name, crc)
     halves = np.memmap(path, dtype="<u8", mode="r", shape=(2, ids))
-    return IdRun(halves[0], halves[1])
+    return IdRun(halves[0], halves[1], path.name, crc)

@@ -62,7 +62,7 @@ def fill(folder: Path, *, waiting: int = 5) -> Path:
         store.append(batch(400, 20))
         summary = TableSummary(folder / SUMMARY)
         coverage = Coverage({}, ())
-        summary.write(summary.packed(store, coverage.matrix, {}, coverage.known_for, []))
+        summary.write(summary.packed(store, coverage.matrix, {}, coverage.families, coverage.wanted, []))
         intake = Intake(store, IntakeSettings(wait_secs=1e9))
         intake.append(batch(500, waiting))
         intake.log.close()
@@ -243,7 +243,7 @@ def _cache_of_another(folder: Path) -> None:
         ids = store._index.ids
         store._index._files = {}
         ids._new.clear()
-        ids.replace_runs([IdRun.of(keys_of(record_ids(store))[:-16] + b"\x01" * 16)])
+        ids.runs = [IdRun.of(keys_of(record_ids(store))[:-16] + b"\x01" * 16)]
         store._index.save(store.snapshot)
 
 

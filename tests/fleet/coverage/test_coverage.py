@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.matrix import MAX_LOSSES
-from fleet.coverage.place_bits import CHUNK_BYTES, PlaceBits
+from fleet.coverage.matrix import CHUNK_BYTES, MAX_LOSSES, PlaceBits
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
@@ -63,15 +62,18 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 def test_gaps_are_what_siblings_know(make: Make) -> None:
     records = [make_record(number, device="dev-a") for number in range(1, 7)]
-    coverage = make([*records, make_record(2, device="dev-b")])
+    killer = make_record(8, quality='{"quarantined":true}')
+    others = [make_record(1, workload="other"), make_record(1, device="foreign")]
+    coverage = make([*records, make_record(2, device="dev-b"), killer, *others])
     wanted = [one.candidate_id for one in records]
-    assert (counts(coverage, A)[0], counts(coverage, B)) == (6, (1, 5))
+    assert (counts(coverage, A)[0], counts(coverage, B)) == (7, (1, 5))
+    assert coverage.records(A) == 7
     assert coverage.gaps(A, W, 10) == []
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
     assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
     assert coverage.stored_among("cpu", W, wanted[:1]) == {wanted[0]}
-    assert set(coverage.latest("cpu", W, 1000)) == set(wanted)
+    assert set(coverage.latest("cpu", W, 1000)) == {*wanted, killer.candidate_id}
 
 
 def test_another_environment_has_measured_nothing(make: Make) -> None:
@@ -97,19 +99,18 @@ def test_proposed_candidates_are_gaps_of_every_device(make: Make) -> None:
     assert counts(coverage, A)[1] == 0
 
 
+def make_lost(number: int, attempt: int, **changes: Any) -> Record:
+    return make_record(number, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}", **changes)
+
+
 def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> None:
-    lost = [
-        make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}")
-        for attempt in range(MAX_LOSSES)
-    ]
-    coverage = make(lost[:1])
-    one = lost[0].candidate_id
+    coverage = make([make_lost(1, 0)])
+    one = make_record(1).candidate_id
     assert coverage.next_attempts(A).get(one, 0) == 1
     assert coverage.gaps(A, W, 9) == [one]
-    for record in lost[1:]:
-        coverage.add([record])
     # The first loss was under another agent.
-    coverage.add([make_record(1, outcome=Outcome.LOST, run_secs=(), attempt=MAX_LOSSES, quality="{}")])
+    for attempt in range(1, MAX_LOSSES + 1):
+        coverage.add([make_lost(1, attempt)])
     assert coverage.gaps(A, W, 9) == []
     assert counts(coverage, A)[1] == 0
     coverage.set_environment(A, ENVIRONMENT)
@@ -123,8 +124,7 @@ def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(ma
     coverage = make([make_record(number, device="dev-b") for number in (1, 2, 3)])
     for number in (1, 2):
         for attempt in range(MAX_LOSSES + 1):
-            lost = make_record(number, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}")
-            coverage.add([lost])
+            coverage.add([make_lost(number, attempt)])
     assert counts(coverage, A) == (0, 1)
     # Measured for a search, say, that asked for this one.
     coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
@@ -134,11 +134,6 @@ def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(ma
     assert coverage.gaps(A, W, 9) == [make_record(3).candidate_id]
 
 
-def test_a_quarantined_candidate_is_no_gap_of_siblings(make: Make) -> None:
-    coverage = make([make_record(4, quality='{"quarantined":true}'), make_record(5)])
-    assert coverage.gaps(B, W, 9) == [make_record(5).candidate_id]
-
-
 def test_the_best_are_steady_and_fast(make: Make) -> None:
     records = [make_record(number, run_secs=(1.0 / number,)) for number in (1, 2, 3, 5, 6, 7)]
     suspect = make_record(9, run_secs=(1e-6,), quality='{"suspect":true}')
@@ -146,17 +141,13 @@ def test_the_best_are_steady_and_fast(make: Make) -> None:
     assert coverage.best(A, W, 4) == [[one.candidate_id for one in records[::-1][:4]]]
 
 
-def test_a_whole_aa_run_is_known(make: Make) -> None:
-    first = make_record(1, origin="noise", attempt=1, measured_at=50.0)
-    assert make([first]).noise_at(A) == 0.0
-
-
-def test_an_aa_run_whose_records_were_lost_is_not_done(make: Make) -> None:
-    measured = make_record(1, origin="noise", attempt=2, measured_at=50.0)
-    lost = make_record(
-        2, origin="noise", attempt=4, measured_at=90.0, outcome=Outcome.LOST, run_secs=(), quality="{}"
-    )
-    assert make([measured, lost]).noise_at(A) == 50.0
+def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> None:
+    first = make_record(1, origin="noise", attempt=1, measured_at=40.0)
+    second = make_record(1, origin="noise", attempt=2, measured_at=50.0)
+    lost = make_lost(2, 4, origin="noise", measured_at=90.0)
+    other = make_record(1, origin="noise", attempt=1, measured_at=60.0, device="dev-b")
+    coverage = make([first, second, lost, other])
+    assert (coverage.noise_at(A), coverage.noise_at(B)) == (50.0, 0.0)
 
 
 def test_a_sample_is_of_what_was_measured(make: Make) -> None:
@@ -167,12 +158,6 @@ def test_a_sample_is_of_what_was_measured(make: Make) -> None:
     assert set(sample) <= {one.candidate_id for one in records}
     assert sample == coverage.sample(A, 10, seed=1) != coverage.sample(A, 10, seed=2)
     assert coverage.sample(B, 10, seed=1) == []
-
-
-def test_records_of_other_workloads_and_devices_are_passed_over(make: Make) -> None:
-    coverage = make([make_record(1, workload="other"), make_record(1, device="foreign")])
-    assert coverage.latest("cpu", W, 1000) == []
-    assert coverage.records(A) == 0
 
 
 BATCH = st.lists(st.integers(0, 3 * MERGE_AT), max_size=2 * MERGE_AT)

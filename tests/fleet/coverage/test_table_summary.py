@@ -70,7 +70,8 @@ def loaded(
 
 def save(store: Store, coverage: Coverage, counts: dict[DeviceId, Counts], *waiting: Any) -> None:
     summary = TableSummary(store.path / SUMMARY)
-    summary.write(summary.packed(store, coverage.matrix, counts, coverage.known_for, waiting))
+    packed = summary.packed(store, coverage.matrix, counts, coverage.families, coverage.wanted, waiting)
+    summary.write(packed)
 
 
 def check(store: Store) -> TableSummary:
@@ -153,10 +154,14 @@ def test_whatever_comes_the_summary_and_what_came_since_tell_what_the_records_te
         shutil.rmtree(folder)
 
 
+def all_ok(start: int, end: int) -> list[Record]:
+    return [make_record(number, outcome=Outcome.OK, run_secs=(1e-3,)) for number in range(start, end)]
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     with Store.open(tmp_path / "store") as made:
-        made.append([make_record(number, outcome=Outcome.OK, run_secs=(1e-3,)) for number in range(30)])
+        made.append(all_ok(0, 30))
         save(made, loaded(made, None), counts_of(made))
         yield made
 
@@ -181,7 +186,7 @@ def reads(store: Store) -> int:
 def test_only_rows_that_came_since_are_read(store: Store) -> None:
     check(store)
     assert reads(store) == 0
-    store.append([make_record(number, outcome=Outcome.OK, run_secs=(1e-3,)) for number in range(30, 37)])
+    store.append(all_ok(30, 37))
     check(store)
     assert reads(store) == 7
     # In one file with the old ones now.
@@ -229,9 +234,8 @@ def test_what_does_not_fit_is_not_believed(store: Store, change: Callable[[Path,
 
 def test_other_workloads_or_families_need_all_records(store: Store) -> None:
     assert reads(store) == 0
-    more = Coverage(FAMILIES, [*WORKLOADS, WorkloadId("new")])
     summary = TableSummary.open(store)
-    more.load(store, summary)
+    more = loaded(store, summary, [*WORKLOADS, WorkloadId("new")])
     assert facts(more) == facts(loaded(store, None))
     assert summary.is_due(store) is False, "a small table is read as fast"
     assert summary.saved_rows == 0
@@ -261,7 +265,7 @@ def test_a_candidate_whose_traces_were_deleted_is_forgotten(tmp_path: Path) -> N
 
 
 def test_records_on_their_way_into_the_table_are_counted_once(tmp_path: Path) -> None:
-    batch = [make_record(number, outcome=Outcome.OK, run_secs=(1e-3,)) for number in range(12)]
+    batch = all_ok(0, 12)
     with Store.open(tmp_path / "store") as store:
         store.append(batch[:5])
         intake = Intake(store, IntakeSettings(wait_secs=1e9))
@@ -306,18 +310,18 @@ def test_the_daemon_begins_with_it_and_writes_it(tmp_path: Path, monkeypatch: py
     path = tmp_path / "store" / SUMMARY / FILE
     assert path.exists()
 
-    def parts(store: Path) -> Any:
-        with Store.open(store) as opened:
+    def parts() -> Any:
+        with Store.open(tmp_path / "store") as opened:
             return TableSummary.open(opened).parts
 
-    assert parts(tmp_path / "store") == {}
+    assert parts() == {}
     # Killed amid it: what came since is read, and all is measured once.
     with killed_at(60), pytest.raises(BaseException, match=r"before|after"):
         fleet.run(lambda one: False)
     view = fleet.run(everything_measured(fleet))
     ids = fleet.record_ids()
     assert len(ids) == len(set(ids)) == sum(one["records"] for one in view["devices"].values())
-    assert parts(tmp_path / "store") == {}
+    assert parts() == {}
 
 
 def test_it_is_written_while_the_daemon_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,6 @@ def look(folder: Path) -> tuple[dict[str, Any], list[int], list[str]]:
 def test_events_come_back_in_order(tmp_path: Path) -> None:
     filled(tmp_path / "j").close()
     assert look(tmp_path / "j") == ({}, [1, 2, 3, 4], [])
-    journal = Journal(tmp_path / "j")
-    journal.append([{"n": 5}])
-    journal.close()
-    assert look(tmp_path / "j") == ({}, [1, 2, 3, 4, 5], [])
 
 
 def test_compaction_puts_a_snapshot_in_place_of_the_events(tmp_path: Path) -> None:

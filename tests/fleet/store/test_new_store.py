@@ -32,14 +32,6 @@ def test_nothing_is_left_where_no_record_came(tmp_path: Path, is_failure: bool) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_record_keeps_all_of_it(tmp_path: Path) -> None:
-    store, root = tmp_path / "store", tmp_path / "fleet"
-    with records_or_nothing(store, root):
-        work(store, root, records=1)
-    assert Store.read(store).rows == 1
-    assert (root / "part").is_dir()
-
-
 def test_what_was_there_before_stays(tmp_path: Path) -> None:
     store, root, empty = tmp_path / "store", tmp_path / "fleet", tmp_path / "empty"
     (root / "mine").mkdir(parents=True)
@@ -55,8 +47,13 @@ def test_what_was_there_before_stays(tmp_path: Path) -> None:
     assert store.is_dir(), "an empty store of before"
 
 
-def test_a_finished_record_beside_it_keeps_all(tmp_path: Path) -> None:
-    store, spools = tmp_path / "store", tmp_path / "spool"
+def test_one_record_in_it_or_finished_beside_it_keeps_all(tmp_path: Path) -> None:
+    store, spools, root = tmp_path / "store", tmp_path / "spool", tmp_path / "fleet"
+    with records_or_nothing(store, root):
+        work(store, root, records=1)
+    assert Store.read(store).rows == 1
+    assert (root / "part").is_dir()
+    store = tmp_path / "other"
     with records_or_nothing(store, spools):
         work(store)
         spool = Spool(spools / "dev-a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.store.noise import NoiseFloor, noise_floor, settled
-from tests.record_fixtures import make_record
+from tests.record_fixtures import make_record, measured_records
 
 SUSPECT = '{"suspect":true}'
 
@@ -94,14 +94,10 @@ def test_measurements_are_paired(records: list[Record], pairs: int, change: floa
     ],
 )
 def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
-    assert noise_floor([timed(1, 0, 1.0), timed(1, 1, 2.0, **changes)]) is None
-
-
-def test_no_records_have_no_noise_floor() -> None:
-    assert noise_floor([]) is None
-    assert noise_floor([timed(1, 0, 1.0)]) is None
+    one = timed(1, 0, 1.0)
+    assert noise_floor([one, timed(1, 1, 2.0, **changes)]) is None
     # One measurement, delivered twice.
-    assert noise_floor([timed(1, 0, 1.0), timed(1, 0, 1.0)]) is None
+    assert noise_floor([]) is noise_floor([one]) is noise_floor([one, one]) is None
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=30), st.randoms())
@@ -124,53 +120,41 @@ def test_the_floor_does_not_depend_on_the_order_of_records(
 # ---- the record that counts ----------------------------------------------------------------------------
 
 
-def chosen(*records: Record) -> int:
-    """Place of the settled record of one candidate; the order of arrival must not matter."""
-    backwards = settled(reversed(records))
-    assert settled(records) == backwards
-    assert len(backwards) == 1
-    return records.index(backwards[0])
+def again(attempt: int, **changes: Any) -> Record:
+    """A second measurement of candidate 1."""
+    return timed(1, attempt, 1.0 + attempt, **{"origin": REMEASURE} | changes)
 
 
-def test_a_first_measurement_that_can_be_trusted_stands() -> None:
-    first = timed(1, 0, 2.0)
-    assert chosen(first, timed(1, 1, 1.0, origin=REMEASURE), timed(1, 2, 0.5, origin=NOISE)) == 0
-    failure = failed(1, 0, Outcome.RUN_FAILED)
-    assert chosen(failure, timed(1, 1, 1.0, origin=NOISE)) == 0
+DRIFTED, LOST = timed(1, 0, 1.0, quality=SUSPECT), failed(1, 0, Outcome.LOST)
+WRONG = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
+CHOSEN: dict[str, tuple[list[Record], int]] = {
+    "a trusted first one stands": ([timed(1, 0, 9.0), again(1), again(2, origin=NOISE)], 0),
+    "a trusted failure stands": ([failed(1, 0, Outcome.RUN_FAILED), again(1, origin=NOISE)], 0),
+    "a second one that is suspect too changes nothing": ([DRIFTED, again(1, quality=SUSPECT)], 0),
+    "it waits for a third": ([DRIFTED, again(1, quality=SUSPECT), again(2)], 2),
+    "a trusted failure replaces a suspect success": ([DRIFTED, WRONG], 1),
+    "a trusted success comes before it": ([DRIFTED, WRONG, again(2)], 2),
+    "suspect before lost": ([LOST, timed(1, 1, 1.0, quality=SUSPECT)], 1),
+    "suspect and rejected before lost": ([LOST, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)], 1),
+    "any before lost": ([LOST, timed(1, 1, 1.0)], 1),
+    "the first of two lost ones": ([LOST, failed(1, 1, Outcome.LOST)], 0),
+} | {
+    f"{name} says nothing: {origin}": ([first, again(1, origin=origin), again(2, origin=origin)], 1)
+    for origin in (REMEASURE, NOISE)
+    for name, first in {
+        "suspect": DRIFTED,
+        "a suspect failure": failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
+        "rejected": failed(1, 0, Outcome.REJECTED),
+        "lost": LOST,
+    }.items()
+}
 
 
-@pytest.mark.parametrize("origin", [REMEASURE, NOISE])
-@pytest.mark.parametrize(
-    "first",
-    [
-        timed(1, 0, 1.0, quality=SUSPECT),
-        failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
-        failed(1, 0, Outcome.REJECTED),
-        failed(1, 0, Outcome.LOST),
-    ],
-)
-def test_a_first_measurement_that_says_nothing_is_replaced(first: Record, origin: str) -> None:
-    assert chosen(first, timed(1, 1, 1.1, origin=origin), timed(1, 2, 1.0, origin=origin)) == 1
-
-
-def test_a_second_measurement_that_is_suspect_too_waits_for_a_third() -> None:
-    records = [timed(1, 0, 1.0, quality=SUSPECT), timed(1, 1, 1.1, origin=REMEASURE, quality=SUSPECT)]
-    assert chosen(*records) == 0
-    assert chosen(*records, timed(1, 2, 1.2, origin=REMEASURE)) == 2
-
-
-def test_a_trusted_failure_replaces_a_suspect_success() -> None:
-    again = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
-    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again) == 1
-    assert chosen(timed(1, 0, 1.0, quality=SUSPECT), again, timed(1, 2, 1.0, origin=REMEASURE)) == 2
-
-
-def test_a_lost_record_beats_nothing() -> None:
-    lost = failed(1, 0, Outcome.LOST)
-    assert chosen(lost, timed(1, 1, 1.0, quality=SUSPECT)) == 1
-    assert chosen(lost, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)) == 1
-    assert chosen(lost, timed(1, 1, 1.0)) == 1
-    assert chosen(lost, failed(1, 1, Outcome.LOST)) == 0
+@pytest.mark.parametrize(("records", "place"), CHOSEN.values(), ids=CHOSEN)
+def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(
+    records: list[Record], place: int
+) -> None:
+    assert settled(records) == settled(reversed(records)) == [records[place]]
 
 
 def test_each_device_candidate_and_environment_has_its_record_in_order_of_appearance() -> None:
@@ -184,38 +168,19 @@ def test_each_device_candidate_and_environment_has_its_record_in_order_of_appear
     assert settled(iter(records)) == [records[4], *records[1:4]]
 
 
-_ORIGINS = st.sampled_from(["random", "paired", REMEASURE, CONFIRM, NOISE])
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(Outcome), st.booleans(), _ORIGINS),
-        max_size=12,
-        unique_by=lambda one: one[:2],
-    ),
-    st.randoms(),
-)
+@given(measured_records(), st.randoms())
 def test_the_choice_is_one_of_each_and_independent_of_order(
-    drawn: list[tuple[int, int, Outcome, bool, str]], draws: random.Random
+    records: list[Record], draws: random.Random
 ) -> None:
-    records = [
-        make_record(
-            number,
-            outcome=outcome,
-            attempt=attempt,
-            origin=origin,
-            quality=SUSPECT if is_suspect else "{}",
-            run_secs=(1.0,) if outcome is Outcome.OK else (),
-        )
-        for number, attempt, outcome, is_suspect, origin in drawn
-    ]
+    def key(record: Record) -> tuple[str, str]:
+        return record.candidate_id, record.environment_id
+
     kept = settled(records)
-    assert [r.candidate_id for r in kept] == list(dict.fromkeys(r.candidate_id for r in records))
+    assert list(map(key, kept)) == list(dict.fromkeys(map(key, records)))
     for record in kept:
-        rivals = [r for r in records if r.candidate_id == record.candidate_id]
-        if any(not r.is_suspect and r.outcome is not Outcome.LOST for r in rivals):
+        rivals = [one for one in records if key(one) == key(record)]
+        if any(not one.is_suspect and one.outcome is not Outcome.LOST for one in rivals):
             assert not record.is_suspect
             assert record.outcome is not Outcome.LOST
     draws.shuffle(records)
-    assert {r.record_id for r in settled(records)} == {r.record_id for r in kept}
-    assert {r.record_id for r in settled(kept)} == {r.record_id for r in kept}
+    assert set(settled(records)) == set(settled(kept)) == set(kept)

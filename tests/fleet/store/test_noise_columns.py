@@ -10,50 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
+from agents.records import Outcome, Record
 from fleet.errors import StoreError
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import noise_floor, settled
 from fleet.store.noise_columns import outcome_of, readings, says, settled_rows
-from tests.record_fixtures import make_record
-
-_QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')
+from tests.record_fixtures import make_record, measured_records
 
 
-@st.composite
-def measured(draw: st.DrawFn) -> list[Record]:
-    """Records of one device: few candidates and environments, so that many compete."""
-    drawn = draw(
-        st.lists(
-            st.tuples(
-                st.integers(0, 3),
-                st.sampled_from("ab"),
-                st.integers(0, 4),
-                st.sampled_from(Outcome),
-                st.sampled_from(_QUALITIES),
-                st.sampled_from(["random", "imported", REMEASURE, CONFIRM, NOISE]),
-                st.sampled_from([(), (1e-3,), (2e-3, 1.5e-3)]),
-            ),
-            max_size=20,
-            unique_by=lambda one: one[:3],
-        )
-    )
-    return [
-        make_record(
-            number,
-            environment_id=environment * 32,
-            attempt=attempt,
-            outcome=outcome,
-            quality=quality,
-            origin=origin,
-            run_secs=run_secs,
-            measured_at=1000.0 + attempt,
-        )
-        for number, environment, attempt, outcome, quality, origin, run_secs in drawn
-    ]
-
-
-@given(measured(), st.integers(1, 5))
+@given(measured_records(), st.integers(1, 5))
 def test_the_rows_that_count_are_those_of_the_records_that_count(records: list[Record], rows: int) -> None:
     table = records_to_table(records)
     found = settled_rows(table.to_batches(max_chunksize=rows))
@@ -70,7 +35,7 @@ def test_of_equal_records_the_first_counts() -> None:
     assert settled_rows([]).tolist() == []
 
 
-@given(measured())
+@given(measured_records())
 def test_readings_have_the_noise_floor_of_their_records(records: list[Record]) -> None:
     device_id = make_record(1).device_id
     batches = records_to_table(records).to_batches()

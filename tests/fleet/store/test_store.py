@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,11 +31,12 @@ from fleet.store.catalog import read_device
 from fleet.store.delta.ids import RecordIds
 from fleet.store.delta.index import IdIndex
 from fleet.store.delta.log import commit_path
-from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.delta.schema import FILE_SCHEMA, SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.reader import DeviceCounts
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
 from tests.conftest import run_code
-from tests.disk_fixtures import Copies, failing, failing_fsync
+from tests.disk_fixtures import Copies, failing, failing_fsync, filled
 from tests.record_fixtures import (
     any_records,
     make_batch,
@@ -53,11 +55,19 @@ def last_commit(folder: Path) -> Path:
     return max(path for path in (folder / "records" / "_delta_log").glob("*.json"))
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty one."""
+    with Store.open(tmp_path / "s") as opened:
+        yield opened
+
+
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     records = [*make_batch(0, 30), *make_batch(0, 20, device="dev-b")]
     with Store.open(tmp_path / "s") as store:
         assert store.append(records) == AppendResult(appended=50, duplicates=0, table_version=1)
         assert list(store.records()) == records
+        assert list(store.records("dev-b")) == records[30:]
     assert list(Store.read(tmp_path / "s").records()) == records
 
 
@@ -71,106 +81,87 @@ def test_any_record_survives_the_table(
         assert set(store.records()) == set(records)
 
 
-def test_a_known_record_is_left_as_it_is(tmp_path: Path) -> None:
-    first = make_batch(0, 10)
-    changed = [replace(record, build_secs=9.0) for record in first[5:]]
-    with Store.open(tmp_path) as store:
-        store.append(first)
-        result = store.append([*changed, *make_batch(10, 3), *make_batch(11, 2)])
-        assert result == AppendResult(appended=3, duplicates=7, table_version=2)
-        assert store.append(first) == AppendResult(appended=0, duplicates=10, table_version=2)
-    with Store.open(tmp_path) as store:
-        assert store.append(changed) == AppendResult(appended=0, duplicates=5, table_version=2)
-        assert list(store.records()) == make_batch(0, 13)
+def test_a_known_record_is_left_as_it_is(store: Store) -> None:
+    first, changed = make_batch(0, 10), make_batch(5, 5, build_secs=9.0)
+    store.append(first)
+    # Of two deliveries in one batch the first counts.
+    result = store.append([*changed, *make_batch(10, 3), *make_batch(11, 2, build_secs=9.0)])
+    assert result == AppendResult(appended=3, duplicates=7, table_version=2)
+    assert store.append(first) == AppendResult(appended=0, duplicates=10, table_version=2)
+    store.close()
+    with Store.open(store.path) as again:
+        assert again.append(changed) == AppendResult(appended=0, duplicates=5, table_version=2)
+        assert list(again.records()) == make_batch(0, 13)
 
 
-def test_the_first_of_two_deliveries_in_one_batch_counts(tmp_path: Path) -> None:
-    record = make_record(1)
-    with Store.open(tmp_path) as store:
-        assert store.append([record, replace(record, build_secs=9.0)]).duplicates == 1
-        assert list(store.records()) == [record]
-
-
-def test_another_attempt_environment_or_device_is_another_record(tmp_path: Path) -> None:
+def test_another_attempt_environment_or_device_is_another_record(store: Store) -> None:
     record = make_record(1)
     others = [
         replace(record, attempt=1),
         replace(record, environment_id="other"),
         replace(record, device_id="dev-b"),
     ]
-    with Store.open(tmp_path) as store:
-        assert store.append([record, *others]).appended == 4
-        assert store.measured("dev-a") == {
-            (record.candidate_id, record.environment_id),
-            (record.candidate_id, "other"),
-        }
-        assert store.measured("nobody") == set()
-        assert set(store.records()) == {record, *others}
+    assert store.append([record, *others]).appended == 4
+    assert set(store.records()) == {record, *others}
 
 
-def test_an_empty_append_changes_nothing(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        assert store.append([]) == AppendResult(appended=0, duplicates=0, table_version=0)
-        assert (list(store.records()), store.counts(), store.measured("dev-a")) == ([], {}, set())
+def test_an_empty_append_changes_nothing(store: Store) -> None:
+    for done in (store.append([]), store.append_table("dev-a", FILE_SCHEMA.empty_table())):
+        assert done == AppendResult(appended=0, duplicates=0, table_version=0)
+    assert (list(store.records()), store.counts(), list(store.records("dev-a"))) == ([], {}, [])
+    assert list(store.columns(["outcome"])) == []
 
 
-def test_records_can_be_chosen(tmp_path: Path) -> None:
-    records = [*make_batch(0, 8), *make_batch(8, 8, workload="beef"), *make_batch(0, 8, device="dev-b")]
-    with Store.open(tmp_path) as store:
-        store.append(records)
-        assert list(store.records(device_id="dev-b")) == make_batch(0, 8, device="dev-b")
-        failed = [record for record in records if record.outcome is Outcome.RUN_TIMEOUT]
-        assert list(store.records(outcomes=[Outcome.RUN_TIMEOUT])) == failed
-        assert list(store.records("dev-a", {Outcome.OK})) == [
-            record for record in records[:16] if record.outcome is Outcome.OK
-        ]
-        assert list(store.records(outcomes=[])) == []
-
-
-def test_counts_add_up(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append([*make_batch(0, 10), *make_batch(4, 4, device="dev-b")])
-        store.append([make_record(99, device="dev-b", outcome=Outcome.LOST, run_secs=())])
-        counts = store.counts()
+def test_counts_add_up(store: Store) -> None:
+    store.append([*make_batch(0, 10), *make_batch(4, 4, device="dev-b")])
+    store.append([make_record(99, device="dev-b", outcome=Outcome.LOST, run_secs=())])
+    counts = store.counts()
     assert list(counts) == ["dev-a", "dev-b"]
-    assert (counts["dev-a"].records, counts["dev-a"].ok) == (10, 7)
-    assert counts["dev-a"].failed == {Outcome.RUN_TIMEOUT: 3}
-    assert (counts["dev-a"].first_at, counts["dev-a"].last_at) == (1.7e9, 1.7e9 + 9)
+    assert counts["dev-a"] == DeviceCounts(
+        records=10, ok=7, failed={Outcome.RUN_TIMEOUT: 3}, first_at=1.7e9, last_at=1.7e9 + 9
+    )
     assert counts["dev-b"].failed == {Outcome.RUN_TIMEOUT: 1, Outcome.LOST: 1}
 
 
-def test_a_reader_keeps_its_version_while_others_append(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        reader = Store.read(tmp_path)
-        store.append(make_batch(5, 5))
-        assert list(reader.records()) == make_batch(0, 5)
-        assert list(Store.read(tmp_path, version=1).records()) == make_batch(0, 5)
-        assert len(list(Store.read(tmp_path).records())) == 10
-        with pytest.raises(StoreError, match="reading the table"):
-            Store.read(tmp_path, version=99)
+def test_a_reader_keeps_its_version_while_others_append(store: Store) -> None:
+    store.append(make_batch(0, 5))
+    reader = Store.read(store.path)
+    store.append(make_batch(5, 5))
+    assert list(reader.records()) == make_batch(0, 5)
+    assert list(Store.read(store.path, version=1).records()) == make_batch(0, 5)
+    assert len(list(Store.read(store.path).records())) == 10
+    with pytest.raises(StoreError, match="reading the table"):
+        Store.read(store.path, version=99)
 
 
-def test_people_can_query_plain_columns(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 8))
-        files = store.data_files()
-    table = ds.dataset([str(path) for path in files]).to_table().to_pydict()
-    assert table["record_id"] == [record.record_id for record in make_batch(0, 8)]
-    fastest = [min(record.run_secs, default=None) for record in make_batch(0, 8)]
+def test_people_can_query_plain_columns(store: Store) -> None:
+    records = make_batch(0, 8)
+    store.append(records)
+    table = ds.dataset([str(path) for path in store.data_files()]).to_table().to_pydict()
+    assert table["record_id"] == [record.record_id for record in records]
+    fastest = [min(record.run_secs, default=None) for record in records]
     assert table["latency_secs"] == fastest
     assert fastest.count(None) == 2
     assert json.loads(table["protocol"][0])["repeat"] == 3
     assert json.loads(table["quality"][1]) == {"interval": 0.01 + 1e-6}
-    delta = DeltaTable(tmp_path / "records")
+    delta = DeltaTable(store.path / "records")
     assert delta.to_pyarrow_dataset().to_table().num_rows == delta.count() == 8
     assert pa.schema(delta.schema()).names == TABLE_SCHEMA.names
+    # The commit is what Delta asks for.
+    text = commit_path(store.path / "records", 1).read_text()
+    info, add = (json.loads(line) for line in text.splitlines())
+    assert info["commitInfo"]["operation"] == delta.history()[0]["operation"] == "WRITE"
+    assert add["add"]["partitionValues"] == {"device_id": "dev-a"}
+    assert json.loads(add["add"]["stats"]) == {
+        "numRecords": 8,
+        "minValues": {"measured_at": 1.7e9},
+        "maxValues": {"measured_at": 1.7e9 + 7},
+    }
 
 
-def test_an_error_text_cut_inside_a_character_is_kept_readable(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append([make_record(0, error="half \udce2 a character")])
-        (kept,) = store.records()
+def test_an_error_text_cut_inside_a_character_is_kept_readable(store: Store) -> None:
+    store.append([make_record(0, error="half \udce2 a character")])
+    (kept,) = store.records()
     assert kept.error == "half \\udce2 a character"
 
 
@@ -186,12 +177,11 @@ def test_an_error_text_cut_inside_a_character_is_kept_readable(tmp_path: Path) -
     ],
 )
 def test_a_record_that_cannot_be_held_refuses_the_batch(
-    tmp_path: Path, changes: dict[str, Any], words: str
+    store: Store, changes: dict[str, Any], words: str
 ) -> None:
-    with Store.open(tmp_path) as store:
-        with pytest.raises(StoreError, match=words):
-            store.append([make_record(1), replace(make_record(2), **changes)])
-        assert (list(store.records()), data_files(tmp_path)) == ([], set())
+    with pytest.raises(StoreError, match=words):
+        store.append([make_record(1), replace(make_record(2), **changes)])
+    assert (list(store.records()), data_files(store.path)) == ([], set())
 
 
 @pytest.mark.parametrize(
@@ -214,15 +204,14 @@ def test_a_row_that_this_version_cannot_read_is_one_clear_error(
         list(batch_to_records("dev-a", table.to_batches()[0]))
 
 
-def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
+def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(store: Store) -> None:
     store.append(make_batch(0, 2))
     with pytest.raises(StoreLocked, match=f"is being written by process {os.getpid()}"):
-        Store.open(tmp_path)
-    assert len(list(Store.read(tmp_path).records())) == 2
+        Store.open(store.path)
+    assert len(list(Store.read(store.path).records())) == 2
     store.close()
     store.close()
-    Store.open(tmp_path).close()
+    Store.open(store.path).close()
     with pytest.raises(StoreError, match="was closed"):
         store.append(make_batch(0, 1))
 
@@ -247,29 +236,24 @@ def test_the_errors_survive_a_process_boundary() -> None:
         assert str(pickle.loads(pickle.dumps(kind("what, where")))) == "what, where"
 
 
-def test_a_file_in_the_place_of_the_store_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("x")
-    for call in (Store.open, Store.read):
-        with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
-            call(tmp_path / "s")
-    with pytest.raises(StoreError):
-        Store.open(tmp_path / "s" / "below")
-
-
-def test_a_missing_store_is_made_only_where_asked(tmp_path: Path) -> None:
+def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Path) -> None:
     for call in (Store.read, lambda path: Store.open(path, create=False)):
         with pytest.raises(StoreError, match="there is no store at"):
             call(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     Store.open(tmp_path / "new").close()
     assert list(Store.read(tmp_path / "new").records()) == []
-
-
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
+    file = tmp_path / "other" / "thesis.tex"
+    file.parent.mkdir()
+    file.write_text("x")
+    for call in (Store.open, Store.read):
+        with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
+            call(file)
+    with pytest.raises(StoreError):
+        Store.open(file / "below")
     with pytest.raises(StoreError, match=r"is no store but holds thesis\.tex"):
-        Store.open(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+        Store.open(file.parent)
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
@@ -295,66 +279,61 @@ def test_other_tables_and_newer_layouts_are_refused(
             call(tmp_path)
 
 
-def test_upkeep_merges_and_keeps_every_record(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        for start in range(0, 50, 5):
-            store.append(make_batch(start, 5))
-            store.append(make_batch(start, 2, device="dev-b"))
-        before = list(store.records())
-        result = store.upkeep()
-        assert (result.merged_files, result.deleted_files) == (20, 0)
-        assert len(store.data_files()) == 2
-        assert list(store.records()) == before
-        assert store.upkeep().merged_files == 0
-        assert store.append(make_batch(0, 51)) == AppendResult(
-            appended=1, duplicates=50, table_version=result.table_version + 1
-        )
-    with Store.open(tmp_path) as store:
-        assert list(store.records()) == [*make_batch(0, 51), *before[50:]]
-        assert DeltaTable(tmp_path / "records").count() == 71
+def test_upkeep_merges_and_keeps_every_record(store: Store) -> None:
+    for start in range(0, 50, 5):
+        store.append(make_batch(start, 5))
+        store.append(make_batch(start, 2, device="dev-b"))
+    before = list(store.records())
+    result = store.upkeep()
+    assert (result.merged_files, result.deleted_files) == (20, 0)
+    assert len(store.data_files()) == 2
+    assert list(store.records()) == before
+    assert store.upkeep().merged_files == 0
+    assert store.append(make_batch(0, 51)) == AppendResult(
+        appended=1, duplicates=50, table_version=result.table_version + 1
+    )
+    store.close()
+    assert list(Store.read(store.path).records()) == [*make_batch(0, 51), *before[50:]]
+    assert DeltaTable(store.path / "records").count() == 71
 
 
-def test_upkeep_leaves_a_large_file_alone_until_as_much_has_come(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 20))
-        for start in (20, 25):
-            store.append(make_batch(start, 5))
-        assert store.upkeep().merged_files == 2
-        store.append(make_batch(30, 10))
-        assert store.upkeep().merged_files == 3
-        assert len(store.data_files()) == 1
-        assert set(store.records()) == set(make_batch(0, 40))
+def test_upkeep_leaves_a_large_file_alone_until_as_much_has_come(store: Store) -> None:
+    store.append(make_batch(0, 20))
+    for start in (20, 25):
+        store.append(make_batch(start, 5))
+    assert store.upkeep().merged_files == 2
+    store.append(make_batch(30, 10))
+    assert store.upkeep().merged_files == 3
+    assert len(store.data_files()) == 1
+    assert set(store.records()) == set(make_batch(0, 40))
 
 
-def test_upkeep_keeps_the_files_of_readers_until_they_are_old(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        store.append(make_batch(5, 5))
-        for path in data_files(tmp_path):
-            os.utime(path, (1e9, 1e9))
-        reader = Store.read(tmp_path)
-        assert store.upkeep(retention_hours=1).deleted_files == 0
-        assert list(reader.records()) == make_batch(0, 10)
-        assert store.upkeep(retention_hours=0).deleted_files == 2
-        assert list(store.records()) == make_batch(0, 10)
-        assert data_files(tmp_path) == set(store.data_files())
-        with pytest.raises(StoreError, match=f"reading version {reader.version}"):
-            list(reader.records())
+def test_upkeep_keeps_the_files_of_readers_until_they_are_old(store: Store) -> None:
+    store.append(make_batch(0, 5))
+    store.append(make_batch(5, 5))
+    for path in data_files(store.path):
+        os.utime(path, (1e9, 1e9))
+    reader = Store.read(store.path)
+    assert store.upkeep(retention_hours=1).deleted_files == 0
+    assert list(reader.records()) == make_batch(0, 10)
+    assert store.upkeep(retention_hours=0).deleted_files == 2
+    assert list(store.records()) == make_batch(0, 10)
+    assert data_files(store.path) == set(store.data_files())
+    with pytest.raises(StoreError, match=f"reading version {reader.version}"):
+        list(reader.records())
 
 
-def test_upkeep_goes_device_by_device_while_records_come(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        for device in ("dev-a", "dev-b"):
-            store.append(make_batch(0, 5, device=device))
-            store.append(make_batch(5, 5, device=device))
-        steps = store.upkeep_steps(retention_hours=0)
-        done = []
-        for start, step in enumerate(steps, 2):
-            done.append((step.merged_files, step.deleted_files))
-            store.append(make_batch(5 * start, 5))
-        assert done == [(2, 0), (4, 0), (4, 0), (4, 0), (4, 2), (4, 4)]
-        assert data_files(tmp_path) == set(store.data_files())
-        assert len(list(store.records())) == 20 + 5 * len(done)
+def test_upkeep_goes_device_by_device_while_records_come(store: Store) -> None:
+    for device in ("dev-a", "dev-b"):
+        store.append(make_batch(0, 5, device=device))
+        store.append(make_batch(5, 5, device=device))
+    done = []
+    for start, step in enumerate(store.upkeep_steps(retention_hours=0), 2):
+        done.append((step.merged_files, step.deleted_files))
+        store.append(make_batch(5 * start, 5))
+    assert done == [(2, 0), (4, 0), (4, 0), (4, 0), (4, 2), (4, 4)]
+    assert data_files(store.path) == set(store.data_files())
+    assert len(list(store.records())) == 20 + 5 * len(done)
 
 
 def test_small_files_and_commits_stay_few_by_themselves(
@@ -374,9 +353,7 @@ def test_small_files_and_commits_stay_few_by_themselves(
 
 
 def test_a_partly_written_file_without_commit_is_ignored_and_swept(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        (file,) = store.data_files()
+    (file,) = data_files(filled(tmp_path, make_batch(0, 5)))
     orphan = file.with_name("part-00000000000000000002-orphan.parquet")
     orphan.write_bytes(file.read_bytes()[:300])
     leftover = tmp_path / "records" / "_delta_log" / ".00000000000000000002.json.1.tmp"
@@ -394,9 +371,7 @@ def test_a_partly_written_file_without_commit_is_ignored_and_swept(tmp_path: Pat
 def test_a_torn_last_commit_is_refused_by_readers_and_mended_by_the_writer(
     tmp_path: Path, cut: float | str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        store.append([*make_batch(5, 5), *make_batch(0, 3, device="dev-b")])
+    filled(tmp_path, make_batch(0, 5), [*make_batch(5, 5), *make_batch(0, 3, device="dev-b")])
     commit = last_commit(tmp_path)
     whole = commit.read_bytes()
     torn = {"line": whole[: whole.rfind(b"\n", 0, -1) + 1], "zeros": bytes(len(whole))}
@@ -420,11 +395,9 @@ def test_a_torn_last_commit_is_refused_by_readers_and_mended_by_the_writer(
 @pytest.fixture
 def torn_store(tmp_path: Path) -> Path:
     """Its last commit, of 5 records in two devices, is damaged."""
-    with Store.open(tmp_path / "s") as store:
-        store.append(make_batch(0, 5))
-        store.append([*make_batch(5, 3), *make_batch(0, 2, device="dev-b")])
-    os.truncate(last_commit(tmp_path / "s"), 100)
-    return tmp_path / "s"
+    made = filled(tmp_path / "s", make_batch(0, 5), [*make_batch(5, 3), *make_batch(0, 2, device="dev-b")])
+    os.truncate(last_commit(made), 100)
+    return made
 
 
 TORN_RECORDS = {*make_batch(0, 8), *make_batch(0, 2, device="dev-b")}
@@ -492,60 +465,48 @@ def test_a_torn_merge_commit_costs_no_record_and_doubles_none(tmp_path: Path) ->
     with Store.open(tmp_path) as store:
         for start in range(0, 20, 5):
             store.append(make_batch(start, 5))
-        store._merge_groups([store._snapshot.files])
+        store._merge_groups([store.snapshot.files])
     os.truncate(last_commit(tmp_path), 100)
     with Store.open(tmp_path) as store:
-        assert sorted(record.record_id for record in store.records()) == sorted(
-            record.record_id for record in make_batch(0, 20)
-        )
+        assert Counter(store.records()) == Counter(make_batch(0, 20))
 
 
-def test_a_torn_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        store.upkeep()
-        store.append(make_batch(5, 5))
-    (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")
-    os.truncate(checkpoint, checkpoint.stat().st_size // 2)
-    with Store.open(tmp_path) as store:
-        assert len(store.repairs) == 1
-        assert list(store.records()) == make_batch(0, 10)
-    assert list(Store.read(tmp_path).records()) == make_batch(0, 10)
-
-
-def test_checkpoints_can_be_deleted(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        store.append(make_batch(5, 5))
-        store.upkeep()
-    log = tmp_path / "records" / "_delta_log"
-    for path in [*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint"]:
-        path.unlink()
-    assert list(Store.read(tmp_path).records()) == make_batch(0, 10)
-    with Store.open(tmp_path) as store:
-        assert store.repairs == ()
-        assert store.append(make_batch(0, 11)).appended == 1
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["torn", "deleted"])
+def test_a_checkpoint_that_is_torn_or_deleted_costs_nothing(store: Store, is_deleted: bool) -> None:
+    store.append(make_batch(0, 5))
+    store.upkeep()
+    store.append(make_batch(5, 5))
+    store.close()
+    log = store.path / "records" / "_delta_log"
+    (checkpoint,) = log.glob("*.checkpoint.parquet")
+    if is_deleted:
+        checkpoint.unlink()
+        (log / "_last_checkpoint").unlink()
+        assert list(Store.read(store.path).records()) == make_batch(0, 10)
+    else:
+        os.truncate(checkpoint, checkpoint.stat().st_size // 2)
+    with Store.open(store.path) as again:
+        assert len(again.repairs) == (0 if is_deleted else 1)
+        assert list(again.records()) == make_batch(0, 10)
+    assert list(Store.read(store.path).records()) == make_batch(0, 10)
 
 
 def test_a_damaged_data_file_is_one_clear_error_and_spares_other_devices(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append([*make_batch(0, 5), *make_batch(0, 5, device="dev-b")])
-        file = next(path for path in store.data_files() if "dev-a" in str(path))
-    os.truncate(file, 200)
+    filled(tmp_path, [*make_batch(0, 5), *make_batch(0, 5, device="dev-b")])
     reader = Store.read(tmp_path)
+    (file,) = reader.data_files("dev-a")
+    os.truncate(file, 200)
     with pytest.raises(StoreError, match="reading version 1"):
         list(reader.records())
     assert list(reader.records("dev-b")) == make_batch(0, 5, device="dev-b")
 
 
-def test_a_writer_that_ignores_the_lock_is_noticed(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-        foreign = DeltaTable(tmp_path / "records").to_pyarrow_dataset().to_table().slice(0, 1)
-        write_deltalake(tmp_path / "records", foreign, mode="append")
-        with pytest.raises(StoreError, match="written by somebody else"):
-            store.append(make_batch(5, 5))
-        with pytest.raises(StoreError, match="open the store again"):
+def test_a_writer_that_ignores_the_lock_is_noticed(store: Store) -> None:
+    store.append(make_batch(0, 5))
+    foreign = DeltaTable(store.path / "records").to_pyarrow_dataset().to_table().slice(0, 1)
+    write_deltalake(store.path / "records", foreign, mode="append")
+    for words in ("written by somebody else", "open the store again"):
+        with pytest.raises(StoreError, match=words):
             store.append(make_batch(5, 5))
 
 
@@ -575,46 +536,43 @@ def test_an_error_of_the_disk_at_any_fsync_keeps_the_table_whole(
 
 
 def test_nothing_comes_twice_where_the_ids_of_a_doubtful_commit_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> IdIndex:
         raise StoreError("too many open files")
 
-    with Store.open(tmp_path) as store:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", failing_fsync((5,)))
-            with pytest.raises(StoreFull):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing_fsync((5,)))
+        with pytest.raises(StoreFull):
+            store.append(make_batch(0, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(IdIndex, "open", fail)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="too many open files"):
                 store.append(make_batch(0, 5))
-        with monkeypatch.context() as patch:
-            patch.setattr(IdIndex, "open", fail)
-            for _ in range(2):
-                with pytest.raises(StoreError, match="too many open files"):
-                    store.append(make_batch(0, 5))
-        result = store.append(make_batch(0, 6))
-        assert (result.appended, result.duplicates) == (1, 5)
-        assert list(store.records()) == make_batch(0, 6)
+    result = store.append(make_batch(0, 6))
+    assert (result.appended, result.duplicates) == (1, 5)
+    assert list(store.records()) == make_batch(0, 6)
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_a_disk_that_was_full_at_the_last_fsync_of_a_commit_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     """Whether the commit is durable nobody knows; once there is room the same writer makes it so."""
-    fsync = failing_fsync(range(5, 6 + more))
-    with Store.open(tmp_path) as store:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fsync)
-            for _ in range(1 + more):
-                with pytest.raises(StoreFull):
-                    store.append(make_batch(0, 5))
-            ids = [record.record_id for record in make_batch(0, 6)]
-            assert store.known(ids) == [True] * 5 + [False]
-        result = store.append([*make_batch(0, 5), *make_batch(5, 2)])
-        assert (result.appended, result.duplicates) == (2, 5)
-        assert list(store.records()) == make_batch(0, 7)
-    with Store.open(tmp_path) as store:
-        assert store.repairs == ()
-        assert list(store.records()) == make_batch(0, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing_fsync(range(5, 6 + more)))
+        for _ in range(1 + more):
+            with pytest.raises(StoreFull):
+                store.append(make_batch(0, 5))
+        ids = [record.record_id for record in make_batch(0, 6)]
+        assert store.known(ids) == [True] * 5 + [False]
+    result = store.append([*make_batch(0, 5), *make_batch(5, 2)])
+    assert (result.appended, result.duplicates) == (2, 5)
+    store.close()
+    with Store.open(store.path) as again:
+        assert again.repairs == ()
+        assert list(again.records()) == make_batch(0, 7)
 
 
 def test_a_failure_of_tidying_up_does_not_refuse_the_records(
@@ -631,30 +589,29 @@ def test_a_failure_of_tidying_up_does_not_refuse_the_records(
 
 @pytest.mark.parametrize("lost", ["*.checkpoint.parquet", "_last_checkpoint"])
 def test_a_checkpoint_that_the_library_lost_on_a_full_disk_is_no_failed_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     create = writer_module.DeltaTable.create_checkpoint
 
     def lose(table: Any) -> None:
         create(table)
-        for path in (tmp_path / "store/records/_delta_log").glob(lost):
+        for path in (store.path / "records/_delta_log").glob(lost):
             path.unlink()
 
-    with Store.open(tmp_path / "store") as store:
-        store.append(make_batch(0, 4))
-        with monkeypatch.context() as patched:
-            patched.setattr(writer_module.DeltaTable, "create_checkpoint", lose)
-            # The other file only says where the newest checkpoint is, which a listing tells as well.
-            is_needed = lost != "_last_checkpoint"
-            with pytest.raises(StoreFull, match="writing a checkpoint") if is_needed else nullcontext():
-                store.upkeep()
-        store.upkeep()
-        store.append(make_batch(4, 4))
-    assert Store.read(tmp_path / "store").rows == 8
+    store.append(make_batch(0, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer_module.DeltaTable, "create_checkpoint", lose)
+        # The other file only says where the newest checkpoint is, which a listing tells as well.
+        is_needed = lost != "_last_checkpoint"
+        with pytest.raises(StoreFull, match="writing a checkpoint") if is_needed else nullcontext():
+            store.upkeep()
+    store.upkeep()
+    store.append(make_batch(4, 4))
+    assert Store.read(store.path).rows == 8
 
 
 def test_a_full_disk_that_the_library_tells_of_in_words_is_no_failed_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Any) -> None:
         raise DeltaError(
@@ -662,16 +619,14 @@ def test_a_full_disk_that_the_library_tells_of_in_words_is_no_failed_disk(
             "Unable to copy data to file: No space left on device (os error 28)"
         )
 
-    with Store.open(tmp_path / "store") as store:
-        store.append(make_batch(0, 4))
-        with monkeypatch.context() as patched:
-            patched.setattr(writer_module.DeltaTable, "create_checkpoint", full)
-            with pytest.raises(
-                StoreFull, match=r"no room while writing a checkpoint.*: No space left on device;"
-            ):
-                store.upkeep()
-        store.upkeep()
-    assert Store.read(tmp_path / "store").rows == 4
+    store.append(make_batch(0, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer_module.DeltaTable, "create_checkpoint", full)
+        words = r"no room while writing a checkpoint.*: No space left on device;"
+        with pytest.raises(StoreFull, match=words):
+            store.upkeep()
+    store.upkeep()
+    assert Store.read(store.path).rows == 4
 
 
 def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
@@ -767,21 +722,19 @@ def test_a_read_only_folder_can_be_read_and_not_written(public_folder: Path) -> 
     assert printed.splitlines()[-1] == "5"
 
 
-def test_each_workload_is_kept_once_and_its_networks_are_joined(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        assert store.put_workloads([make_workload(1, (("bert", 3),)), make_workload(2)]) == 2
-        assert store.put_workloads([make_workload(1, (("resnet", 5),)), make_workload(3)]) == 1
-        assert store.put_workloads([make_workload(1, (("bert", 3),))]) == 0
-        found = store.workloads()
+def test_each_workload_is_kept_once_and_its_networks_are_joined(store: Store) -> None:
+    assert store.put_workloads([make_workload(1, (("bert", 3),)), make_workload(2)]) == 2
+    assert store.put_workloads([make_workload(1, (("resnet", 5),)), make_workload(3)]) == 1
+    assert store.put_workloads([make_workload(1, (("bert", 3),))]) == 0
+    found = store.workloads()
     assert [int(key, 16) for key in found] == [1, 2, 3]
     assert found[make_workload(1).workload_id] == make_workload(1, (("bert", 3), ("resnet", 5)))
-    assert Store.read(tmp_path).workloads() == found
+    assert Store.read(store.path).workloads() == found
 
 
-def test_a_newer_or_damaged_workload_file_is_refused(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.put_workloads([make_workload(1)])
-    (path,) = (tmp_path / "workloads").iterdir()
+def test_a_newer_or_damaged_workload_file_is_refused(store: Store) -> None:
+    store.put_workloads([make_workload(1)])
+    (path,) = (store.path / "workloads").iterdir()
     text = path.read_text()
     for bad, message in [
         (text.replace('"schema":1', '"schema":2'), "upgrade tensor-fleet"),
@@ -791,67 +744,61 @@ def test_a_newer_or_damaged_workload_file_is_refused(tmp_path: Path) -> None:
     ]:
         path.write_text(bad)
         with pytest.raises(StoreError, match=message):
-            Store.read(tmp_path).workloads()
+            Store.read(store.path).workloads()
 
 
-def test_the_last_of_a_device_wins_and_the_history_is_kept(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        assert store.put_device(make_spec(), make_descriptor())
-        assert not store.put_device(make_spec(), make_descriptor(clock_now_mhz=999.0))
-        assert store.put_device(make_spec(note="moved"), make_descriptor())
-        assert store.put_device(make_spec("dev-b"))
-        devices = store.devices()
-    assert list(devices) == ["dev-a", "dev-b"]
-    assert (devices["dev-a"].spec, devices["dev-a"].descriptor) == (
-        make_spec(note="moved"),
-        make_descriptor(),
-    )
-    assert devices["dev-b"].descriptor is None
-    history = read_device(tmp_path / "devices" / "dev-a.jsonl")
+def test_the_last_of_a_device_wins_and_the_history_is_kept(store: Store) -> None:
+    assert store.put_device(make_spec(), make_descriptor())
+    assert not store.put_device(make_spec(), make_descriptor(clock_now_mhz=999.0))
+    assert store.put_device(make_spec(note="moved"), make_descriptor())
+    assert store.put_device(make_spec("dev-b"))
+    found = {name: (one.spec, one.descriptor) for name, one in store.devices().items()}
+    assert found == {
+        "dev-a": (make_spec(note="moved"), make_descriptor()),
+        "dev-b": (make_spec("dev-b"), None),
+    }
+    history = read_device(store.path / "devices" / "dev-a.jsonl")
     assert [entry.spec.note for entry in history] == ["", "moved"]
 
 
-def test_a_device_stored_before_it_had_a_tracker_and_protocol_changes_is_still_known(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.put_device(make_spec(), make_descriptor())
-        path = tmp_path / "devices" / "dev-a.jsonl"
-        value = json.loads(path.read_text())
-        for name in ("tracker", "key", "protocol_changes"):
-            del value["spec"][name]
-        path.write_text(json.dumps(value) + "\n")
-        assert store.devices()["dev-a"].spec == make_spec()
-        assert not store.put_device(make_spec(), make_descriptor())
-        changed = make_spec(
-            kind=DeviceKind.RPC,
-            tracker="127.0.0.1:9190",
-            key="board",
-            protocol_changes=(("cache_flush", 1.0), ("cooldown_ms", 500.0), ("repeat", 3)),
-        )
-        assert store.put_device(changed, make_descriptor())
-        assert not store.put_device(changed, make_descriptor())
-        assert [entry.spec for entry in read_device(path)] == [make_spec(), changed]
-        protocol = store.devices()["dev-a"].spec.protocol(Protocol())
+def test_a_device_stored_before_it_had_a_tracker_and_protocol_changes_is_still_known(store: Store) -> None:
+    store.put_device(make_spec(), make_descriptor())
+    path = store.path / "devices" / "dev-a.jsonl"
+    value = json.loads(path.read_text())
+    for name in ("tracker", "key", "protocol_changes"):
+        del value["spec"][name]
+    path.write_text(json.dumps(value) + "\n")
+    assert store.devices()["dev-a"].spec == make_spec()
+    assert not store.put_device(make_spec(), make_descriptor())
+    changed = make_spec(
+        kind=DeviceKind.RPC,
+        tracker="127.0.0.1:9190",
+        key="board",
+        protocol_changes=(("cache_flush", 1.0), ("cooldown_ms", 500.0), ("repeat", 3)),
+    )
+    assert store.put_device(changed, make_descriptor())
+    assert not store.put_device(changed, make_descriptor())
+    assert [entry.spec for entry in read_device(path)] == [make_spec(), changed]
+    protocol = store.devices()["dev-a"].spec.protocol(Protocol())
     assert (protocol.repeat, protocol.cache_flush, protocol.cooldown_ms) == (3, True, 500.0)
 
 
-def test_a_device_that_could_not_be_read_back_is_not_stored(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
-            store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
-        with pytest.raises(StoreError, match="device dev-a cannot be stored: "):
-            store.put_device(make_spec(), make_descriptor(cpu_model="half \ud800"))
-        assert store.devices() == {}
+def test_a_device_that_could_not_be_read_back_is_not_stored(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
+        store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
+    with pytest.raises(StoreError, match="device dev-a cannot be stored: "):
+        store.put_device(make_spec(), make_descriptor(cpu_model="half \ud800"))
+    assert store.devices() == {}
 
 
-def test_a_torn_line_of_a_device_is_dropped(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.put_device(make_spec(), make_descriptor())
-        path = tmp_path / "devices" / "dev-a.jsonl"
-        whole = path.read_bytes()
-        path.write_bytes(whole + whole[:50])
-        assert store.devices()["dev-a"].spec == make_spec()
-        assert store.put_device(make_spec(note="new"), make_descriptor())
-        assert [entry.spec.note for entry in read_device(path)] == ["", "new"]
+def test_a_torn_line_of_a_device_is_dropped(store: Store) -> None:
+    store.put_device(make_spec(), make_descriptor())
+    path = store.path / "devices" / "dev-a.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:50])
+    assert store.devices()["dev-a"].spec == make_spec()
+    assert store.put_device(make_spec(note="new"), make_descriptor())
+    assert [entry.spec.note for entry in read_device(path)] == ["", "new"]
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=12), st.integers(1, 20))
@@ -872,17 +819,3 @@ def test_record_ids_are_a_set(batches: list[list[int]], merge_at: int) -> None:
             assert all(ids.known(sorted(model)))
     finally:
         ids_module.MERGE_AT = before
-
-
-def test_the_commit_is_what_delta_asks_for(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 5))
-    info, add = (json.loads(line) for line in commit_path(tmp_path / "records", 1).read_text().splitlines())
-    assert info["commitInfo"]["operation"] == "WRITE"
-    assert add["add"]["partitionValues"] == {"device_id": "dev-a"}
-    assert json.loads(add["add"]["stats"]) == {
-        "numRecords": 5,
-        "minValues": {"measured_at": 1.7e9},
-        "maxValues": {"measured_at": 1.7e9 + 4},
-    }
-    assert DeltaTable(tmp_path / "records").history()[0]["operation"] == "WRITE"

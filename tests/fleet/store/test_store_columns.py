@@ -19,34 +19,19 @@ def changed(name: str, values: list[Any]) -> pa.Table:
     return table.set_column(place, FILE_SCHEMA.field(name), pa.array(values, FILE_SCHEMA.field(name).type))
 
 
-def test_columns_and_records_are_kept_alike(tmp_path: Path) -> None:
-    records = make_batch(0, 50)
-    with Store.open(tmp_path / "one") as one, Store.open(tmp_path / "two") as two:
-        assert one.append(records).appended == 50
-        done = two.append_table(records[0].device_id, records_to_table(records))
-        assert (done.appended, done.duplicates, done.table_version) == (50, 0, 1)
-        assert list(one.records()) == list(two.records())
-
-
-def test_each_record_id_is_kept_once_and_the_first_stays(tmp_path: Path) -> None:
+def test_columns_are_kept_as_records_are_each_id_once(tmp_path: Path) -> None:
     records = make_batch(0, 20)
     device = records[0].device_id
     table = records_to_table(records)
     with Store.open(tmp_path) as store:
         store.append(records[:5])
         done = store.append_table(device, pa.concat_tables([table, table.slice(10)]))
-        assert (done.appended, done.duplicates) == (15, 15)
+        assert (done.appended, done.duplicates, done.table_version) == (15, 15, 2)
         assert store.append_table(device, table).appended == 0
         assert store.version == 2  # nothing new, no commit
     with Store.open(tmp_path) as store:
         assert store.append_table(device, table).duplicates == 20
-        assert sorted(r.record_id for r in store.records()) == sorted(r.record_id for r in records)
-
-
-def test_an_empty_table_is_no_commit(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        done = store.append_table("dev-a", FILE_SCHEMA.empty_table())
-        assert (done.appended, done.duplicates, done.table_version) == (0, 0, 0)
+        assert list(store.records()) == records
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import fleet.store.delta.ids as ids_module
 import fleet.store.delta.index as index_module
@@ -24,8 +24,10 @@ from fleet.store.delta.ids import IdRun, RecordIds, keys_of, keys_of_column
 from fleet.store.delta.index import IDS, INDEX
 from fleet.store.delta.log import commit_path
 from fleet.store.store import Store
-from tests.disk_fixtures import failing, killed
+from tests.disk_fixtures import failing, filled, killed
 from tests.record_fixtures import make_batch, record_ids
+
+BATCHES = [make_batch(start, 5) for start in range(0, 20, 5)]
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +53,10 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def filled(folder: Path, batches: int = 4) -> None:
-    with Store.open(folder) as store:
-        for number in range(batches):
-            store.append(make_batch(number * 5, 5))
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A closed store of four commits."""
+    return filled(tmp_path / "s", *BATCHES)
 
 
 def check_ids(store: Store) -> None:
@@ -64,21 +66,20 @@ def check_ids(store: Store) -> None:
 
 
 def test_a_store_that_was_closed_opens_without_reading_its_records(
-    tmp_path: Path, read_files: list[str]
+    folder: Path, read_files: list[str]
 ) -> None:
-    filled(tmp_path / "s")
-    with Store.open(tmp_path / "s") as store:
+    with Store.open(folder) as store:
         assert read_files == []
         assert store.append(make_batch(0, 21)).duplicates == 20
         check_ids(store)
-    with Store.open(tmp_path / "s") as store:
+    with Store.open(folder) as store:
         assert store.append(make_batch(0, 21)).appended == 0
 
 
 def test_after_a_kill_only_what_came_since_is_read(tmp_path: Path, read_files: list[str]) -> None:
     with Store.open(tmp_path / "s") as store:
-        for start in range(0, 20, 5):
-            store.append(make_batch(start, 5))
+        for batch in BATCHES:
+            store.append(batch)
         saved = store._index.saved_version
         copy = killed(store.path, tmp_path / "copy")
     assert 0 < saved < 4
@@ -87,29 +88,27 @@ def test_after_a_kill_only_what_came_since_is_read(tmp_path: Path, read_files: l
         assert store.append(make_batch(0, 21)).appended == 1
 
 
-def test_merges_and_deleted_files_since_then_do_no_harm(tmp_path: Path) -> None:
-    filled(tmp_path / "s")
-    with Store.open(tmp_path / "s") as store:
+def test_merges_and_deleted_files_since_then_do_no_harm(folder: Path, tmp_path: Path) -> None:
+    with Store.open(folder) as store:
         for start in range(20, 30, 5):
             store.append(make_batch(start, 5))
-        saved = (tmp_path / "s" / IDS / INDEX).read_bytes()
-        runs = {path: path.read_bytes() for path in (tmp_path / "s" / IDS).glob("*.run")}
+        saved = {path.name: path.read_bytes() for path in (folder / IDS).iterdir()}
         store.upkeep(retention_hours=0)
         copy = killed(store.path, tmp_path / "copy")
     # The index as it was before the merge: killed in between.
-    (copy / IDS / INDEX).write_bytes(saved)
-    for path, data in runs.items():
-        (copy / IDS / path.name).write_bytes(data)
+    for name, data in saved.items():
+        (copy / IDS / name).write_bytes(data)
     with Store.open(copy) as store:
         assert store._index.saved_version > 0
         assert len(store._index.ids) == 30
         assert store.append(make_batch(0, 31)).appended == 1
 
 
-def test_merges_of_what_the_index_holds_are_not_read(tmp_path: Path, read_files: list[str]) -> None:
-    filled(tmp_path / "s")
-    with Store.open(tmp_path / "s") as store:
-        assert store._merge_groups([store._snapshot.files]) == 4
+def test_merges_of_what_the_index_holds_are_not_read(
+    folder: Path, tmp_path: Path, read_files: list[str]
+) -> None:
+    with Store.open(folder) as store:
+        assert store._merge_groups([store.snapshot.files]) == 4
         copy = killed(store.path, tmp_path / "copy")
     with Store.open(copy) as store:
         assert read_files == []
@@ -162,38 +161,35 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_index_that_does_not_fit_is_made_again(tmp_path: Path, damage: str, read_files: list[str]) -> None:
-    filled(tmp_path / "s")
-    DAMAGES[damage](tmp_path / "s")
-    with Store.open(tmp_path / "s") as store:
+def test_an_index_that_does_not_fit_is_made_again(folder: Path, damage: str, read_files: list[str]) -> None:
+    DAMAGES[damage](folder)
+    with Store.open(folder) as store:
         assert len(read_files) == 4
         check_ids(store)
         assert store.append(make_batch(0, 25)).appended == 5
     read_files.clear()
-    with Store.open(tmp_path / "s") as store:
+    with Store.open(folder) as store:
         assert read_files == []
         assert store.append(make_batch(0, 25)).appended == 0
 
 
 def test_an_index_of_a_table_that_was_put_back_is_not_believed(tmp_path: Path, read_files: list[str]) -> None:
-    filled(tmp_path / "s", 2)
-    backup = shutil.copytree(tmp_path / "s" / "records", tmp_path / "backup")
-    filled(tmp_path / "s", 4)
-    shutil.rmtree(tmp_path / "s" / "records")
-    shutil.copytree(backup, tmp_path / "s" / "records")
-    with Store.open(tmp_path / "s") as store:
+    folder = filled(tmp_path / "s", *BATCHES[:2])
+    backup = shutil.copytree(folder / "records", tmp_path / "backup")
+    filled(folder, *BATCHES)
+    shutil.rmtree(folder / "records")
+    shutil.copytree(backup, folder / "records")
+    with Store.open(folder) as store:
         assert len(read_files) == 2
         # Else these records would be taken for known, and lost.
         assert store.append(make_batch(0, 20)).appended == 10
 
 
-def test_a_torn_commit_takes_its_ids_out_again(tmp_path: Path, read_files: list[str]) -> None:
-    filled(tmp_path / "s")
-    last = commit_path(tmp_path / "s" / "records", 4)
-    cut(last)
-    (lost,) = (tmp_path / "s" / "records").glob("*/part-*4-*.parquet")
+def test_a_torn_commit_takes_its_ids_out_again(folder: Path, read_files: list[str]) -> None:
+    cut(commit_path(folder / "records", 4))
+    (lost,) = (folder / "records").glob("*/part-*4-*.parquet")
     lost.unlink()
-    with Store.open(tmp_path / "s") as store:
+    with Store.open(folder) as store:
         assert len(read_files) == 3
         assert store.append(make_batch(0, 20)).appended == 5
 
@@ -203,7 +199,7 @@ def test_a_full_disk_only_costs_the_index(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(index_module, "write_durably", failing())
-        filled(tmp_path / "s")
+        filled(tmp_path / "s", *BATCHES)
     assert "the records are kept, but" in caplog.text
     assert list((tmp_path / "s" / IDS).iterdir()) == []
     with Store.open(tmp_path / "s") as store:
@@ -213,8 +209,7 @@ def test_a_full_disk_only_costs_the_index(
 def test_small_stores_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "LEAST_IDS", 4096)
     monkeypatch.setattr(index_module, "SAVE_IDS", 65_536)
-    filled(tmp_path / "s")
-    assert not (tmp_path / "s" / IDS).exists()
+    assert not (filled(tmp_path / "s", *BATCHES) / IDS).exists()
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -265,8 +260,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 def test_the_ids_are_right_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     monkeypatch.setattr(store_module, "MERGE_FILES", 3)
     monkeypatch.setattr(store_module, "CHECKPOINT_EVERY", 5)
     AnyOrder.folders = (tmp_path / str(number) for number in range(10**9))
@@ -296,10 +289,9 @@ def test_ids_that_are_no_hashes_are_known_too() -> None:
     assert keys_of_column(pa.array(["x" * 32, *good]).slice(1)) == keys_of(good)
 
 
-def test_a_damaged_data_file_is_one_clear_error_when_its_ids_are_needed(tmp_path: Path) -> None:
-    filled(tmp_path / "s")
-    shutil.rmtree(tmp_path / "s" / IDS)
-    (first, *_) = sorted((tmp_path / "s" / "records").glob("*/*.parquet"))
+def test_a_damaged_data_file_is_one_clear_error_when_its_ids_are_needed(folder: Path) -> None:
+    shutil.rmtree(folder / IDS)
+    (first, *_) = sorted((folder / "records").glob("*/*.parquet"))
     os.truncate(first, 100)
     with pytest.raises(StoreError, match="reading the ids"):
-        Store.open(tmp_path / "s")
+        Store.open(folder)
