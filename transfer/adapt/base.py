@@ -11,7 +11,7 @@ what the dataset that it is given shows of the source devices, and does without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -194,19 +194,15 @@ def without_device(dataset: Dataset, device_id: str) -> Dataset:
     column = dataset.column(device_id)
     if not (np.isfinite(dataset.latency_secs[:, column]).any() or dataset.failed[:, column].any()):
         return dataset
-    latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
-    latency[:, column], failed[:, column] = np.nan, False
-    return replace(dataset, latency_secs=latency, failed=failed)
+    seen = np.ones_like(dataset.failed)
+    seen[:, column] = False
+    return dataset.where(seen)
 
 
 def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     """Some rows as if nobody had measured them, for `Adapted.score` in *device and workload new*."""
     part = dataset.take(rows)
-    return replace(
-        part,
-        latency_secs=np.full(part.latency_secs.shape, np.nan),
-        failed=np.zeros(part.failed.shape, dtype=np.bool_),
-    )
+    return part.where(np.zeros_like(part.failed))
 
 
 def need_source(source: FleetTLP | None, strategy: str) -> FleetTLP:

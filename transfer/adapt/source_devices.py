@@ -90,11 +90,11 @@ class SourceDevices:
                 f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
                 "source rows; use 'finetune' or 'scratch'"
             )
-        fitted = fit_source_model(part, target_device, sources, seed)
+        source_model, log_secs = fit_source_model(part, target_device, sources, seed)
         column = part.column(target_device)
         latency = part.latency_secs.copy()
         measured = np.isfinite(latency[:, column])
-        latency[:, column] = np.where(measured, latency[:, column], np.exp(fitted.log_secs))
+        latency[:, column] = np.where(measured, latency[:, column], np.exp(log_secs))
         estimated = replace(part, latency_secs=latency)
         model = with_target_head(source, part, target_device, seed=seed)
         everything = np.arange(len(estimated))
@@ -124,14 +124,14 @@ class SourceDevices:
                     nets_share = _TUNED_SHARE
         notes = {
             "sources": sources,
-            "estimated": int(np.isfinite(fitted.log_secs).sum()),
+            "estimated": int(np.isfinite(log_secs).sum()),
             "measured": int(measured.sum()),
-            "strength": fitted.model.strength,
+            "strength": source_model.strength,
         }
         return Adapted(
             device_id=target_device,
             model=model,
-            correction=SourceCorrection(target_device, fitted.model, nets, head_share, nets_share),
+            correction=SourceCorrection(target_device, source_model, nets, head_share, nets_share),
             notes=notes,
         )
 

@@ -88,12 +88,8 @@ class _Job:
         return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scores:
-    """What one fitted ranker says of the test rows, (rows of the split,) by device."""
-
-    by_device: Mapping[str, NDArray[np.float64]]
-    seconds: float
+#: What one fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
+_Scores = tuple[Mapping[str, NDArray[np.float64]], float]
 
 
 def compare(
@@ -141,9 +137,9 @@ def compare(
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (job, scores) in enumerate(_each(jobs, dataset, fitting), start=1):
-        seconds[job.ranker.name].append(scores.seconds)
-        for device_id, values in scores.by_device.items():
+    for done, (job, (scores, took)) in enumerate(_each(jobs, dataset, fitting), start=1):
+        seconds[job.ranker.name].append(took)
+        for device_id, values in scores.items():
             floor = floors.get(device_id, 0.0)
             metrics = judge(
                 dataset, device_id, job.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
@@ -157,7 +153,7 @@ def compare(
                     ranker=job.ranker.name,
                     split=job.split.name,
                     seed=job.seed,
-                    seconds=scores.seconds,
+                    seconds=took,
                     done=done,
                     total=len(jobs),
                 )
@@ -233,15 +229,13 @@ def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[
         return
     kept = KeptScores(fitting.keep, dataset)
     paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
-    found = [kept.load(path) for path in paths]
+    found: list[_Scores | None] = [kept.load(path) for path in paths]
     made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting)
     for job, path, one in zip(jobs, paths, found, strict=True):
-        if one is not None:
-            yield job, _Scores(*one)
-            continue
-        _, scores = next(made)
-        kept.save(path, scores.by_device, scores.seconds)
-        yield job, scores
+        if one is None:
+            _, one = next(made)
+            kept.save(path, *one)
+        yield job, one
 
 
 def _run(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
@@ -275,4 +269,4 @@ def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores
                     places_in(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
                 ]
                 scores[device_id] = np.mean(places, axis=0)
-    return _Scores(scores, time.perf_counter() - started)
+    return scores, time.perf_counter() - started

@@ -199,10 +199,10 @@ def test_measured_samples_draw_the_estimate_towards_the_source_device_that_is_ri
     held = np.setdiff1d(SOURCE_ROWS, few_shot)
     tau = {}
     for name, part in (("none", none), ("few", few)):
-        fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
+        _, log_secs = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
         tau[name] = np.mean(
             [
-                kendall_tau(-fitted.log_secs[mine], latency[mine, 2])
+                kendall_tau(-log_secs[mine], latency[mine, 2])
                 for one in range(8)
                 if len(mine := held[DATASET.group[held] == one]) > 1
             ]
@@ -214,11 +214,11 @@ def test_estimates_are_those_of_the_stored_model():
     part = replace(
         DATASET, latency_secs=np.where(np.isfinite(DATASET.latency_secs), DATASET.latency_secs, 1.0)
     )
-    fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
-    rows, value = fitted.model.predict(part, np.arange(8))
+    model, log_secs = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
+    rows, value = model.predict(part, np.arange(8))
     for one in range(8):
         mine = DATASET.group == one
-        assert np.ptp((fitted.log_secs[rows] - value)[mine[rows]]) < 1e-4
+        assert np.ptp((log_secs[rows] - value)[mine[rows]]) < 1e-4
 
 
 def test_what_lacks_its_arrays_is_not_restored(adapted):
