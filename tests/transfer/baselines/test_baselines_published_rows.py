@@ -7,7 +7,8 @@ from agents.records import Candidate
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.baselines import published_rows as module
 from transfer.baselines.published_rows import published_rows
-from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset
+from transfer.data.joined_records import build_dataset
 from transfer.errors import DatasetError
 from transfer.features.extractor import Extractor
 from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features

@@ -16,7 +16,8 @@ from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.model_fixtures import assert_same_features
-from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset
+from transfer.data.joined_records import build_dataset
 from transfer.data.labels import group_min, relative_speed
 from transfer.errors import DatasetError, TransferError
 from transfer.features.extractor import Extractor
