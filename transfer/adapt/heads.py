@@ -17,13 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
-from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
-from transfer.model.inputs import block_tensors, torch_threads
+from transfer.model.inputs import torch_threads
 
-#: Candidates of a forward pass of the backbone.
-_BATCH = 512
 #: Steps and rate of Adam for a head on ready representations.
 _HEAD_STEPS, _HEAD_RATE = 200, 3e-3
 
@@ -117,21 +114,6 @@ def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, floa
     return dict(zip(distances, (weight / weight.sum()).tolist(), strict=True))
 
 
-def represent(model: FleetTLP, block: FeatureBlock) -> Tensor:
-    """(N, T) representations of candidates, without gradients."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch_threads(1):
-            parts = [
-                model.backbone(*block_tensors(block, np.arange(start, min(start + _BATCH, len(block)))))
-                for start in range(0, len(block), _BATCH)
-            ]
-    finally:
-        model.train(was_training)
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.sizes.trunk_width)
-
-
 def logits_of(model: FleetTLP, representation: Tensor, devices: Sequence[str]) -> NDArray[np.float64]:
     """(N, S) logits of some heads."""
     with torch.no_grad(), torch_threads(1):
@@ -155,7 +137,7 @@ def fit_head(
     Args:
         model: Has the head.
         device_id: Whose head.
-        representation: (N, T) as of `represent`.
+        representation: (N, T) as of `FleetTLP.represent`.
         wanted: (N,) logits.
         seed: Of nothing but torch's state; the fit itself takes all candidates in every step.
     """

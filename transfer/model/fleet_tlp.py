@@ -46,6 +46,8 @@ from transfer.model.trees import HardwareOf, Trees, joint_scores
 
 #: Sequences of a pass of `score` are rounded up to a multiple of so many steps (see `SCORE_BATCH`).
 _SCORE_STEPS = 8
+#: Candidates of a forward pass of `represent`.
+_REPRESENTED = 512
 
 
 class FleetTLP(nn.Module):
@@ -236,6 +238,15 @@ class FleetTLP(nn.Module):
         joined = torch.cat(parts, dim=1)
         x = self.trunk(F.gelu(self.join(self.dropout(joined))))
         return cast(Tensor, self.dropout(self.norm(x)))
+
+    def represent(self, block: FeatureBlock) -> Tensor:
+        """(N, T) what `backbone` gives of candidates, without gradients and dropout."""
+        with scoring(self):
+            parts = [
+                self.backbone(*block_tensors(block, np.arange(start, min(start + _REPRESENTED, len(block)))))
+                for start in range(0, len(block), _REPRESENTED)
+            ]
+        return torch.cat(parts) if parts else torch.zeros(0, self.config.sizes.trunk_width)
 
     def logits(self, representation: Tensor, device_id: str) -> Tensor:
         """Score (N, T) representations for one device as (N,) logits."""
