@@ -1,8 +1,9 @@
 """Keeps what belongs to a new device's head beside the model's tensors, and reads it back.
 
 A version of a model holds a head for each device. What a strategy needs beyond that to score as it was judged
-(`SourceCorrection`) is one more file of the version, so that both are put in place together and neither without the
-other. Called by onboarding to keep, and by whoever asks a head for scores to load. Nothing is unpickled.
+(`SourceCorrection`) is one more file of the version, so that both are put in place together and neither
+without the other. Called by onboarding to keep, and by whoever asks a head for scores to load. Nothing is
+unpickled.
 """
 
 from __future__ import annotations

@@ -72,6 +72,12 @@ def tune(
         parameter.grad = None
 
 
+def shortened(config: TrainConfig, epoch_share: float, rate_share: float = 1.0) -> TrainConfig:
+    """A configuration with shares of its epochs (one at least) and of its learning rate."""
+    epochs = max(1, round(config.epochs * epoch_share))
+    return replace(config, epochs=epochs, learning_rate=config.learning_rate * rate_share)
+
+
 @contextmanager
 def only(model: FleetTLP, device_id: str, trained: Trained) -> Iterator[None]:
     """Inside the block only the chosen layers of a model need gradients."""

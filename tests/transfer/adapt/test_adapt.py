@@ -13,9 +13,8 @@ from transfer.adapt.heads import most_similar_heads, with_target_head
 from transfer.adapt.maml import Maml
 from transfer.adapt.masked import Masked
 from transfer.adapt.momentum import Momentum
-from transfer.adapt.multitask import MultiTask
+from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError

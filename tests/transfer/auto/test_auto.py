@@ -13,9 +13,8 @@ from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.strategy_fixtures import LikeNearest, backwards
 from transfer.adapt.base import Adapted, without_device
-from transfer.adapt.multitask import MultiTask
+from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
 from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_few_shot

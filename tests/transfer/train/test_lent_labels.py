@@ -10,7 +10,7 @@ import pytest
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.train.lent_labels import with_lent_latencies
+from transfer.train.rows import with_lent_latencies
 from transfer.train.training import train
 
 DATASET = make_dataset()
