@@ -73,12 +73,6 @@ def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) 
 def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_id: str) -> Adapted:
     """A head of a version that was read already, with what belongs to it: whoever judges asks what is served.
 
-    Args:
-        model: Of the version.
-        folder: Of the version.
-        manifest: Its manifest.
-        device_id: Whose head.
-
     Raises:
         CheckpointError: The file of the correction is missing, torn or changed.
         TransferError: There is no such head, or nobody here reads its correction.

@@ -205,15 +205,8 @@ def made_ahead(
 ) -> LeaveOneOutScores | None:
     """Look up what `leave_one_out` gave of the same devices a while ago.
 
-    A fleet measures all the time, and strategies do not change places with every record.
-
-    Args:
-        dataset: Candidates of the known devices.
-        strategies: As it was given them.
-        regime: What the heads are asked.
-        config: How source models are trained.
-        cache: Folder of what was made before.
-        growth: Times the measurements and the devices of then that there may be now.
+    A fleet measures all the time, and strategies do not change places with every record. There may be
+    `growth` times the measurements and the devices of then.
 
     Returns:
         The leave-one-device-out scores from most measurements; None where there are none that are good.

@@ -287,11 +287,7 @@ class FleetTLP(nn.Module):
         )
 
     def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
-        """What the trees alone say, in a tenth of the time of `score`: for drafts of many candidates.
-
-        Args:
-            flat: (N, P) what `flat` gives of them.
-            device_id: Device with a head.
+        """What the trees alone say of `flat` features, in a tenth of the time of `score`: drafts of many.
 
         Returns:
             (N,) estimated logarithms of best latency / latency; None where the trees know no such device.
@@ -306,14 +302,7 @@ class FleetTLP(nn.Module):
         return self.trees.log_speeds(flat, hardware.numpy())
 
     def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
-        """Probability that a candidate builds and runs on a device.
-
-        Args:
-            block: N candidates, of any workloads.
-            device_id: Device with a head.
-
-        Returns:
-            (N,) float64 in (0, 1]; 1 where there were no failures to learn from.
+        """(N,) probability that a candidate builds and runs on a device; 1 without failures to learn from.
 
         Raises:
             TransferError: As of `score`.

@@ -129,15 +129,8 @@ def train_network(
 ) -> tuple[TlpNetwork, tuple[float, ...]]:
     """Train one network, and take the weights of its epoch of least validation loss.
 
-    Args:
-        steps: (N, L, E) published features.
-        rows: (n,) row numbers to learn from.
-        labels: (n, D) relative speed, a column for each head; NaN where there is none.
-        config: How to train.
-        seed: Of everything random.
-
-    Returns:
-        The network, and the validation loss of each epoch.
+    Takes (N, L, E) published features, (n,) rows to learn from, and their (n, D) labels: relative speeds, a
+    column for each head, NaN where there is none. Gives the validation loss of each epoch beside the network.
 
     Raises:
         TransferError: The training diverged.

@@ -46,13 +46,9 @@ _FOLDER = re.compile(r"epoch-(\d{6})")
 
 
 def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress) -> None:
-    """Keep a run as it is after its last epoch.
+    """Keep a run as it is after its last epoch; states of earlier epochs are removed.
 
-    Args:
-        folder: The run's folder; states of earlier epochs in it are removed.
-        run: What the run is: everything that its result follows from, as JSON.
-        stepper: Model and optimiser.
-        progress: How far it has come.
+    `run` is everything that its result follows from, as JSON.
 
     Raises:
         CheckpointError: The state cannot be written.
@@ -137,14 +133,6 @@ def _board(folder: Path, purge_step: int) -> Any:
 
 def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> TrainingProgress:
     """Bring a fresh model and optimiser to where a run was; nothing is done where nothing was kept.
-
-    Args:
-        folder: The run's folder.
-        run: What the run is; it must be what was kept.
-        stepper: Model and optimiser of the same run, before its first step.
-
-    Returns:
-        How far the run had come.
 
     Raises:
         CheckpointError: The state is of another run, damaged, or of another version.

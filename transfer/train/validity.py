@@ -33,13 +33,9 @@ _STEPS = 60
 def fit_validity(
     model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
 ) -> None:
-    """Give a model the validity outputs of the devices that have failures to learn from.
+    """Give a model on the CPU the validity outputs of the devices that have failures to learn from.
 
-    Args:
-        model: On the CPU; its heads and backbone are not changed.
-        dataset: Candidates of all devices.
-        rows: Row numbers to learn from.
-        device_ids: Devices with a head.
+    Heads and backbone are not changed.
     """
     for device_id in device_ids:
         column = dataset.column(device_id)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import DEVICES, make_dataset
+from tests.model_fixtures import DEVICES, make_dataset, with_latency
 from tests.transfer.baselines.test_baselines import published_of
 from transfer.baselines.tlp import PublishedTlp
 from transfer.model.tlp_network import TlpNetwork, mixed_lambda_rank
@@ -98,9 +98,7 @@ def test_training_lowers_the_loss_and_keeps_the_best_epoch(multi_task: bool) -> 
 
 def test_a_head_learns_from_the_rows_that_have_its_label() -> None:
     dataset = make_dataset(workloads=8, candidates=8)
-    latency = dataset.latency_secs.copy()
-    latency[5:, 2] = np.nan
-    few = replace(dataset, latency_secs=latency)
+    few = with_latency(dataset, slice(5, None), DEVICES[2], np.nan)
     ranker = PublishedTlp(published_of(dataset), TlpConfig(epochs=2, batch=16), multi_task=True)
     ranker.fit(few, np.arange(len(few)), DEVICES, 0)
     assert np.isfinite(ranker.score(few, np.arange(10), DEVICES[2])).all()

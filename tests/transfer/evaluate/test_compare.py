@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, folds_of, make_dataset
+from tests.model_fixtures import CONFIG, folds_of, make_dataset, with_latency
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import MEASURES, evaluate_ranking
@@ -180,11 +180,9 @@ def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> N
 
 
 def test_workloads_with_one_candidate_are_not_judged() -> None:
-    latency = DATASET.latency_secs.copy()
-    rows = np.flatnonzero(GROUP == 2)
-    latency[rows[1:]] = np.nan
-    latency[rows[0]] = 1e-3
-    found = compare([Peeker()], replace(DATASET, latency_secs=latency), FOLDS, [0])
+    first, *rest = np.flatnonzero(GROUP == 2)
+    lonely = with_latency(with_latency(DATASET, rest, None, np.nan), first, None, 1e-3)
+    found = compare([Peeker()], lonely, FOLDS, [0])
     assert 2 not in found.metrics["peeker", "cpu.a"][0].groups
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId
-from tests.model_fixtures import CONFIG, folds_of, make_dataset
+from tests.model_fixtures import CONFIG, folds_of, make_dataset, with_latency
 from transfer.data.intervals import Estimate
 from transfer.errors import TransferError
 from transfer.evaluate.negative_transfer import HURTS, UNCLEAR, Effect, check_transfer
@@ -60,7 +60,6 @@ def test_the_verdict_needs_the_whole_interval_on_one_side():
 
 
 def test_devices_that_cannot_be_compared_are_refused():
-    latency = DATASET.latency_secs.copy()
-    latency[:, 1:] = np.nan
+    alone = with_latency(with_latency(DATASET, slice(None), "cpu.b", np.nan), slice(None), "cpu-new", np.nan)
     with pytest.raises(TransferError, match=r"only 1 can be trained in all folds; measure at least two"):
-        check_transfer(replace(DATASET, latency_secs=latency), SPLITS, QUICK, seed=0)
+        check_transfer(alone, SPLITS, QUICK, seed=0)
