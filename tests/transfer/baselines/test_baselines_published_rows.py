@@ -5,8 +5,8 @@ import pytest
 
 from agents.records import Candidate
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
-from transfer.baselines import published_rows as module
-from transfer.baselines.published_rows import published_rows
+from transfer.baselines import tlp
+from transfer.baselines.tlp import published_rows
 from transfer.data.dataset import Dataset
 from transfer.data.joined_records import build_dataset
 from transfer.errors import DatasetError
@@ -26,7 +26,7 @@ def real_rows() -> tuple[Dataset, list[Candidate]]:
 @pytest.mark.parametrize("layout", [CPU_LAYOUT, GPU_LAYOUT])
 def test_rows_stand_in_the_order_of_the_dataset(layout, monkeypatch: pytest.MonkeyPatch) -> None:
     # Three chunks, the last one smaller.
-    monkeypatch.setattr(module, "_CHUNK", 3)
+    monkeypatch.setattr(tlp, "_CHUNK", 3)
     dataset, candidates = real_rows()
     extractor = Extractor()
     found = published_rows(dataset, reversed(candidates), extractor.read, layout)

@@ -10,7 +10,7 @@ import torch
 from tests.model_fixtures import DEVICES, make_dataset, with_latency
 from tests.transfer.baselines.test_baselines import published_of
 from transfer.baselines.tlp import PublishedTlp
-from transfer.model.tlp_network import TlpNetwork, mixed_lambda_rank
+from transfer.model.mtl_tlp import TlpNetwork, mixed_lambda_rank
 from transfer.train.published_procedure import TlpConfig
 
 

@@ -15,8 +15,7 @@ from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import MEASURES, evaluate_ranking
 from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError, TransferError
-from transfer.evaluate.compare import Finished, Fitting, compare
-from transfer.evaluate.kept_scores import KeptScores
+from transfer.evaluate.compare import Finished, Fitting, KeptScores, compare
 from transfer.evaluate.rankers import KeptRanker, ModelRanker
 
 DATASET = make_dataset(workloads=9, candidates=10)
