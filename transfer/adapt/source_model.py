@@ -237,15 +237,10 @@ def _alike(a: Floats, b: Floats) -> Floats:
 def _fit_extra(
     x: Floats, own: Floats, rest: Floats, measured: NDArray[np.int64], weight: Floats, group: Groups
 ) -> _Extra:
-    """Gaussian process over what source devices leave unexplained of the target's measurements.
+    """Gaussian process over what source devices leave unexplained of the target's measurements: (m,) `rest`.
 
-    Args:
-        x: (n, P) features.
-        own: (n, S) source devices' own parts.
-        rest: (m,) log seconds less what source devices say.
-        measured: (m,) row numbers.
-        weight: (n,) weights of the candidates.
-        group: (n,) workloads.
+    Features `x` (n, P), source devices' `own` parts (n, S), `weight` and `group` (n,) are of all candidates,
+    `measured` (m,) are the rows of the measurements.
     """
     slots = x.shape[1]
     at, beside = x[measured], own[measured]

@@ -56,11 +56,7 @@ class Dataset:
         return len(self.candidate_ids)
 
     def where(self, seen: NDArray[np.bool_]) -> Dataset:
-        """The same candidates, with every measurement taken out that may not be seen.
-
-        Args:
-            seen: (N, D) which measurements may be seen.
-        """
+        """The same candidates, with every measurement taken out that is not among the (N, D) `seen`."""
         return replace(
             self,
             latency_secs=np.where(seen, self.latency_secs, np.nan),

@@ -253,11 +253,7 @@ class FleetTLP(nn.Module):
         return cast(Tensor, self.head(device_id)(representation)).squeeze(-1)
 
     def score(self, block: FeatureBlock, device_id: str) -> np.ndarray:
-        """Score candidates for one device.
-
-        Args:
-            block: N candidates, of any workloads.
-            device_id: Device with a head.
+        """Score candidates of any workloads for one device.
 
         Returns:
             (N,) float64 in (0, 1], an estimate of best latency / latency within the workload: higher

@@ -165,11 +165,7 @@ class MtlTLP(nn.Module):
         return self.network.decoders[self.device_ids.index(device_id)]
 
     def score(self, block: FeatureBlock, device_id: str) -> NDArray[np.float64]:
-        """Score candidates for one device.
-
-        Args:
-            block: N candidates, of any workloads.
-            device_id: Device with a head.
+        """Score candidates of any workloads for one device.
 
         Returns:
             (N,) float64 in (0, 1), higher is faster. Only their order says something: the ranking loss
