@@ -89,7 +89,7 @@ def make_cases(
     there = networks_to_hold_out(dataset, workloads) if plan.held else ()
     if there and (unknown := sorted(set(plan.held) - set(there))):
         raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
-    cases = []
+    cases: list[Case] = []
     for seed in plan.seeds:
         for regime in plan.regimes:
             divisions = list(_divisions(dataset, workloads, regime, plan, seed))
