@@ -304,13 +304,7 @@ def selector_named(name: str) -> Selector:
 
 
 def draw_few_shot(
-    dataset: Dataset,
-    device_id: str,
-    rows: NDArray[np.int64],
-    samples: int,
-    *,
-    seed: int,
-    per_workload: int = _SAMPLES_PER_WORKLOAD,
+    dataset: Dataset, device_id: str, rows: NDArray[np.int64], samples: int, *, seed: int
 ) -> NDArray[np.int64]:
     """Draw the few candidates whose target latency adaptation may see.
 
@@ -323,7 +317,6 @@ def draw_few_shot(
         rows: Rows to draw from. Those that failed on the target are drawn too: they cost a measurement.
         samples: How many (k).
         seed: Of the draw.
-        per_workload: Wanted candidates of one workload; more where there are too few workloads.
 
     Raises:
         TransferError: Fewer rows were measured on the target than samples asked for.
@@ -338,7 +331,7 @@ def draw_few_shot(
     random = np.random.default_rng(seed)
     groups = random.permutation(np.unique(dataset.group[tried]))
     pools = [random.permutation(tried[dataset.group[tried] == group]) for group in groups]
-    wanted = max(1, samples // per_workload)
+    wanted = max(1, samples // _SAMPLES_PER_WORKLOAD)
     # Workloads beyond the wanted number wait until the first ones have nothing left.
     turns = [
         (i // wanted, place, i, pool[place]) for i, pool in enumerate(pools) for place in range(len(pool))

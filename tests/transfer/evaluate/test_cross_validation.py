@@ -94,12 +94,12 @@ def test_few_shot_set_is_drawn_in_groups_from_what_was_tried_on_the_target():
     rows = np.flatnonzero(DATASET.group < 6)
     column = DATASET.column(TARGET)
     for seed in range(10):
-        few_shot = draw_few_shot(DATASET, TARGET, rows, 12, seed=seed, per_workload=4)
-        assert len(np.unique(few_shot)) == 12
+        few_shot = draw_few_shot(DATASET, TARGET, rows, 24, seed=seed)
+        assert len(np.unique(few_shot)) == 24
         assert np.isin(few_shot, rows).all()
         assert (np.isfinite(DATASET.latency_secs[few_shot, column]) | DATASET.failed[few_shot, column]).all()
-        assert np.unique(DATASET.group[few_shot], return_counts=True)[1].tolist() == [4, 4, 4]
-    assert not np.array_equal(few_shot, draw_few_shot(DATASET, TARGET, rows, 12, seed=0, per_workload=4))
+        assert np.unique(DATASET.group[few_shot], return_counts=True)[1].tolist() == [8, 8, 8]
+    assert not np.array_equal(few_shot, draw_few_shot(DATASET, TARGET, rows, 24, seed=0))
 
 
 def test_few_shot_set_may_be_all_that_there_is():
