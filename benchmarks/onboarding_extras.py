@@ -21,9 +21,9 @@ from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
 from benchmarks.onboarding_table import CurveTable
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Strategy
+from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, selector_named
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.baselines.situation import FewShotSet, with_few_shot
 from transfer.data.dataset import Dataset
@@ -206,9 +206,7 @@ def _stated(
     for k in samples:
         if k > len(case.pool):
             continue
-        few_shot = choose_few_shot(
-            selector_named(how.selector), situation, case.pool, k, truth, lambda: source
-        )
+        few_shot = choose_few_shot(selector_named(how.selector), situation, case.pool, k, lambda: source)
         onboarding = Onboarding(
             dataset=with_few_shot(view, case.target, FewShotSet(few_shot, truth[few_shot])),
             target=case.target,

@@ -47,9 +47,9 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.day_zero import alone_strategy
 from fleet.store.store import Store
 from transfer.adapt.base import Strategy, without_device
+from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.baselines.base import Scores
 from transfer.baselines.situation import FewShotSet

@@ -32,8 +32,7 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.evaluation import published
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
-from transfer.baselines.published_rows import published_rows
-from transfer.baselines.tlp import PublishedTlp
+from transfer.baselines.tlp import PublishedTlp, published_rows
 from transfer.data.dataset import Dataset
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT

@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.data.dataset import Dataset
+from transfer.data.splits import Split
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.model.encoder import ModelSizes
@@ -84,6 +87,32 @@ def assert_same_features(first: FeatureBlock, second: FeatureBlock) -> None:
     """Equal to the last bit, whatever their tables are."""
     for name in DENSE:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two models are equal to the last bit."""
+    left, right = first.state_dict(), second.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def with_latency(dataset: Dataset, rows: Any, device_id: str | None, secs: Any) -> Dataset:
+    """The dataset with other seconds in some rows, of one device or (None) of all."""
+    latency = dataset.latency_secs.copy()
+    latency[rows, slice(None) if device_id is None else dataset.column(device_id)] = secs
+    return replace(dataset, latency_secs=latency)
+
+
+def folds_of(dataset: Dataset, count: int = 3, shift: int = 0) -> list[Split]:
+    """Every workload held out once."""
+    fold = (dataset.group + shift) % count
+    return [
+        Split(
+            name=f"fold {one + 1} of {count}",
+            train=np.flatnonzero(fold != one),
+            test=np.flatnonzero(fold == one),
+        )
+        for one in range(count)
+    ]
 
 
 def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dataset:

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json
-from transfer.adapt.base import Adapted, Correction
+from transfer.adapt.base import Adapted
 from transfer.adapt.kept import files_of, load_adapted
+from transfer.adapt.source_devices import SourceCorrection
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
@@ -91,7 +92,7 @@ class Scorer:
         on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
         learns: bool = True,
         spec: FeatureSpec = DEFAULT_SPEC,
-        correction: Correction | None = None,
+        correction: SourceCorrection | None = None,
     ) -> None:
         self._learns = learns
         self._learners: dict[WorkloadId, Learner] = {}

@@ -384,7 +384,7 @@ def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> 
 
 def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.float32]:
     """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
-    from transfer.baselines.published_rows import published_rows
+    from transfer.baselines.tlp import published_rows
     from transfer.features.extractor import Extractor
 
     dataset = snapshot.dataset

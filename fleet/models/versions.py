@@ -80,7 +80,7 @@ def load_snapshot(
         FleetError: A device is not in the store; or published features of several families are asked for.
         TransferError: There is no ok record.
     """
-    from transfer.data.dataset import build_dataset
+    from transfer.data.joined_records import build_dataset
 
     devices = {
         device_id: (entry.spec, entry.descriptor)

@@ -93,7 +93,7 @@ def read_refresh_data(
         TransferError: There is no ok record.
         StoreError: The version does not exist any more, or a file is damaged.
     """
-    from transfer.data.dataset import build_dataset
+    from transfer.data.joined_records import build_dataset
 
     table = reader.version if version is None else version
     entries = reader.devices()

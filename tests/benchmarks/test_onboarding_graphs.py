@@ -21,7 +21,8 @@ from benchmarks.onboarding_graphs import (
 )
 from tests.dataset_fixtures import cpu_device
 from tests.onboarding_fixtures import NEW, SOURCES, WORKLOADS, records_of
-from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset
+from transfer.data.joined_records import build_dataset
 from transfer.data.ranking import order_agreement
 
 SEED = 0

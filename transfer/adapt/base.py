@@ -11,8 +11,8 @@ what the dataset that it is given shows of the source devices, and does without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,33 +24,8 @@ from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import TlpModel
 from transfer.train.config import TrainConfig
 
-
-class Correction(Protocol):
-    """A small part beside the head that needs more than a candidate's features: what source devices measured.
-
-    A plain value: two with equal arrays and settings score alike.
-    """
-
-    @property
-    def kind(self) -> str:
-        """Names the class that reads `arrays` and `settings`."""
-        ...
-
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """The learnt numbers, ready for safetensors."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """Everything else, as JSON values."""
-        ...
-
-    def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Score rows with the help of what the dataset shows of source devices. See `Adapted.score`."""
-        ...
-
-    def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
-        """Score candidates that nobody has measured. See `Adapted.score_unseen`."""
-        ...
+if TYPE_CHECKING:
+    from transfer.adapt.source_devices import SourceCorrection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +36,7 @@ class Adapted:
     #: Has a head for the device: what is published, and what a search asks about unseen candidates.
     model: TlpModel
     #: Used by `score` beside the head of a FleetTLP; None where the head is all.
-    correction: Correction | None = None
+    correction: SourceCorrection | None = None
     #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,19 +169,15 @@ def without_device(dataset: Dataset, device_id: str) -> Dataset:
     column = dataset.column(device_id)
     if not (np.isfinite(dataset.latency_secs[:, column]).any() or dataset.failed[:, column].any()):
         return dataset
-    latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
-    latency[:, column], failed[:, column] = np.nan, False
-    return replace(dataset, latency_secs=latency, failed=failed)
+    seen = np.ones_like(dataset.failed)
+    seen[:, column] = False
+    return dataset.where(seen)
 
 
 def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     """Some rows as if nobody had measured them, for `Adapted.score` in *device and workload new*."""
     part = dataset.take(rows)
-    return replace(
-        part,
-        latency_secs=np.full(part.latency_secs.shape, np.nan),
-        failed=np.zeros(part.failed.shape, dtype=np.bool_),
-    )
+    return part.where(np.zeros_like(part.failed))
 
 
 def need_source(source: FleetTLP | None, strategy: str) -> FleetTLP:

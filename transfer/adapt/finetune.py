@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning_loop import Trained, choose_rate, only, tune
+from transfer.adapt.tuning_loop import Trained, choose_rate, only, shortened, tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -54,13 +54,12 @@ class FineTune:
         nothing = np.zeros(0, dtype=np.int64)
         part = visible_part(dataset, target_device, few_shot_rows, nothing)
         start = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
-        epochs = max(1, round(config.epochs * self.epoch_share))
+        how = shortened(config, self.epoch_share)
 
         def fit(shown: Dataset, rate: float) -> FleetTLP:
             model = start.copy()
             with only(model, target_device, self.trained):
-                how = replace(config, epochs=epochs, learning_rate=rate)
-                tune(model, shown, (target_device,), how, seed)
+                tune(model, shown, (target_device,), replace(how, learning_rate=rate), seed)
             return model
 
         rates = [share * config.learning_rate for share in self.rate_shares]

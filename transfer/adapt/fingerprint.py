@@ -95,12 +95,7 @@ def from_records(
 def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Fingerprint]:
     """Fingerprints made of candidates that all of some devices have measured, chosen by their hash.
 
-    Args:
-        dataset: Candidates of the devices.
-        device_ids: Devices to describe.
-
-    Returns:
-        By device, of `_ANCHORS` candidates at most; all empty where no candidate was measured on all of them.
+    Of `_ANCHORS` candidates at most; all empty where no candidate was measured on all devices.
     """
     columns = [dataset.column(one) for one in device_ids]
     shared = np.flatnonzero(np.isfinite(dataset.latency_secs[:, columns]).all(axis=1))
@@ -144,13 +139,7 @@ def distances(target: Fingerprint, others: Iterable[Fingerprint]) -> dict[str, f
 def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[CandidateId, float]:
     """Programs whose seconds changed by more than a share: the reference programs as canaries.
 
-    Args:
-        before: An earlier fingerprint of the device.
-        now: A later one.
-        within: Largest |now / before - 1| that is no change.
-
-    Returns:
-        The change of each, as a share.
+    `within` is the largest |now / before - 1| that is no change. Gives the change of each, as a share.
     """
     changes = {
         one: now.latency_secs[one] / before.latency_secs[one] - 1

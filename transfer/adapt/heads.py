@@ -1,7 +1,8 @@
 """Heads of known devices as the start of a new one: which devices are alike, and mixtures of their heads.
 
 Called by the strategies. Two sources of likeness: the hardware vectors, known before anything was measured,
-and how well a head orders the pairs that were measured on the target.
+and how well a head orders the pairs that were measured on the target. In a `part` of a dataset only the
+target's visible latencies are present.
 
 Legend: N candidates, T trunk width, S source devices.
 """
@@ -17,25 +18,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
-from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
-from transfer.model.inputs import block_tensors, torch_threads
+from transfer.model.inputs import torch_threads
 
-#: Candidates of a forward pass of the backbone.
-_BATCH = 512
 #: Steps and rate of Adam for a head on ready representations.
 _HEAD_STEPS, _HEAD_RATE = 200, 3e-3
 
 
 def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, seed: int) -> FleetTLP:
-    """Copy a model and give the copy a head like the most similar source head.
+    """Copy a model and give the copy a head like the most similar source head; one that it has is kept.
 
-    Args:
-        source: Model of the source devices.
-        part: Dataset in which only the visible target latencies are present.
-        target_device: The new device; a head that it already has is kept.
-        seed: Of the head, used only where the source has no heads at all.
+    `seed` is of the head, used only where the source has no heads at all.
     """
     model = source.copy()
     if target_device not in model.device_ids:
@@ -55,13 +49,7 @@ def tell_hardware(model: FleetTLP, part: Dataset, device_id: str) -> None:
 def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> tuple[str, ...]:
     """Source heads that order the target's measured pairs best; of those that tie, the nearest hardware.
 
-    Args:
-        source: Model of the source devices.
-        part: Dataset in which only the visible target latencies are present.
-        target_device: The new device.
-
-    Returns:
-        Device ids, to be averaged into the new head; several only where hardware says nothing either.
+    They are to be averaged into the new head; several only where hardware says nothing either.
     """
     right = ordered_pairs(source, part, target_device)
     best = max(right.values(), default=0)
@@ -92,10 +80,7 @@ def ordered_pairs(source: FleetTLP, part: Dataset, target_device: str) -> dict[s
 def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[str]) -> dict[str, float]:
     """Distance of the hardware vectors to the target's, each slot in units of its spread over all devices.
 
-    Args:
-        dataset: Has a hardware vector for each of its devices.
-        target_device: One of them.
-        devices: Devices to compare; those that the dataset lacks are left out.
+    Devices that the dataset lacks are left out.
     """
     apart = vector_distances(dataset.hardware, dataset.column(target_device))
     return {
@@ -106,30 +91,13 @@ def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[s
 
 
 def likeness(distances: Mapping[str, float], bandwidth: float) -> dict[str, float]:
-    """Shares that fall with the square of the distance and add up to 1.
+    """Shares by device that fall with the square of the distance and add up to 1.
 
-    Args:
-        distances: By device.
-        bandwidth: Distance at which a device counts exp(-1/2) of one that is the same.
+    At the distance `bandwidth` a device counts exp(-1/2) of one that is the same.
     """
     squares = np.array(list(distances.values())) ** 2 / (2 * bandwidth**2)
     weight = np.exp(squares.min(initial=np.inf) - squares)
     return dict(zip(distances, (weight / weight.sum()).tolist(), strict=True))
-
-
-def represent(model: FleetTLP, block: FeatureBlock) -> Tensor:
-    """(N, T) representations of candidates, without gradients."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch_threads(1):
-            parts = [
-                model.backbone(*block_tensors(block, np.arange(start, min(start + _BATCH, len(block)))))
-                for start in range(0, len(block), _BATCH)
-            ]
-    finally:
-        model.train(was_training)
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.sizes.trunk_width)
 
 
 def logits_of(model: FleetTLP, representation: Tensor, devices: Sequence[str]) -> NDArray[np.float64]:
@@ -147,17 +115,10 @@ def fit_head(
     *,
     seed: int,
 ) -> None:
-    """Teach one head, in place, to give wanted logits; the backbone stays as it is.
+    """Teach one head, in place, to give wanted (N,) logits for (N, T) representations; nothing else moves.
 
     The mean of two heads' weights is not the mean of what they say, since each has hidden units of its own;
-    a mixture of heads must be taught.
-
-    Args:
-        model: Has the head.
-        device_id: Whose head.
-        representation: (N, T) as of `represent`.
-        wanted: (N,) logits.
-        seed: Of nothing but torch's state; the fit itself takes all candidates in every step.
+    a mixture of heads must be taught. `seed` is of torch's state only: every step takes all candidates.
     """
     head = model.head(device_id)
     target = torch.from_numpy(np.ascontiguousarray(wanted, dtype=np.float32))

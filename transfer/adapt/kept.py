@@ -1,25 +1,25 @@
 """Keeps what belongs to a new device's head beside the model's tensors, and reads it back.
 
 A version of a model holds a head for each device. What a strategy needs beyond that to score as it was judged
-(`Correction`) is one more file of the version, so that both are put in place together and neither without the
-other. Called by onboarding to keep, and by whoever asks a head for scores to load. Nothing is unpickled.
+(`SourceCorrection`) is one more file of the version, so that both are put in place together and neither
+without the other. Called by onboarding to keep, and by whoever asks a head for scores to load. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from transfer.adapt.base import Adapted, Correction
+from transfer.adapt.base import Adapted
 from transfer.adapt.source_devices import SourceCorrection
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureSpec
@@ -28,10 +28,6 @@ from transfer.model.mtl_tlp import TlpModel
 
 #: Most bytes that a device may add to a model.
 MOST_BYTES = 2_000_000
-
-_Restored = Callable[[Mapping[str, NDArray[np.float32]], Mapping[str, Any]], Correction]
-#: Who reads a correction of a kind.
-_KINDS: dict[str, _Restored] = {"siblings": SourceCorrection.restored}
 
 
 def file_of(device_id: str) -> str:
@@ -77,12 +73,6 @@ def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) 
 def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_id: str) -> Adapted:
     """A head of a version that was read already, with what belongs to it: whoever judges asks what is served.
 
-    Args:
-        model: Of the version.
-        folder: Of the version.
-        manifest: Its manifest.
-        device_id: Whose head.
-
     Raises:
         CheckpointError: The file of the correction is missing, torn or changed.
         TransferError: There is no such head, or nobody here reads its correction.
@@ -91,7 +81,7 @@ def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_i
     return Adapted(device_id=device_id, model=model, correction=_correction(folder, manifest, device_id))
 
 
-def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> Correction | None:
+def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> SourceCorrection | None:
     """What belongs to one head of a version; None where the head is all. Raises as `head_of`."""
     name = file_of(device_id)
     raw = checkpoint.read_beside(folder, manifest, name)
@@ -105,12 +95,12 @@ def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> Co
         raise TransferError(
             f"{folder / name}: cannot be read ({type(error).__name__}: {error}); adapt the device again"
         ) from error
-    if kind not in _KINDS:
+    if kind != SourceCorrection.kind:
         raise TransferError(
-            f"{folder / name}: a correction of kind {kind!r}; this program reads {', '.join(_KINDS)}: update "
-            "it, or adapt the device again"
+            f"{folder / name}: a correction of kind {kind!r}; this program reads {SourceCorrection.kind}: "
+            "update it, or adapt the device again"
         )
-    return _KINDS[kind](arrays, settings)
+    return SourceCorrection.restored(arrays, settings)
 
 
 def _about(path: Path, raw: bytes) -> dict[str, str]:

@@ -135,15 +135,7 @@ class Maml:
     def start(
         self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
     ) -> MetaStart:
-        """The meta-trained start for these sources.
-
-        Args:
-            source: The supervised pretraining.
-            known: Of the target nothing is present.
-            target_device: Whose head is made.
-            config: Loss and learning rate.
-            seed: Of the meta-tasks.
-        """
+        """The meta-trained start for these sources; of the target nothing is present in `known`."""
         data = torch.from_numpy(np.nan_to_num(known.latency_secs))
         told = digest(*source.state_dict().values(), data, torch.tensor([seed]))
         key = f"{target_device} {told}"

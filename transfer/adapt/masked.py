@@ -7,7 +7,7 @@ a weight matters as much as it does to the source device that it matters least t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning_loop import tune
+from transfer.adapt.tuning_loop import shortened, tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import torch_threads
@@ -75,11 +75,7 @@ class Masked:
                 for parameter, mask, before in frozen:
                     parameter.copy_(torch.where(mask, before, parameter))
 
-        how = replace(
-            config,
-            epochs=max(1, round(config.epochs * self.epoch_share)),
-            learning_rate=config.learning_rate * self.rate_share,
-        )
+        how = shortened(config, self.epoch_share, self.rate_share)
         tune(model, part, (target_device,), how, seed, after_step=put_back)
         return Adapted(device_id=target_device, model=model, notes={"sources": devices})
 

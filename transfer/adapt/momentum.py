@@ -6,7 +6,7 @@ the model that online measurements train. The copy forgets slowly, so a bad batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning_loop import tune
+from transfer.adapt.tuning_loop import shortened, tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -59,10 +59,6 @@ class Momentum:
                 for behind, ahead in pairs:
                     behind.lerp_(ahead, 1 - self.keep)
 
-        how = replace(
-            config,
-            epochs=max(1, round(config.epochs * self.epoch_share)),
-            learning_rate=config.learning_rate * self.rate_share,
-        )
+        how = shortened(config, self.epoch_share, self.rate_share)
         tune(fast, part, (target_device,), how, seed, after_step=follow)
         return Adapted(device_id=target_device, model=slow.eval())

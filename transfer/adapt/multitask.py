@@ -2,18 +2,20 @@
 
 The published method (TLP, ASPLOS'23, section 5) trains all heads at once from nothing, on half a million
 target labels. With a few dozen the target's head cannot shape the backbone by itself: it starts from the
-source head that ranks the few-shot set best, and the sources' data keep the backbone from forgetting.
+source head that ranks the few-shot set best, and the sources' data keep the backbone from forgetting. Beside
+it stands the same training without any transfer (`Scratch`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, visible_part
 from transfer.adapt.heads import with_target_head
+from transfer.adapt.tuning_loop import shortened
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -57,10 +59,34 @@ class MultiTask:
         known = part.device_ids if init is None else init.device_ids
         devices = [d for d in trainable_devices(part, rows) if d in known or d == target_device]
         if source is not None:
-            config = replace(
-                config,
-                epochs=max(1, round(config.epochs * self.epoch_share)),
-                learning_rate=config.learning_rate * self.learning_rate_share,
-            )
+            config = shortened(config, self.epoch_share, self.learning_rate_share)
         model = train(part, rows, config=config, seed=seed, devices=devices, run=TrainRun(init=init)).model
         return Adapted(device_id=target_device, model=model, notes={"sources": list(devices)})
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """No transfer: a new model with the target's head only, trained on the few-shot rows only.
+
+    The yardstick of every other strategy.
+    """
+
+    name: str = "scratch"
+    least_samples: int = 2
+
+    def adapt(
+        self,
+        source: FleetTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        few_shot_rows: NDArray[np.int64],
+        *,
+        source_rows: NDArray[np.int64],
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Train from nothing; `source` and `source_rows` are not looked at. See `Strategy.adapt`."""
+        part = visible_part(dataset, target_device, few_shot_rows, np.zeros(0, dtype=np.int64))
+        rows = np.arange(len(part))
+        model = train(part, rows, config=config, seed=seed, devices=(target_device,)).model
+        return Adapted(device_id=target_device, model=model)

@@ -10,9 +10,8 @@ from transfer.adapt.finetune import FineTune
 from transfer.adapt.maml import Maml
 from transfer.adapt.masked import Masked
 from transfer.adapt.momentum import Momentum
-from transfer.adapt.multitask import MultiTask
+from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 

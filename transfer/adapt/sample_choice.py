@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.heads import represent
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
@@ -86,7 +85,7 @@ class Choice:
 
 def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
     """(rows, T) representations of candidates by a backbone."""
-    found: Floats = represent(model, dataset.features.take(rows)).double().numpy()
+    found: Floats = model.represent(dataset.features.take(rows)).double().numpy()
     return found
 
 

@@ -77,12 +77,11 @@ class FewOfEach:
     """Workloads in random order, some random candidates of each: those of one workload can be compared."""
 
     name: str = "few-of-each"
-    per_workload: int = _SAMPLES_PER_WORKLOAD
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         key = np.random.default_rng(choice.seed).random(len(choice.pool))
-        return first_of(choice, in_turns(choice, key, self.per_workload), count)
+        return first_of(choice, in_turns(choice, key, _SAMPLES_PER_WORKLOAD), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,6 @@ class HardwareAware:
     """
 
     name: str = "hardware"
-    per_workload: int = _SAMPLES_PER_WORKLOAD
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
@@ -160,7 +158,7 @@ class HardwareAware:
         turn_of = np.argsort(np.argsort(wait))
         known = np.isfinite(choice.places()).sum(axis=1)
         key = -(choice.expected() + known)
-        return first_of(choice, in_turns(choice, key, self.per_workload, turn_of), count)
+        return first_of(choice, in_turns(choice, key, _SAMPLES_PER_WORKLOAD, turn_of), count)
 
     def _spread(self, choice: Choice) -> Floats:
         """(P,) deviation of a candidate's place over the sources, by their likeness to the target."""
@@ -239,7 +237,6 @@ class Fastest:
     """
 
     name: str = "search"
-    per_workload: int = _SAMPLES_PER_WORKLOAD
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
@@ -249,13 +246,15 @@ class Fastest:
         # (turns that its workload had before, the workload's place, place within it, row); where some
         # workloads have few left, the others give more.
         found: list[tuple[int, int, int, int]] = []
-        for each in (self.per_workload + 2 * count // max(1, len(groups)), count):
+        for each in (_SAMPLES_PER_WORKLOAD + 2 * count // max(1, len(groups)), count):
             found = []
             for turn, one in enumerate(groups.tolist()):
                 rows = choice.pool[group == one]
                 before = int(np.isin(rows, choice.taken).sum())
                 order = enumerate(self._order(choice, rows, min(count, each)).tolist())
-                found += [((before + place) // self.per_workload, turn, place, row) for place, row in order]
+                found += [
+                    ((before + place) // _SAMPLES_PER_WORKLOAD, turn, place, row) for place, row in order
+                ]
             if len(found) >= count:
                 break
         return np.array([row for *_, row in sorted(found)[:count]], dtype=np.int64)
@@ -305,13 +304,7 @@ def selector_named(name: str) -> Selector:
 
 
 def draw_few_shot(
-    dataset: Dataset,
-    device_id: str,
-    rows: NDArray[np.int64],
-    samples: int,
-    *,
-    seed: int,
-    per_workload: int = _SAMPLES_PER_WORKLOAD,
+    dataset: Dataset, device_id: str, rows: NDArray[np.int64], samples: int, *, seed: int
 ) -> NDArray[np.int64]:
     """Draw the few candidates whose target latency adaptation may see.
 
@@ -324,7 +317,6 @@ def draw_few_shot(
         rows: Rows to draw from. Those that failed on the target are drawn too: they cost a measurement.
         samples: How many (k).
         seed: Of the draw.
-        per_workload: Wanted candidates of one workload; more where there are too few workloads.
 
     Raises:
         TransferError: Fewer rows were measured on the target than samples asked for.
@@ -339,7 +331,7 @@ def draw_few_shot(
     random = np.random.default_rng(seed)
     groups = random.permutation(np.unique(dataset.group[tried]))
     pools = [random.permutation(tried[dataset.group[tried] == group]) for group in groups]
-    wanted = max(1, samples // per_workload)
+    wanted = max(1, samples // _SAMPLES_PER_WORKLOAD)
     # Workloads beyond the wanted number wait until the first ones have nothing left.
     turns = [
         (i // wanted, place, i, pool[place]) for i, pool in enumerate(pools) for place in range(len(pool))

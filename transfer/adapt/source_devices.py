@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,11 +90,11 @@ class SourceDevices:
                 f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
                 "source rows; use 'finetune' or 'scratch'"
             )
-        fitted = fit_source_model(part, target_device, sources, seed)
+        source_model, log_secs = fit_source_model(part, target_device, sources, seed)
         column = part.column(target_device)
         latency = part.latency_secs.copy()
         measured = np.isfinite(latency[:, column])
-        latency[:, column] = np.where(measured, latency[:, column], np.exp(fitted.log_secs))
+        latency[:, column] = np.where(measured, latency[:, column], np.exp(log_secs))
         estimated = replace(part, latency_secs=latency)
         model = with_target_head(source, part, target_device, seed=seed)
         everything = np.arange(len(estimated))
@@ -124,22 +124,27 @@ class SourceDevices:
                     nets_share = _TUNED_SHARE
         notes = {
             "sources": sources,
-            "estimated": int(np.isfinite(fitted.log_secs).sum()),
+            "estimated": int(np.isfinite(log_secs).sum()),
             "measured": int(measured.sum()),
-            "strength": fitted.model.strength,
+            "strength": source_model.strength,
         }
         return Adapted(
             device_id=target_device,
             model=model,
-            correction=SourceCorrection(target_device, fitted.model, nets, head_share, nets_share),
+            correction=SourceCorrection(target_device, source_model, nets, head_share, nets_share),
             notes=notes,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceCorrection:
-    """Scores by what source devices measured and by the head, by the head alone where nobody measured."""
+    """Scores by what source devices measured and by the head, by the head alone where nobody measured.
 
+    A plain value: two with equal arrays and settings score alike.
+    """
+
+    #: What its file calls it.
+    kind: ClassVar[str] = "siblings"
     device_id: str
     source_model: SourceModel
     nets: SummaryNets | None = None
@@ -147,17 +152,16 @@ class SourceCorrection:
     head_share: float = 0.0
     #: Weight of the networks on what they did not; 0 where head, trees and networks count alike.
     nets_share: float = 0.0
-    kind: str = "siblings"
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """See `Correction.arrays`."""
+        """The learnt numbers, ready for safetensors."""
         values = {one.name: getattr(self.source_model, one.name) for one in fields(SourceModel)}
         if self.nets is not None:
             values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def settings(self) -> dict[str, Any]:
-        """See `Correction.settings`."""
+        """Everything else, as JSON values."""
         return {
             "device_id": self.device_id,
             "siblings": list(self.source_model.sources),

@@ -102,15 +102,9 @@ class SourceModel:
         return np.stack(columns, axis=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
-    """A model, and its log seconds of each row of its fit; NaN where no source device measured the row."""
-
-    model: SourceModel
-    log_secs: Floats
-
-
-def fit_source_model(part: Dataset, target_device: str, sources: Sequence[str], seed: int) -> Fitted:
+def fit_source_model(
+    part: Dataset, target_device: str, sources: Sequence[str], seed: int
+) -> tuple[SourceModel, Floats]:
     """Learn what source devices say of a device.
 
     Args:
@@ -118,6 +112,9 @@ def fit_source_model(part: Dataset, target_device: str, sources: Sequence[str], 
         target_device: The new device; may have no measurement at all.
         sources: Devices with measurements, at least one.
         seed: Of which measurements are kept where there are too many.
+
+    Returns:
+        The model, and its log seconds of each row of `part`: NaN where no source device measured it.
     """
     rows = np.arange(len(part))
     columns = [part.column(one) for one in sources]
@@ -154,7 +151,7 @@ def fit_source_model(part: Dataset, target_device: str, sources: Sequence[str], 
         smooth_by=extra.smooth_by.astype(np.float32),
         strength=extra.strength,
     )
-    return Fitted(model, value + extra.value)
+    return model, value + extra.value
 
 
 def hardware_mix(
@@ -240,15 +237,10 @@ def _alike(a: Floats, b: Floats) -> Floats:
 def _fit_extra(
     x: Floats, own: Floats, rest: Floats, measured: NDArray[np.int64], weight: Floats, group: Groups
 ) -> _Extra:
-    """Gaussian process over what source devices leave unexplained of the target's measurements.
+    """Gaussian process over what source devices leave unexplained of the target's measurements: (m,) `rest`.
 
-    Args:
-        x: (n, P) features.
-        own: (n, S) source devices' own parts.
-        rest: (m,) log seconds less what source devices say.
-        measured: (m,) row numbers.
-        weight: (n,) weights of the candidates.
-        group: (n,) workloads.
+    Features `x` (n, P), source devices' `own` parts (n, S), `weight` and `group` (n,) are of all candidates,
+    `measured` (m,) are the rows of the measurements.
     """
     slots = x.shape[1]
     at, beside = x[measured], own[measured]

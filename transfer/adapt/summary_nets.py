@@ -71,14 +71,7 @@ class SummaryNets:
 
 
 def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed: int) -> SummaryNets:
-    """Train networks on the labels of one device, each with its own seed.
-
-    Args:
-        part: Only labels that may be learnt from are present.
-        device_id: Whose.
-        terms: The loss.
-        count: Networks M.
-        seed: Of all of them.
+    """Train networks on the labels that `part` shows of one device, each with its own seed.
 
     Raises:
         TransferError: No workload has two labels.
@@ -87,14 +80,7 @@ def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed
 
 
 def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeights, seed: int) -> SummaryNets:
-    """Let networks go on learning, from the labels that `part` shows of one device.
-
-    Args:
-        nets: Where to start; not changed.
-        part: Only labels that may be learnt from are present.
-        device_id: Whose.
-        terms: The loss.
-        seed: Of all of them.
+    """Let networks go on learning, from the labels that `part` shows of one device; `nets` are not changed.
 
     Raises:
         TransferError: No workload has two labels.

@@ -36,15 +36,9 @@ def tune(
     seed: int,
     after_step: Callable[[], None] | None = None,
 ) -> None:
-    """Train a model in place on the labels that `part` shows of some devices.
+    """Train a model on the CPU in place on the labels that `part` shows of some devices.
 
-    Args:
-        model: On the CPU. Parameters that need no gradient stay as they are.
-        part: Only the labels to learn from are present.
-        devices: Heads to train.
-        config: Epochs, learning rate and loss.
-        seed: Of dropout and of the order.
-        after_step: Called after each update.
+    Parameters that need no gradient stay as they are. `after_step` is called after each update.
 
     Raises:
         TransferError: No device has a pair to rank, or the loss is not finite.
@@ -70,6 +64,12 @@ def tune(
         model.eval()
     for parameter in model.parameters():
         parameter.grad = None
+
+
+def shortened(config: TrainConfig, epoch_share: float, rate_share: float = 1.0) -> TrainConfig:
+    """A configuration with shares of its epochs (one at least) and of its learning rate."""
+    epochs = max(1, round(config.epochs * epoch_share))
+    return replace(config, epochs=epochs, learning_rate=config.learning_rate * rate_share)
 
 
 @contextmanager
@@ -101,13 +101,8 @@ def choose_rate(
 ) -> tuple[float, dict[float, float]]:
     """Choose a learning rate on the few-shot set: learn from half of its workloads, rank the other half.
 
-    Args:
-        start: What fine-tuning starts from; it stands for a rate of 0.
-        part: Only the few-shot set's labels of the device are looked at.
-        device_id: The new device.
-        rates: What to try.
-        seed: Of the halves.
-        fit: Gives a tuned copy of `start` from the rows shown and a rate.
+    Only the labels of the device are looked at. `fit` gives a tuned copy of `start`, which stands for a rate
+    of 0, from the rows shown and a rate.
 
     Returns:
         The rate (0 where no rate did better than leaving the model alone), and the agreement (mean of

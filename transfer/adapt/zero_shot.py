@@ -19,7 +19,6 @@ from transfer.adapt.heads import (
     hardware_distances,
     likeness,
     logits_of,
-    represent,
     tell_hardware,
 )
 from transfer.data.dataset import Dataset
@@ -64,7 +63,7 @@ class ZeroShot:
         nothing = np.zeros(0, dtype=np.int64)
         part = visible_part(dataset, target_device, nothing, rows, need_few_shot=False)
         sources = [d for d in model.device_ids if d != target_device and d in part.device_ids]
-        x = represent(model, part.features)
+        x = model.represent(part.features)
         logits = logits_of(model, x, sources)
         bandwidth = self._bandwidth(part, sources, logits)
         near = self.distances

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from scipy.special import stdtrit
 
 from agents.records import canonical_json, content_hash
@@ -147,6 +147,9 @@ class LeaveOneOutScores:
         return 0.0 if mine is None or theirs is None else mine - theirs
 
 
+_KEPT = TypeAdapter(LeaveOneOutScores)
+
+
 def leave_one_out(
     dataset: Dataset,
     strategies: Sequence[Strategy],
@@ -202,15 +205,8 @@ def made_ahead(
 ) -> LeaveOneOutScores | None:
     """Look up what `leave_one_out` gave of the same devices a while ago.
 
-    A fleet measures all the time, and strategies do not change places with every record.
-
-    Args:
-        dataset: Candidates of the known devices.
-        strategies: As it was given them.
-        regime: What the heads are asked.
-        config: How source models are trained.
-        cache: Folder of what was made before.
-        growth: Times the measurements and the devices of then that there may be now.
+    A fleet measures all the time, and strategies do not change places with every record. There may be
+    `growth` times the measurements and the devices of then.
 
     Returns:
         The leave-one-device-out scores from most measurements; None where there are none that are good.
@@ -349,26 +345,11 @@ def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> 
 def _read(path: Path) -> LeaveOneOutScores | None:
     """What was kept; None where it is missing or damaged: it is then made again."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
+        value = json.loads(path.read_text())
         if value["version"] != VERSION:
             return None
-        return LeaveOneOutScores(
-            key=value["key"],
-            samples=tuple(value["samples"]),
-            top1={name: tuple(several) for name, several in value["top1"].items()},
-            agreement={name: tuple(several) for name, several in value["agreement"].items()},
-            devices=tuple(value["devices"]),
-            top5={name: tuple(several) for name, several in value["top5"].items()},
-            spread={
-                name: (tuple(several[0]), tuple(several[1])) for name, several in value["spread"].items()
-            },
-            judged=tuple(value["judged"]),
-            by_judged={name: tuple(map(tuple, rows)) for name, rows in value["by_judged"].items()},
-            how=value["how"],
-            known=tuple(value["known"]),
-            measured=value["measured"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _KEPT.validate_python(value)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, Strategy, visible_part
+from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out, made_ahead

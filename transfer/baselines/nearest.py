@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from transfer.baselines.base import Rows, Scores, unknown_device
+from transfer.baselines.situation import places_on
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import places_in, rank_agreement
+from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
 from transfer.train.rows import training_labels
 
@@ -64,18 +65,8 @@ class NearestDevice:
             raise unknown_device(self, device_id, tuple(self.order))
         total, count = np.zeros(len(rows)), np.zeros(len(rows))
         for source in self.order[device_id]:
-            share = _faster_than(dataset, rows, source)
+            share = places_on(dataset, source)[rows]
             told = np.isfinite(share) & ((count == 0) | (self.use == "mean"))
             total[told] += share[told]
             count[told] += 1
         return total / np.maximum(1, count)
-
-
-def _faster_than(dataset: Dataset, rows: Rows, source: str) -> Scores:
-    """Share of a source's candidates of a workload that are no faster than each row; NaN if unmeasured."""
-    column = dataset.column(source)
-    wanted = np.flatnonzero(np.isin(dataset.group, np.unique(dataset.group[rows])))
-    share = np.full(len(dataset), np.nan)
-    share[wanted] = places_in(-dataset.latency_secs[wanted, column], dataset.group[wanted])
-    share[np.isnan(share) & dataset.failed[:, column]] = 0.0
-    return share[rows]

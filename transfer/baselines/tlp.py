@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agents.records import Candidate
 from transfer.baselines.base import Rows, Scores, unknown_device
 from transfer.data.dataset import Dataset
-from transfer.errors import TransferError
+from transfer.errors import DatasetError, TransferError
+from transfer.features.published_features import PublishedLayout, published_features
+from transfer.language.primitives import Primitive
 from transfer.model.inputs import torch_threads
-from transfer.model.tlp_network import TlpNetwork
+from transfer.model.mtl_tlp import TlpNetwork
 from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000
+#: Sequences turned into arrays at once.
+_CHUNK = 4096
 
 
 class PublishedTlp:
@@ -81,3 +86,46 @@ class PublishedTlp:
                 f"{self.name} was given published features of {len(self.published)} rows, the dataset has "
                 f"{len(dataset)}; make them for this dataset with `published_rows`"
             )
+
+
+def published_rows(
+    dataset: Dataset,
+    candidates: Iterable[Candidate],
+    read: Callable[[Candidate], Sequence[Primitive]],
+    layout: PublishedLayout,
+) -> NDArray[np.float32]:
+    """Published features of every row of a dataset.
+
+    Args:
+        dataset: Gives the order.
+        candidates: At least the candidates of the dataset, in any order.
+        read: Turns a candidate into primitives, e.g. `Extractor.read`.
+        layout: `CPU_LAYOUT` or `GPU_LAYOUT`.
+
+    Returns:
+        (N, L, E) array.
+
+    Raises:
+        DatasetError: A candidate of the dataset is not given.
+    """
+    row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+    out = np.empty((len(dataset), layout.steps, layout.width), dtype=np.float32)
+    rows: list[int] = []
+    sequences: list[Sequence[Primitive]] = []
+    for candidate in candidates:
+        row = row_of.pop(candidate.candidate_id, None)
+        if row is None:
+            continue
+        rows.append(row)
+        sequences.append(read(candidate))
+        if len(rows) == _CHUNK:
+            out[rows] = published_features(sequences, layout)
+            rows, sequences = [], []
+    if rows:
+        out[rows] = published_features(sequences, layout)
+    if row_of:
+        raise DatasetError(
+            f"{len(row_of)} candidates of the dataset are not among those given, first: {min(row_of)}; "
+            "give the candidates of every record that the dataset was built from"
+        )
+    return out

@@ -1,13 +1,11 @@
 """Records of many devices joined by candidate: the table that every model trains and is judged on.
 
-Called by `fleet train`, `fleet eval` and onboarding with the records of one snapshot of the store. Knows
-nothing of where records are kept, nor of any model.
+Made of records by `transfer.data.joined_records`. Knows nothing of where records are kept, nor of any model.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import (
-    CandidateId,
-    Descriptor,
-    DeviceId,
-    DeviceSpec,
-    Record,
-    Workload,
-    WorkloadId,
-)
+from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.array_folder import read_folder, write_folder
-from transfer.data.joined_records import Joiner, MeasuredRow
 from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
-from transfer.features.hardware import hardware_table, hardware_vector
-from transfer.features.published_features import PublishedLayout
-
-_LOG = logging.getLogger(__name__)
+from transfer.features.extractor import FeatureSpec
 
 #: Kind of a saved dataset, and the version of its layout.
 _SAVED_AS = "dataset", 1
@@ -71,11 +56,7 @@ class Dataset:
         return len(self.candidate_ids)
 
     def where(self, seen: NDArray[np.bool_]) -> Dataset:
-        """The same candidates, with every measurement taken out that may not be seen.
-
-        Args:
-            seen: (N, D) which measurements may be seen.
-        """
+        """The same candidates, with every measurement taken out that is not among the (N, D) `seen`."""
         return replace(
             self,
             latency_secs=np.where(seen, self.latency_secs, np.nan),
@@ -186,57 +167,6 @@ class Dataset:
             raise DatasetError(
                 f"cannot open {folder}: {type(error).__name__}: {error}; delete it and make it again"
             ) from error
-
-
-def build_dataset(
-    records: Iterable[Record | MeasuredRow],
-    workloads: Mapping[WorkloadId, Workload],
-    devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
-    layout: PublishedLayout | None = None,
-) -> Dataset:
-    """Join records by candidate and extract their features, in one pass over the records.
-
-    Several ok records of one candidate on one device give the median of their latencies. Devices of the
-    result are those with at least one record, by name; rows go by workload, then candidate. A candidate
-    whose every record was lost or rejected is left out, and so is one whose trace cannot be read: how many
-    such there are is logged once. Of the records only the result stays in memory:
-    about 0.8 KB a candidate and 20 bytes a record.
-
-    Args:
-        records: Records of one snapshot, or what a dataset takes of them, in any order.
-        workloads: Every workload that a record names.
-        devices: Every device that a record names.
-        layout: Of the published features that the block is to hold too; None for none.
-
-    Raises:
-        DatasetError: There is no ok record; a record names an unknown workload or device, or its seconds
-            are not finite and above 0.
-        TransferError: Nobody reads the dialect of a trace.
-    """
-    joiner = Joiner(workloads, devices, Extractor(), layout)
-    for record in records:
-        joiner.add(record)
-    joined = joiner.finish()
-    if joined.unreadable:
-        _LOG.warning(
-            "%d candidates are left out: their traces cannot be read; the first: %s",
-            len(joined.unreadable),
-            joined.unreadable[0],
-        )
-    described = [workloads[workload_id] for workload_id in joined.workload_ids]
-    return Dataset(
-        features=joined.features,
-        spec=DEFAULT_SPEC,
-        candidate_ids=joined.candidate_ids,
-        workload_ids=joined.workload_ids,
-        group=joined.group,
-        device_ids=joined.device_ids,
-        latency_secs=joined.latency_secs,
-        failed=joined.failed,
-        flops=np.array([workload.flops for workload in described], dtype=np.float64),
-        weight=np.array([workload.weight for workload in described], dtype=np.float64),
-        hardware=hardware_table([hardware_vector(*devices[device_id]) for device_id in joined.device_ids]),
-    )
 
 
 def _tuples(value: Any) -> Any:

@@ -1,15 +1,15 @@
 """Records of many devices, in any order, joined by candidate as they stream by.
 
-Called by `transfer.data.dataset.build_dataset`, which describes the result.
-
-Legend: N candidates of W workloads, D devices.
+Called by `fleet train`, `fleet eval` and onboarding with the records of one snapshot of the store. Knows
+nothing of where records are kept.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,12 +26,15 @@ from agents.records import (
     Workload,
     WorkloadId,
 )
+from transfer.data.dataset import Dataset
 from transfer.data.labels import check_latency
 from transfer.errors import DatasetError, TraceError
 from transfer.features.block_builder import BlockBuilder
-from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import Extractor
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.hardware import hardware_table, hardware_vector
 from transfer.features.published_features import PublishedLayout
+
+_LOG = logging.getLogger(__name__)
 
 #: Outcomes that tell something about the candidate. A lost or rejected measurement only tells of the device.
 _FAILURES = frozenset(
@@ -66,40 +69,65 @@ class MeasuredRow(NamedTuple):
         return min(self.run_secs)
 
 
-class Joined(NamedTuple):
-    """What records say of candidates; all fields but the last are those of a `Dataset`."""
+def build_dataset(
+    records: Iterable[Record | MeasuredRow],
+    workloads: Mapping[WorkloadId, Workload],
+    devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
+    layout: PublishedLayout | None = None,
+) -> Dataset:
+    """Join records by candidate and extract their features, in one pass over the records.
 
-    features: FeatureBlock
-    candidate_ids: tuple[CandidateId, ...]
-    workload_ids: tuple[WorkloadId, ...]
-    group: NDArray[np.int32]
-    device_ids: tuple[DeviceId, ...]
-    latency_secs: NDArray[np.float64]
-    failed: NDArray[np.bool_]
-    #: Why a candidate was left out, one sentence for each whose trace cannot be read.
-    unreadable: tuple[str, ...]
+    Several ok records of one candidate on one device give the median of their latencies. Devices of the
+    result are those with at least one record, by name; rows go by workload, then candidate. A candidate
+    whose every record was lost or rejected is left out, and so is one whose trace cannot be read: how many
+    such there are is logged once. Of the records only the result stays in memory:
+    about 0.8 KB a candidate and 20 bytes a record.
+
+    Args:
+        records: Records of one snapshot, or what a dataset takes of them, in any order.
+        workloads: Every workload that a record names.
+        devices: Every device that a record names.
+        layout: Of the published features that the block is to hold too; None for none.
+
+    Raises:
+        DatasetError: There is no ok record; a record names an unknown workload or device, or its seconds
+            are not finite and above 0.
+        TransferError: Nobody reads the dialect of a trace.
+    """
+    joiner = _Joiner(workloads, devices, layout)
+    for record in records:
+        joiner.add(record)
+    dataset = joiner.finish()
+    if joiner.unreadable:
+        _LOG.warning(
+            "%d candidates are left out: their traces cannot be read; the first: %s",
+            len(joiner.unreadable),
+            next(iter(joiner.unreadable.values())),
+        )
+    return dataset
 
 
-class Joiner:
+class _Joiner:
     """Gathers rows, latencies and failures while records stream in.
 
     Args:
         workloads: Every workload that a record names.
         devices: Every device that a record names.
-        extractor: What makes the features.
         layout: Of the published features that are wanted too; None for none.
+
+    Attributes:
+        unreadable: Why, by candidate whose trace cannot be read.
     """
 
     def __init__(
         self,
         workloads: Mapping[WorkloadId, Workload],
         devices: Mapping[DeviceId, tuple[DeviceSpec, Descriptor]],
-        extractor: Extractor,
-        layout: PublishedLayout | None = None,
+        layout: PublishedLayout | None,
     ) -> None:
         self._workloads = workloads
         self._devices = devices
-        self._builder = BlockBuilder(extractor, layout)
+        self._builder = BlockBuilder(Extractor(), layout)
         #: Rows in the order of their first record.
         self._rows: dict[CandidateId, int] = {}
         self._workload_numbers: dict[WorkloadId, int] = {}
@@ -107,8 +135,7 @@ class Joiner:
         self._columns: dict[DeviceId, int] = {}
         self._ok = array("q"), array("i"), array("d")
         self._failed = array("q"), array("i")
-        #: Why, by candidate whose trace cannot be read.
-        self._unreadable: dict[CandidateId, str] = {}
+        self.unreadable: dict[CandidateId, str] = {}
         self._total = 0
 
     def add(self, record: Record | MeasuredRow) -> None:
@@ -138,7 +165,7 @@ class Joiner:
         row = self._rows.get(record.candidate_id)
         if row is not None:
             return row
-        if record.candidate_id in self._unreadable:
+        if record.candidate_id in self.unreadable:
             return None
         workload = self._workloads.get(record.workload_id)
         if workload is None:
@@ -151,7 +178,7 @@ class Joiner:
             self._builder.add(workload, candidate)
         except TraceError as error:
             # One bad row of a stranger's log must not keep a whole store from being learnt from.
-            self._unreadable[record.candidate_id] = str(error)
+            self.unreadable[record.candidate_id] = str(error)
             return None
         row = self._rows[record.candidate_id] = len(self._rows)
         self._group.append(self._workload_numbers.setdefault(record.workload_id, len(self._workload_numbers)))
@@ -169,7 +196,7 @@ class Joiner:
             column = self._columns[record.device_id] = len(self._columns)
         return column
 
-    def finish(self) -> Joined:
+    def finish(self) -> Dataset:
         """What is known of all records taken; the joiner is used up.
 
         Raises:
@@ -177,8 +204,8 @@ class Joiner:
         """
         if not self._ok[0]:
             found = f"none of the {self._total} records is ok" if self._total else "there are no records"
-            if self._unreadable:
-                found += f" and can be read (the first that cannot: {next(iter(self._unreadable.values()))})"
+            if self.unreadable:
+                found += f" and can be read (the first that cannot: {next(iter(self.unreadable.values()))})"
             raise DatasetError(f"no dataset: {found}; run `fleet collect` first")
         device_ids, column_of = _sorted_places(self._columns)
         workload_ids, workload_of = _sorted_places(self._workload_numbers)
@@ -199,15 +226,19 @@ class Joiner:
         # What ran once can run.
         failed[rows, columns] = False
         check_latency(latency)
-        return Joined(
+        described = [self._workloads[workload_id] for workload_id in workload_ids]
+        return Dataset(
             features=self._builder.finish(order),
+            spec=DEFAULT_SPEC,
             candidate_ids=candidate_ids,
             workload_ids=workload_ids,
             group=group[order].astype(np.int32),
             device_ids=device_ids,
             latency_secs=latency,
             failed=failed,
-            unreadable=tuple(self._unreadable.values()),
+            flops=np.array([workload.flops for workload in described], dtype=np.float64),
+            weight=np.array([workload.weight for workload in described], dtype=np.float64),
+            hardware=hardware_table([hardware_vector(*self._devices[device_id]) for device_id in device_ids]),
         )
 
 

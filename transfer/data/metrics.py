@@ -177,13 +177,7 @@ def evaluate_ranking(
 ) -> Metrics:
     """Judge scores on one device by every measure; arguments and errors as of `measure_workloads`.
 
-    Args:
-        scores: (N,).
-        latency_secs: (N,).
-        group: (N,).
-        weight: (W,) weight of each workload by index; all 1 where None.
-        noise_floor: Of `noise_regret`.
-        least: Candidates of a workload that is judged.
+    `weight` is (W,), of each workload by index; all 1 where None.
     """
     names = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
     groups, counts, values = measure_workloads(

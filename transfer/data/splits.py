@@ -70,13 +70,8 @@ def make_splits(
 ) -> list[Split]:
     """The splits of one kind.
 
-    Args:
-        kind: What is new about the test rows.
-        dataset: What to divide.
-        workloads: Tells operator and networks of each workload.
-        folds: Parts of the workloads, each held out once; within workloads one part of that size is held
-            out. Networks and devices are held out one after another, whatever this says.
-        seed: Of what is drawn.
+    Of `folds` parts of the workloads each is held out once; within workloads one part of that size is.
+    Networks and devices are held out one after another, whatever it says.
 
     Raises:
         DatasetError: The dataset has too little of what is to be held out.
@@ -102,13 +97,7 @@ def make_splits(
 def workload_folds(
     dataset: Dataset, workloads: Mapping[WorkloadId, Workload], folds: int, seed: int
 ) -> list[Split]:
-    """Hold out every workload exactly once, each fold with its share of every operator.
-
-    Args:
-        dataset: What to divide.
-        workloads: Tells the operator of each workload.
-        folds: Number of folds k, at least 2.
-        seed: Of the order in which workloads are dealt.
+    """Hold out every workload exactly once, each fold with its share of every operator, dealt by `seed`.
 
     Raises:
         DatasetError: There are fewer workloads with rows than folds, or fewer than 2 folds.
@@ -196,15 +185,8 @@ def leave_networks_out(
     """Hold out the workloads of one network family after another.
 
     A workload that occurs in the family is a test row and never trained on, whoever else uses it, so nothing
-    of the held-out networks leaks. Workloads of no network are always trained on.
-
-    Args:
-        dataset: What to divide.
-        workloads: Tells the networks of each workload.
-        families: Networks of each family: all sizes of one network belong together, see `network_families`.
-
-    Returns:
-        One split a family, by name; families without test rows, or without training rows, are left out.
+    of the held-out networks leaks. Workloads of no network are always trained on. There is one split a family
+    (see `network_families`), by name; families without test rows, or without training rows, are left out.
 
     Raises:
         DatasetError: No workload names a network.
@@ -275,13 +257,7 @@ def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int)
 
 
 def few_places(group: NDArray[np.int32], most: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Places of at most `most` members of each group, chosen at random, in ascending order.
-
-    Args:
-        group: (n,) group of each member.
-        most: Of one group.
-        random: Draws once for all of them.
-    """
+    """Places of at most `most` members of each (n,) group, ascending; `random` draws once for all of them."""
     shuffled = random.permutation(len(group))
     order = shuffled[np.argsort(group[shuffled], kind="stable")]
     ordered = group[order]

@@ -6,17 +6,21 @@ dataset, so a ranker that peeks finds nothing. Knows rankers by their protocol o
 
 from __future__ import annotations
 
+import hashlib
+import io
 import time
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import Metrics, merge
 from transfer.data.ranking import places_in
@@ -24,10 +28,10 @@ from transfer.data.splits import Split
 from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
 from transfer.evaluate.evaluator import judge
-from transfer.evaluate.kept_scores import KeptScores
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
+from transfer.train.state import digest
 
 if TYPE_CHECKING:
     from transfer.baselines.base import Ranker
@@ -38,6 +42,8 @@ Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
 #: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
 #: finds the best.
 LEAST_CANDIDATES = 2
+#: Attributes of rankers that tell how they learn, beside their name.
+_SETTINGS = ("config", "grid", "rounds", "share", "by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class Fitting:
 
     Attributes:
         workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
-        keep: Folder for the scores of each fit (`transfer.evaluate.kept_scores`); those found there are not
+        keep: Folder for the scores of each fit (`KeptScores`); those found there are not
             made again.
         seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
         learnt: Devices that all rankers have learnt before, whatever a split has to learn from; kept models.
@@ -88,12 +94,8 @@ class _Job:
         return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scores:
-    """What one fitted ranker says of the test rows, (rows of the split,) by device."""
-
-    by_device: Mapping[str, NDArray[np.float64]]
-    seconds: float
+#: What one fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
+_Scores = tuple[Mapping[str, NDArray[np.float64]], float]
 
 
 def compare(
@@ -141,9 +143,9 @@ def compare(
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (job, scores) in enumerate(_each(jobs, dataset, fitting), start=1):
-        seconds[job.ranker.name].append(scores.seconds)
-        for device_id, values in scores.by_device.items():
+    for done, (job, (scores, took)) in enumerate(_each(jobs, dataset, fitting), start=1):
+        seconds[job.ranker.name].append(took)
+        for device_id, values in scores.items():
             floor = floors.get(device_id, 0.0)
             metrics = judge(
                 dataset, device_id, job.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
@@ -157,7 +159,7 @@ def compare(
                     ranker=job.ranker.name,
                     split=job.split.name,
                     seed=job.seed,
-                    seconds=scores.seconds,
+                    seconds=took,
                     done=done,
                     total=len(jobs),
                 )
@@ -233,15 +235,13 @@ def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[
         return
     kept = KeptScores(fitting.keep, dataset)
     paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
-    found = [kept.load(path) for path in paths]
+    found: list[_Scores | None] = [kept.load(path) for path in paths]
     made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting)
     for job, path, one in zip(jobs, paths, found, strict=True):
-        if one is not None:
-            yield job, _Scores(*one)
-            continue
-        _, scores = next(made)
-        kept.save(path, scores.by_device, scores.seconds)
-        yield job, scores
+        if one is None:
+            _, one = next(made)
+            kept.save(path, *one)
+        yield job, one
 
 
 def _run(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
@@ -275,4 +275,57 @@ def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores
                     places_in(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
                 ]
                 scores[device_id] = np.mean(places, axis=0)
-    return _Scores(scores, time.perf_counter() - started)
+    return scores, time.perf_counter() - started
+
+
+class KeptScores:
+    """A folder of scores for comparisons on one dataset, so that a long one goes on where it was stopped.
+
+    A file holds what one ranker said of the test rows of one split with one seed. Its name follows from
+    everything that scores follow from (dataset, rows, ranker, settings, seed) but the code: delete the folder
+    when a ranker was changed.
+
+    Args:
+        folder: Made as needed.
+        dataset: What rankers learn from and are judged on.
+    """
+
+    def __init__(self, folder: Path, dataset: Dataset) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._devices = tuple(map(str, dataset.device_ids))
+        self._data = digest(
+            np.array(dataset.candidate_ids),
+            np.array(dataset.device_ids),
+            dataset.group,
+            dataset.latency_secs,
+            dataset.failed,
+            dataset.hardware,
+            *dataset.features.arrays().values(),
+        )
+
+    def path(self, ranker: Any, split: Split, fit_seed: int) -> Path:
+        """Where the scores of a ranker on a split belong; ask before the ranker is fitted."""
+        settings = {name: repr(getattr(ranker, name)) for name in _SETTINGS if hasattr(ranker, name)}
+        told = repr((self._data, ranker.name, settings, split.sources, split.targets, fit_seed))
+        name = hashlib.blake2b(digest_size=12)
+        for part in (told, digest(split.train), digest(split.test)):
+            name.update(part.encode())
+        return self._folder / f"{ranker.name}-{name.hexdigest()}.npz"
+
+    def load(self, path: Path) -> tuple[dict[str, NDArray[np.float64]], float] | None:
+        """Scores by device and the seconds they took; None where nothing is kept, or the file is damaged."""
+        try:
+            # An own file, which is closed whatever is wrong with what is in it.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+                scores = {self._devices[int(name)]: kept[name] for name in kept.files if name != "seconds"}
+                return scores, float(kept["seconds"])
+        except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile):
+            return None  # they are made again
+
+    def save(self, path: Path, scores: Mapping[str, NDArray[np.float64]], seconds: float) -> None:
+        """Keep scores by device; the file appears whole or not at all."""
+        arrays: dict[str, Any] = {str(self._devices.index(d)): values for d, values in scores.items()}
+        file = io.BytesIO()
+        np.savez(file, seconds=np.float64(seconds), **arrays)
+        put_file(path, file.getvalue())

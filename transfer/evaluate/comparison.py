@@ -42,16 +42,10 @@ class Comparison:
     noise_floors: Mapping[str, float] = field(default_factory=dict)
 
     def estimate(self, ranker: str, device_id: str, measure: str, level: float = LEVEL) -> Estimate:
-        """One measure with its interval over workloads and seeds.
-
-        Args:
-            ranker: One of `rankers`.
-            device_id: One of `device_ids`.
-            measure: One of `transfer.data.metrics.MEASURES`.
-            level: Share of the resamples inside.
+        """One of `MEASURES` with its interval over workloads and seeds, which holds `level` of the resamples.
 
         Raises:
-            DatasetError: One of them is unknown.
+            DatasetError: Ranker, device or measure is unknown.
         """
         return evaluator.estimate(self._runs(ranker, device_id, measure), measure, level)
 

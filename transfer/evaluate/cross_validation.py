@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Strategy, unmeasured, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.multitask import MultiTask
+from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.sample_selection import draw_few_shot
-from transfer.adapt.scratch import Scratch
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate
 from transfer.data.metrics import Metrics, merge

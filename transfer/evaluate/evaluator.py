@@ -49,17 +49,10 @@ def judge(
 def judge_by(
     measures: Collection[str], dataset: Dataset, device_id: str, rows: Rows, scores: Floats
 ) -> tuple[NDArray[np.int32], dict[str, Floats]]:
-    """A few measures of scores of some rows on one device, where all of them would take longer than the fit.
+    """A few measures (names in `Metrics`), where all of them would take longer than the fit.
 
-    Args:
-        measures: Names in `Metrics`.
-        dataset: Holds what was measured.
-        device_id: One of its devices.
-        rows: (n,) held out, with a measured one at least.
-        scores: (n,) higher is faster.
-
-    Returns:
-        (G,) workloads, and (G,) values by name.
+    Arguments as of `judge`; of the rows one at least was measured. Gives (G,) workloads, and (G,) values by
+    name.
     """
     latency, group = _truth(dataset, device_id, rows)
     groups, _, values = measure_workloads(measures, scores, latency, group)
@@ -69,13 +62,7 @@ def judge_by(
 def judge_folds(
     dataset: Dataset, device_id: str, folds: Iterable[tuple[Rows, Floats]], *, least: int = 2
 ) -> Metrics:
-    """What `judge` says of several folds, put together.
-
-    Args:
-        dataset: Holds what was measured.
-        device_id: One of its devices.
-        folds: Rows held out and their scores; a fold without enough measured rows is passed over.
-        least: As of `judge`.
+    """What `judge` says of several folds, put together; one without enough measured rows is passed over.
 
     Raises:
         TransferError: No fold has enough.
@@ -94,13 +81,9 @@ def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, NDArra
 
 
 def resampled(runs: Sequence[Metrics], measure: str, seed: int = 0, resamples: int = RESAMPLES) -> Resampled:
-    """One measure over runs with other seeds, resampled over workloads and, where there are several, seeds.
+    """One of `MEASURES` over runs with other seeds, resampled over workloads and, if there are more, seeds.
 
-    Args:
-        runs: Each judged on the same workloads in the same order.
-        measure: One of `transfer.data.metrics.MEASURES`.
-        seed: Of the resampling; the same one gives paired draws.
-        resamples: How many draws.
+    Each run is judged on the same workloads in the same order. The same `seed` gives paired draws.
     """
     above, below = (np.stack(side) for side in zip(*(one.parts(measure) for one in runs), strict=True))
     found = resample_ratio(above, below, seed, resamples)

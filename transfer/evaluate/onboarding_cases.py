@@ -10,7 +10,7 @@ out on every device. Fits nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -89,19 +89,20 @@ def make_cases(
     there = networks_to_hold_out(dataset, workloads) if plan.held else ()
     if there and (unknown := sorted(set(plan.held) - set(there))):
         raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
-    cases = []
+    cases: list[Case] = []
     for seed in plan.seeds:
         for regime in plan.regimes:
             divisions = list(_divisions(dataset, workloads, regime, plan, seed))
             if plan.most_splits:
                 # Those that judge by most workloads.
-                divisions.sort(key=lambda one: -len(np.unique(dataset.group[one[2]])))
+                divisions.sort(key=lambda one: -len(np.unique(dataset.group[one.test])))
                 divisions = divisions[: plan.most_splits]
-            for name, train_rows, test_rows in divisions:
-                for target in plan.targets:
-                    case = _case(dataset, regime, target, name, train_rows, test_rows, plan, seed)
-                    if case is not None:
-                        cases.append(case)
+            several = (
+                _case(dataset, regime, target, one, plan, seed)
+                for one in divisions
+                for target in plan.targets
+            )
+            cases += [case for case in several if case is not None]
     if not cases:
         raise DatasetError(
             f"nothing to judge: no held-out workload has two candidates measured on "
@@ -124,18 +125,17 @@ def _divisions(
     regime: Regime,
     plan: CasePlan,
     seed: int,
-) -> Iterator[tuple[str, Rows, Rows]]:
-    """Name, rows to learn from and rows held out."""
+) -> Iterator[Split]:
+    """Rows to learn from and rows held out."""
     if regime is not Regime.BOTH_NEW:
-        split = within_workload(dataset, _JUDGED_SHARE, seed)
-        yield "half of the candidates", split.train, split.test
+        yield replace(within_workload(dataset, _JUDGED_SHARE, seed), name="half of the candidates")
         return
-    for name, train_rows, test_rows in _workload_divisions(dataset, workloads, plan, seed):
-        rows = train_rows
+    for split in _workload_divisions(dataset, workloads, plan, seed):
+        rows = split.train
         if plan.most_workloads:
             groups = np.random.default_rng(seed).permutation(np.unique(dataset.group[rows]))
             rows = rows[np.isin(dataset.group[rows], groups[: plan.most_workloads])]
-        yield name, rows, test_rows
+        yield replace(split, train=rows)
 
 
 def networks_to_hold_out(
@@ -153,36 +153,28 @@ def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | Non
 
 def _workload_divisions(
     dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan, seed: int
-) -> Iterator[tuple[str, Rows, Rows]]:
+) -> list[Split]:
     splits = _by_network(dataset, workloads)
     if splits:
-        for split in splits:
-            if not plan.held or split.name in plan.held:
-                yield split.name, split.train, split.test
-        return
+        return [one for one in splits if not plan.held or one.name in plan.held]
     groups = np.random.default_rng(seed).permutation(np.unique(dataset.group))
     for fold in range(min(_FOLDS, len(groups))):
         held = np.isin(dataset.group, groups[fold::_FOLDS])
-        yield f"workloads {fold + 1} of {_FOLDS}", np.flatnonzero(~held), np.flatnonzero(held)
+        name = f"workloads {fold + 1} of {_FOLDS}"
+        splits.append(Split(name=name, train=np.flatnonzero(~held), test=np.flatnonzero(held)))
+    return splits
 
 
 def _case(
-    dataset: Dataset,
-    regime: Regime,
-    target: str,
-    name: str,
-    train_rows: Rows,
-    test_rows: Rows,
-    plan: CasePlan,
-    seed: int,
+    dataset: Dataset, regime: Regime, target: str, split: Split, plan: CasePlan, seed: int
 ) -> Case | None:
     """The case of one target; None where there is nothing to learn from or to judge."""
     column = dataset.column(target)
     others = np.array([place for place in range(len(dataset.device_ids)) if place != column], dtype=np.int64)
     measured = np.isfinite(dataset.latency_secs)
     tried = measured[:, column] | dataset.failed[:, column]
-    pool, test = train_rows[tried[train_rows]], test_rows[measured[test_rows, column]]
-    source_rows = train_rows
+    pool, test = split.train[tried[split.train]], split.test[measured[split.test, column]]
+    source_rows = split.train
     if regime is not Regime.BOTH_NEW:
         beside = np.asarray(measured[:, others].any(axis=1))
         pool, test = pool[beside[pool]], test[beside[test]]
@@ -201,7 +193,7 @@ def _case(
     return Case(
         regime=regime,
         target=target,
-        split=name,
+        split=split.name,
         pool=pool,
         source_rows=source_rows,
         test=test,

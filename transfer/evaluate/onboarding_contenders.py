@@ -144,7 +144,7 @@ def _points(
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
             lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
-                selector, situation, case.pool, len(case.pool) if k is None else k, truth, source_model
+                selector, situation, case.pool, len(case.pool) if k is None else k, source_model
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])
@@ -184,10 +184,9 @@ def choose_few_shot(
     situation: Situation,
     pool: Rows,
     count: int,
-    truth: NDArray[np.float64],
     source_model: Callable[[], FleetTLP],
 ) -> Rows:
-    """Rows of the pool that the target measures; in rounds where the selector looks at what was measured."""
+    """Rows of the pool that the target measures, all chosen at once."""
     if not count:
         return np.zeros(0, dtype=np.int64)
     if count >= len(pool):

@@ -1,7 +1,7 @@
 """A feature block of more candidates than would fit in memory as traces.
 
 Candidates come a few at a time, as a table or a log is read, and only their rows stay. Called by
-`transfer.data.dataset`; knows nothing of records or latencies.
+`transfer.data.joined_records`; knows nothing of records or latencies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Schedules as arrays: primitive sequences into fixed slots, workloads into vectors.
 
-One `Extractor` serves training (`transfer.data.dataset`), evaluation and scoring inside a search, so they
+One `Extractor` serves training (`transfer.data`), evaluation and scoring inside a search, so they
 cannot drift apart: it reads stored traces of every dialect, and those of schedules in memory to the same
 bits. TLP crops raw integers to a fixed width; here every number has a slot of its own, sizes are logarithms,
 and what is absent is told from what is zero. Knows nothing of latencies or models, and imports no TVM.

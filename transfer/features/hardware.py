@@ -1,7 +1,7 @@
 """What a device is, as numbers: the hardware vector beside the features of its candidates.
 
 The vector describes the *target* that programs are built for, on the host they run on: two instruction-set
-profiles of one box share their caches and differ in their vectors. Called by `transfer.data.dataset` and at
+profiles of one box share their caches and differ in their vectors. Called by `transfer.data` and at
 onboarding; knows nothing of programs or models.
 """
 

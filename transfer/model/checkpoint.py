@@ -58,11 +58,8 @@ def save(
 ) -> None:
     """Write a checkpoint that appears under its name only when it is whole and on disk.
 
-    Args:
-        directory: Folder to make; its parent is made as needed.
-        model: Model to keep; its input scaling is part of its tensors.
-        manifest: More to remember, as JSON: table version, metrics, seed, vocabulary hash...
-        beside: Further files of the folder by name, read back by `read_beside`.
+    `manifest` is more to remember, as JSON: table version, metrics, seed, vocabulary hash... `beside` are
+    further files of the folder by name, read back by `read_beside`.
 
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.

@@ -46,6 +46,8 @@ from transfer.model.trees import HardwareOf, Trees, joint_scores
 
 #: Sequences of a pass of `score` are rounded up to a multiple of so many steps (see `SCORE_BATCH`).
 _SCORE_STEPS = 8
+#: Candidates of a forward pass of `represent`.
+_REPRESENTED = 512
 
 
 class FleetTLP(nn.Module):
@@ -237,16 +239,21 @@ class FleetTLP(nn.Module):
         x = self.trunk(F.gelu(self.join(self.dropout(joined))))
         return cast(Tensor, self.dropout(self.norm(x)))
 
+    def represent(self, block: FeatureBlock) -> Tensor:
+        """(N, T) what `backbone` gives of candidates, without gradients and dropout."""
+        with scoring(self):
+            parts = [
+                self.backbone(*block_tensors(block, np.arange(start, min(start + _REPRESENTED, len(block)))))
+                for start in range(0, len(block), _REPRESENTED)
+            ]
+        return torch.cat(parts) if parts else torch.zeros(0, self.config.sizes.trunk_width)
+
     def logits(self, representation: Tensor, device_id: str) -> Tensor:
         """Score (N, T) representations for one device as (N,) logits."""
         return cast(Tensor, self.head(device_id)(representation)).squeeze(-1)
 
     def score(self, block: FeatureBlock, device_id: str) -> np.ndarray:
-        """Score candidates for one device.
-
-        Args:
-            block: N candidates, of any workloads.
-            device_id: Device with a head.
+        """Score candidates of any workloads for one device.
 
         Returns:
             (N,) float64 in (0, 1], an estimate of best latency / latency within the workload: higher
@@ -276,11 +283,7 @@ class FleetTLP(nn.Module):
         )
 
     def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
-        """What the trees alone say, in a tenth of the time of `score`: for drafts of many candidates.
-
-        Args:
-            flat: (N, P) what `flat` gives of them.
-            device_id: Device with a head.
+        """What the trees alone say of `flat` features, in a tenth of the time of `score`: drafts of many.
 
         Returns:
             (N,) estimated logarithms of best latency / latency; None where the trees know no such device.
@@ -295,14 +298,7 @@ class FleetTLP(nn.Module):
         return self.trees.log_speeds(flat, hardware.numpy())
 
     def validity(self, block: FeatureBlock, device_id: str) -> np.ndarray:
-        """Probability that a candidate builds and runs on a device.
-
-        Args:
-            block: N candidates, of any workloads.
-            device_id: Device with a head.
-
-        Returns:
-            (N,) float64 in (0, 1]; 1 where there were no failures to learn from.
+        """(N,) probability that a candidate builds and runs on a device; 1 without failures to learn from.
 
         Raises:
             TransferError: As of `score`.

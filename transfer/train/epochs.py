@@ -51,15 +51,8 @@ def run_epochs(
 ) -> None:
     """Run the epochs that are left; with validation, leave the weights of the best one in the model.
 
-    Args:
-        stepper: Model and optimiser, as they were at the end of the last epoch done.
-        training: Rows to learn from.
-        validation: Rows to judge on, or None.
-        config: How.
-        seed: Of everything random.
-        peers: Who else works on the same run.
-        progress: Brought up to date after each epoch.
-        after_epoch: Called then.
+    Model and optimiser are as they were at the end of the last epoch done; `progress` is brought up to date
+    after each epoch, before `after_epoch` is called.
 
     Raises:
         TransferError: Loss or gradient are not finite.

@@ -4,6 +4,9 @@ Called by `transfer.train.step`, adaptation and baselines. Every loss takes a pa
 groups with n places each and gives one value a group, so the caller decides how groups and heads are
 averaged. Nothing here knows of devices, features or the model.
 
+The arguments are the same everywhere: `scores` (G, n) logits, higher is better; `labels` (G, n) relative
+speed in [0, 1]; `mask` (G, n) bool, true where a label is present.
+
 Legend: G groups (workloads), n places in a group.
 """
 
@@ -55,16 +58,7 @@ def _filled(labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def pairwise_hinge(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean hinge over pairs, with the difference of the labels as margin.
-
-    Args:
-        scores: (G, n) logits, higher = better.
-        labels: (G, n) relative speed in [0, 1].
-        mask: (G, n) bool, true where a label is present.
-
-    Returns:
-        (G,) mean over the pairs; 0 for a group without pairs.
-    """
+    """(G,) mean hinge over pairs, with the difference of the labels as margin; 0 without pairs."""
     labels = _filled(labels, mask)
     pairs = _pairs(labels, mask)
     wanted = labels.unsqueeze(2) - labels.unsqueeze(1)
@@ -73,18 +67,10 @@ def pairwise_hinge(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def regression(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared error between the bounded score, sigmoid of the logit, and the label.
+    """(G,) mean squared error between the bounded score (sigmoid of the logit) and the label; 0 without any.
 
     It gives scores a meaning beyond their order: a search that draws parents in proportion to the
     score needs a zero point.
-
-    Args:
-        scores: (G, n) logits.
-        labels: (G, n) relative speed in [0, 1].
-        mask: (G, n) bool, true where a label is present.
-
-    Returns:
-        (G,) mean over the labelled candidates; 0 for a group without labels.
     """
     present = mask.to(labels.dtype)
     error = torch.sigmoid(scores) - _filled(labels, mask)
@@ -92,19 +78,12 @@ def regression(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared error between centred logits and centred log labels of a group.
+    """(G,) mean squared error between centred logits and centred log labels; 0 without labels.
 
     A label is relative to the best candidate that was seen, so in a group of a few samples all labels
     are too high by an unknown factor. The ratio of two latencies has no such fault: this term
-    compares ratios only, and is therefore the same however small the group is.
-
-    Args:
-        scores: (G, n) logits.
-        labels: (G, n) relative speed in [0, 1]; below `MIN_LABEL` they count as `MIN_LABEL`.
-        mask: (G, n) bool, true where a label is present.
-
-    Returns:
-        (G,) mean over the labelled candidates in squared nats; 0 for a group without labels.
+    compares ratios only, and is therefore the same however small the group is. In squared nats; labels below
+    `MIN_LABEL` count as `MIN_LABEL`.
     """
     present = mask.to(labels.dtype)
     total = present.sum(dim=1, keepdim=True).clamp(min=_MIN_COUNT)
@@ -113,23 +92,10 @@ def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return (centred.square() * present).sum(dim=1) / total.squeeze(1)
 
 
-def head_loss(
-    scores: Tensor,
-    labels: Tensor,
-    mask: Tensor,
-    *,
-    terms: LossWeights,
-) -> Tensor | None:
-    """Weighted sum of the terms, averaged over the groups with at least two labels.
+def head_loss(scores: Tensor, labels: Tensor, mask: Tensor, *, terms: LossWeights) -> Tensor | None:
+    """Weighted sum of the terms for one head, averaged over the groups with at least two labels.
 
-    Args:
-        scores: (G, n) logits of one head.
-        labels: (G, n) relative speed in [0, 1].
-        mask: (G, n) bool, true where a label is present.
-        terms: Weight of each term.
-
-    Returns:
-        A scalar, or None where no group has two labels (such a head must get no gradient at all).
+    None where no group has two labels: such a head must get no gradient at all.
     """
     usable = mask.sum(dim=1) >= 2
     if not bool(usable.any()):
@@ -137,23 +103,10 @@ def head_loss(
     return group_losses(scores[usable], labels[usable], mask[usable], terms=terms).mean()
 
 
-def group_losses(
-    scores: Tensor,
-    labels: Tensor,
-    mask: Tensor,
-    *,
-    terms: LossWeights,
-) -> Tensor:
-    """Weighted sum of the terms for each group.
+def group_losses(scores: Tensor, labels: Tensor, mask: Tensor, *, terms: LossWeights) -> Tensor:
+    """(G,) weighted sum of the terms; groups may belong to different heads.
 
-    Args:
-        scores: (G, n) logits; groups may belong to different heads.
-        labels: (G, n) relative speed in [0, 1].
-        mask: (G, n) bool, true where a label is present.
-        terms: Weight of each term.
-
-    Returns:
-        (G,) losses; that of a group with fewer than two labels means nothing and must be left out.
+    That of a group with fewer than two labels means nothing and must be left out.
     """
     total = scores.new_zeros(scores.shape[0])
     for weight, loss in (

@@ -48,14 +48,7 @@ class Peers:
         """Sum the gradients of some parameters, and a loss, over all workers in one exchange.
 
         A parameter without a gradient here counts as zero and has one afterwards, so all workers must name
-        the same parameters.
-
-        Args:
-            parameters: Those that some worker has a gradient of.
-            loss: Scalar.
-
-        Returns:
-            The sum of the losses, a scalar.
+        the same parameters: those that some worker has a gradient of. Gives the sum of the losses.
         """
         if self.world_size == 1:
             return loss.detach()

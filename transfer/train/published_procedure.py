@@ -1,6 +1,6 @@
 """TLP and MTL-TLP trained as published, with real masks where the published code has labels of -100.
 
-The network and the loss are in `transfer.model.tlp_network`. The training is the published one too (TLP,
+The network and the loss are in `transfer.model.mtl_tlp`. The training is the published one too (TLP,
 ASPLOS'23, sections 4.3 and 5): random rows of all workloads in a batch, a random tenth of the rows (not of
 the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended unless
 asked otherwise: failed candidates are left out, and each head uses the rows that have its label. Called by
@@ -28,8 +28,14 @@ from transfer.errors import TransferError
 from transfer.features.published_features import PublishedLayout
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import MtlTLP, published_of
-from transfer.model.tlp_network import Mixer, TlpNetwork, mean_square, mixed_lambda_rank
+from transfer.model.mtl_tlp import (
+    Mixer,
+    MtlTLP,
+    TlpNetwork,
+    mean_square,
+    mixed_lambda_rank,
+    published_of,
+)
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.rows import training_labels
 
@@ -129,15 +135,8 @@ def train_network(
 ) -> tuple[TlpNetwork, tuple[float, ...]]:
     """Train one network, and take the weights of its epoch of least validation loss.
 
-    Args:
-        steps: (N, L, E) published features.
-        rows: (n,) row numbers to learn from.
-        labels: (n, D) relative speed, a column for each head; NaN where there is none.
-        config: How to train.
-        seed: Of everything random.
-
-    Returns:
-        The network, and the validation loss of each epoch.
+    Takes (N, L, E) published features, (n,) rows to learn from, and their (n, D) labels: relative speeds, a
+    column for each head, NaN where there is none. Gives the validation loss of each epoch beside the network.
 
     Raises:
         TransferError: The training diverged.

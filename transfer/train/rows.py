@@ -9,7 +9,7 @@ Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
+from transfer.features.hardware import vector_distances
 
 Positions = NDArray[np.int64]
 
 #: Seconds that Ansor and MetaSchedule write for a candidate that failed.
 FAILURE_SECS = 1e10
+#: Most alike devices that are asked: of a thousand devices each would ask all others else.
+_MOST_LENDERS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,3 +173,36 @@ def labels_by_workload(
     group, workloads = dataset.group[rows], len(dataset.workload_ids)
     counts = [np.bincount(group[column], minlength=workloads) for column in present.T]
     return np.stack(counts, axis=1) if counts else np.zeros((workloads, 0), dtype=np.int64)
+
+
+def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]) -> Dataset:
+    """The dataset with latencies that devices lend each other; itself where nothing is lacking.
+
+    A head learns from the candidates that its device measured. Devices of a fleet measure different
+    workloads, and breadth is worth more to a head than anything else, so a device that measured nothing of a
+    workload takes the latencies of the most alike device that did. Labels are relative to the best candidate
+    of a workload on a device, so only the order and the ratios of the lender count. Nothing that is judged or
+    stored is ever lent.
+
+    Args:
+        dataset: Candidates of all devices.
+        rows: Row numbers that may be looked at and filled.
+        device_ids: Devices that lend and borrow; no other device's latency is looked at.
+    """
+    columns = [dataset.column(one) for one in device_ids]
+    group = dataset.group[rows]
+    latency = dataset.latency_secs[np.ix_(rows, np.array(columns, dtype=np.int64))]
+    measured = labels_by_workload(dataset, rows, np.isfinite(latency)).T >= 2
+    lacking = ~measured & measured.any(axis=0)
+    if not lacking.any():
+        return dataset
+    lent = dataset.latency_secs.copy()
+    hardware = dataset.hardware[columns]
+    for place, column in enumerate(columns):
+        nearest = np.argsort(vector_distances(hardware, place), kind="stable")
+        for lender in [one for one in nearest.tolist() if one != place][:_MOST_LENDERS]:
+            taken = lacking[place] & measured[lender]
+            filled = taken[group]
+            lent[rows[filled], column] = latency[filled, lender]
+            lacking[place] &= ~taken
+    return replace(dataset, latency_secs=lent)

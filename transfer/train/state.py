@@ -3,7 +3,8 @@
 Called by `transfer.train.training`. A state is a folder `epoch-NNNNNN` with tensors (weights, averages of the
 optimiser, best weights) and a manifest; it appears whole or not at all, and only then is the one before it
 removed. Random states need no place: they follow from the seed and the number of the epoch. Nothing is
-unpickled.
+unpickled. Beside the states stand the curves of the run: show them with `tensorboard --logdir` on a folder of
+runs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from transfer.checked_folder import (
     read_file,
     sha256,
 )
+from transfer.train import CURVES_NAME
 from transfer.train.config import EpochReport
 from transfer.train.epochs import TrainingProgress
 from transfer.train.step import Stepper
@@ -42,13 +46,9 @@ _FOLDER = re.compile(r"epoch-(\d{6})")
 
 
 def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress) -> None:
-    """Keep a run as it is after its last epoch.
+    """Keep a run as it is after its last epoch; states of earlier epochs are removed.
 
-    Args:
-        folder: The run's folder; states of earlier epochs in it are removed.
-        run: What the run is: everything that its result follows from, as JSON.
-        stepper: Model and optimiser.
-        progress: How far it has come.
+    `run` is everything that its result follows from, as JSON.
 
     Raises:
         CheckpointError: The state cannot be written.
@@ -75,16 +75,64 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
         shutil.rmtree(older, ignore_errors=True)
 
 
+@contextmanager
+def kept(
+    folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress
+) -> Iterator[Callable[[EpochReport], None]]:
+    """Keep state and curves of a run: gives what is to be called after each epoch.
+
+    Curves are a file of JSON lines, and TensorBoard's events where it is installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Written afresh, since a kill may have left half a line, or an epoch of which no state was kept.
+    with (folder / CURVES_NAME).open("w", encoding="utf-8") as file:
+
+        def write(report: EpochReport) -> None:
+            file.write(json.dumps({**asdict(report), "samples_per_s": _speed(report)}) + "\n")
+            file.flush()
+
+        for report in progress.history:
+            write(report)
+        board = _board(folder, purge_step=len(progress.history) + 1)
+
+        def keep(report: EpochReport) -> None:
+            save_state(folder, run, stepper, progress)
+            write(report)
+            if board is None:
+                return
+            points = {
+                "loss/train": report.train_loss,
+                "loss/validation": report.validation_loss,
+                "learning_rate": report.learning_rate,
+                "samples_per_s": _speed(report),
+            }
+            for name, value in points.items():
+                if value is not None:
+                    board.add_scalar(name, value, report.epoch)
+            board.flush()
+
+        try:
+            yield keep
+        finally:
+            if board is not None:
+                board.close()
+
+
+def _speed(report: EpochReport) -> float:
+    return report.samples / max(1e-9, report.seconds)
+
+
+def _board(folder: Path, purge_step: int) -> Any:
+    """A writer of TensorBoard's events, or None where the package is not installed."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=purge_step)
+
+
 def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> TrainingProgress:
     """Bring a fresh model and optimiser to where a run was; nothing is done where nothing was kept.
-
-    Args:
-        folder: The run's folder.
-        run: What the run is; it must be what was kept.
-        stepper: Model and optimiser of the same run, before its first step.
-
-    Returns:
-        How far the run had come.
 
     Raises:
         CheckpointError: The state is of another run, damaged, or of another version.

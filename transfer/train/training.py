@@ -7,14 +7,14 @@ workload. With a run folder, every epoch is kept and a killed run goes on where 
 dataset comes from or where a model goes.
 
 The parts, all in `transfer.train`: `rows` (rows and labels), `step` (loss and update), `epochs`, `state`
-(what is kept), `curves`, `peers` (several workers).
+(what is kept, and curves), `peers` (several workers).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,10 @@ from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.config import EpochReport, TrainConfig, torch_device
-from transfer.train.curves import Curves
 from transfer.train.epochs import TrainingProgress, run_epochs
-from transfer.train.lent_labels import with_lent_latencies
 from transfer.train.peers import ALONE, Peers
-from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
-from transfer.train.state import digest, load_state, remove_states, save_state
+from transfer.train.rows import TrainingRows, gather_rows, trainable_devices, with_lent_latencies
+from transfer.train.state import digest, kept, load_state, remove_states
 from transfer.train.step import Stepper
 from transfer.train.tree_fit import fit_trees
 from transfer.train.validity import fit_validity
@@ -134,7 +132,7 @@ def train(
             progress = load_state(run.folder, identity, stepper)
             peers.check_equal(len(progress.history), "epochs that an interrupted run had done")
             if peers.is_first:
-                keep = scope.enter_context(_kept(run.folder, identity, stepper, progress))
+                keep = scope.enter_context(kept(run.folder, identity, stepper, progress))
         resumed = len(progress.history)
 
         def after_epoch(report: EpochReport) -> None:
@@ -221,17 +219,3 @@ def _identity(
         "data": digest(*arrays, training.dataset.group),
         "init": None if init is None else digest(*init.state_dict().values()),
     }
-
-
-@contextmanager
-def _kept(
-    folder: Path, run: dict[str, Any], stepper: Stepper, progress: TrainingProgress
-) -> Iterator[Callable[[EpochReport], None]]:
-    """Keep state and curves of a run: gives what is to be called after each epoch."""
-    with Curves(folder, progress.history) as curves:
-
-        def keep(report: EpochReport) -> None:
-            save_state(folder, run, stepper, progress)
-            curves.add(report)
-
-        yield keep

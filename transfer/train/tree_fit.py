@@ -134,15 +134,9 @@ def grow(
 ) -> bytes:
     """Fit trees; gives what `pack` makes smaller for `Trees`.
 
-    Args:
-        x: (n, P) inputs.
-        wanted: (n,) values.
-        weight: (n,) weight of each row.
-        columns: (P,) how likely each column is offered to a tree beside the others, default alike.
-        count: How many trees.
-        seed: Of everything random.
-        threads: Of XGBoost.
-        beside: Trees that the new ones are put beside; these learn as if there were none.
+    Inputs `x` are (n, P), `wanted` values and `weight` (n,). `columns` (P,) tell how likely each column is
+    offered to a tree beside the others, by default alike. `beside` are trees that the new ones are put
+    beside; these learn as if there were none.
     """
     import xgboost
 

@@ -20,14 +20,11 @@ from torch.nn import functional as F
 
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.inputs import block_tensors
 
 #: Failures, and candidates that ran, that a device must have at least.
 LEAST_OF_EACH = 8
 #: Most of either that are looked at, evenly over the rows.
 _MOST = 4096
-#: Candidates of a forward pass.
-_BATCH = 512
 #: L2 penalty on the weights, for a loss that is a mean over candidates.
 _PENALTY = 1e-3
 _STEPS = 60
@@ -36,15 +33,10 @@ _STEPS = 60
 def fit_validity(
     model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
 ) -> None:
-    """Give a model the validity outputs of the devices that have failures to learn from.
+    """Give a model on the CPU the validity outputs of the devices that have failures to learn from.
 
-    Args:
-        model: On the CPU; its heads and backbone are not changed.
-        dataset: Candidates of all devices.
-        rows: Row numbers to learn from.
-        device_ids: Devices with a head.
+    Heads and backbone are not changed.
     """
-    model.eval()
     for device_id in device_ids:
         column = dataset.column(device_id)
         ran = rows[np.isfinite(dataset.latency_secs[rows, column])]
@@ -56,7 +48,7 @@ def fit_validity(
         # Each side stands for all of its candidates, so that the output is a probability.
         stands_for = [len(part) / len(few) for part, few in zip((ran, failed), chosen, strict=True)]
         weight = torch.from_numpy(np.repeat(stands_for, [len(part) for part in chosen])).float()
-        x = _represent(model, dataset, np.concatenate(chosen))
+        x = model.represent(dataset.features.take(np.concatenate(chosen)))
         model.set_validity(device_id, _logistic(x, valid, weight / weight.sum()))
 
 
@@ -65,16 +57,6 @@ def _evenly(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     if len(rows) <= most:
         return rows
     return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-
-
-def _represent(model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> Tensor:
-    """(n, T) representations."""
-    with torch.no_grad():
-        parts = [
-            model.backbone(*block_tensors(dataset.features, rows[start : start + _BATCH]))
-            for start in range(0, len(rows), _BATCH)
-        ]
-    return torch.cat(parts)
 
 
 def _logistic(x: Tensor, valid: Tensor, weight: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
-from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset
+from transfer.data.joined_records import build_dataset
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))

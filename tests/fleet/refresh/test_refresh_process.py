@@ -54,8 +54,8 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
+from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.

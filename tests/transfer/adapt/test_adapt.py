@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
 from transfer.adapt.base import Adapted, Strategy, unmeasured, visible_part
 from transfer.adapt.finetune import FineTune
 from transfer.adapt.heads import most_similar_heads, with_target_head
 from transfer.adapt.maml import Maml
 from transfer.adapt.masked import Masked
 from transfer.adapt.momentum import Momentum
-from transfer.adapt.multitask import MultiTask
+from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.scratch import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.adapt.zero_shot import ZeroShot
 from transfer.errors import TransferError
@@ -44,6 +43,8 @@ SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
 FEW_SHOT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))
 NOTHING = np.zeros(0, dtype=np.int64)
 QUICK = replace(CONFIG, epochs=3)
+#: Nothing is measured on the target.
+BLIND = with_latency(DATASET, slice(None), TARGET, np.nan)
 
 
 def named(strategy: Strategy) -> str:
@@ -53,11 +54,6 @@ def named(strategy: Strategy) -> str:
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
     return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
-
-
-def same_weights(a: FleetTLP, b: FleetTLP) -> bool:
-    left, right = a.state_dict(), b.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 def same(a: Adapted, b: Adapted) -> bool:
@@ -92,62 +88,44 @@ def few_shot_loss(model: FleetTLP) -> float:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-def test_target_latencies_outside_the_few_shot_set_have_no_influence(strategy, source):
-    column = DATASET.column(TARGET)
-    latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
+def test_every_strategy_gives_a_head_that_follows_from_what_it_may_see_alone(strategy, source):
+    before = source.copy()
+    adapted = adapted_by(strategy, source)
+    assert same_weights(source, before)
     hidden = np.setdiff1d(np.arange(len(DATASET)), FEW_SHOT)
-    latency[hidden, column] = np.random.default_rng(0).uniform(1e-9, 1e3, len(hidden))
-    failed[hidden, column] = True
-    other = replace(DATASET, latency_secs=latency, failed=failed)
-    one, two = (adapted_by(strategy, source, dataset) for dataset in (DATASET, other))
-    assert same(one, two)
+    failed = DATASET.failed.copy()
+    failed[hidden, DATASET.column(TARGET)] = True
+    random = np.random.default_rng(0).uniform(1e-9, 1e3, len(hidden))
+    other = replace(with_latency(DATASET, hidden, TARGET, random), failed=failed)
+    # Rows in neither set are hidden on every device.
+    again = adapted_by(strategy, source, with_latency(other, np.setdiff1d(hidden, SOURCE_ROWS), None, 1.0))
+    assert same(adapted, again)
     rows = np.arange(len(DATASET))
-    assert np.array_equal(one.score(DATASET, rows), two.score(other, rows))
+    assert np.array_equal(adapted.score(DATASET, rows), again.score(other, rows))
+    unseen = np.flatnonzero(DATASET.group >= 6)
+    scores = adapted.score(unmeasured(DATASET, unseen), np.arange(len(unseen)))
+    assert scores.shape == unseen.shape
+    assert np.isfinite(scores).all()
+    assert TARGET in adapted.model.device_ids
+    assert not adapted.model.training
+    assert all(parameter.requires_grad for parameter in adapted.model.parameters())
 
 
 @pytest.mark.parametrize("strategy", [*TRAINED, SourceDevices(nets=1)], ids=named)
 def test_target_latencies_of_the_few_shot_set_have_influence(strategy, source):
-    latency = DATASET.latency_secs.copy()
-    latency[FEW_SHOT, DATASET.column(TARGET)] = latency[FEW_SHOT[::-1], DATASET.column(TARGET)]
-    other = replace(DATASET, latency_secs=latency)
+    turned = DATASET.latency_secs[FEW_SHOT[::-1], DATASET.column(TARGET)]
+    other = with_latency(DATASET, FEW_SHOT, TARGET, turned)
     one, two = (adapted_by(strategy, source, dataset) for dataset in (DATASET, other))
     # Those that may leave the head alone say at least what they found.
     assert not same(one, two) or one.notes != two.notes
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-def test_rows_in_neither_set_have_no_influence(strategy, source):
-    hidden = np.setdiff1d(np.arange(len(DATASET)), np.union1d(FEW_SHOT, SOURCE_ROWS))
-    latency = DATASET.latency_secs.copy()
-    latency[hidden] = 1.0
-    other = replace(DATASET, latency_secs=latency)
-    assert same(*(adapted_by(strategy, source, dataset) for dataset in (DATASET, other)))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-def test_equal_arguments_give_equal_weights_and_leave_the_source_alone(strategy, source):
-    before = source.copy()
-    assert same(*(adapted_by(strategy, source, seed=1) for _ in range(2)))
-    assert same_weights(source, before)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-def test_every_strategy_gives_a_head_that_scores_unseen_candidates(strategy, source):
-    adapted = adapted_by(strategy, source)
-    assert TARGET in adapted.model.device_ids
-    rows = np.flatnonzero(DATASET.group >= 6)
-    scores = adapted.score(unmeasured(DATASET, rows), np.arange(len(rows)))
-    assert scores.shape == rows.shape
-    assert np.isfinite(scores).all()
-    assert not adapted.model.training
-    assert all(parameter.requires_grad for parameter in adapted.model.parameters())
-
-
 @pytest.mark.parametrize("strategy", WITHOUT_SAMPLES, ids=named)
-def test_some_strategies_need_no_sample(strategy, source):
+def test_some_strategies_need_no_sample_or_do_without_where_all_failed(strategy, source):
     assert strategy.least_samples == 0
     adapted = adapted_by(strategy, source, few_shot=NOTHING)
     assert np.isfinite(adapted.score(DATASET, np.arange(len(DATASET)))).all()
+    assert np.isfinite(adapted_by(strategy, source, BLIND).score(BLIND, FEW_SHOT)).all()
 
 
 @pytest.mark.parametrize("strategy", [*TRAINED[1:], *WITHOUT_SAMPLES], ids=named)
@@ -170,9 +148,8 @@ def test_fine_tuning_leaves_the_other_layers_alone(trained, still, source):
 
 def test_fine_tuning_may_find_that_it_is_better_to_leave_the_head_alone(source):
     # A rate this large can only spoil what the source knows of these labels.
-    latency = DATASET.latency_secs.copy()
-    latency[:, DATASET.column(TARGET)] = 1 / source.score(DATASET.features, "cpu.a")
-    adapted = adapted_by(FineTune(rate_shares=(1000.0,)), source, replace(DATASET, latency_secs=latency))
+    like = with_latency(DATASET, slice(None), TARGET, 1 / source.score(DATASET.features, "cpu.a"))
+    adapted = adapted_by(FineTune(rate_shares=(1000.0,)), source, like)
     assert adapted.notes["learning_rate"] == 0.0
 
 
@@ -235,11 +212,8 @@ def test_adapting_lowers_the_loss_on_the_few_shot_set(source):
     assert few_shot_loss(adapted.model) < 0.8 * few_shot_loss(start)
 
 
-def test_multitask_keeps_the_source_heads(source):
+def test_multitask_keeps_the_source_heads_or_trains_all_at_once(source):
     assert adapted_by(MultiTask(), source).model.device_ids == (*source.device_ids, TARGET)
-
-
-def test_multitask_without_a_source_trains_all_heads_at_once():
     assert set(adapted_by(MultiTask(), None).model.device_ids) == set(DATASET.device_ids)
 
 
@@ -261,37 +235,16 @@ def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
     assert same_weights(*models)
 
 
-def test_labels_are_relative_to_the_best_of_the_few_shot_set():
-    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
-    labels = part.labels()[:, part.column(TARGET)]
-    seen = np.isfinite(labels)
-    for group in np.unique(part.group[seen]):
-        assert labels[seen & (part.group == group)].max() == 1.0
-
-
 def test_the_most_similar_head_is_found(source):
     part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
-    scores = source.score(part.features, "cpu.b")
-    latency = part.latency_secs.copy()
     # A target whose speed is exactly what one head says; measured everywhere, so that no other head ties.
-    latency[:, part.column(TARGET)] = 1 / scores
-    assert most_similar_heads(source, replace(part, latency_secs=latency), TARGET) == ("cpu.b",)
+    like = with_latency(part, slice(None), TARGET, 1 / source.score(part.features, "cpu.b"))
+    assert most_similar_heads(source, like, TARGET) == ("cpu.b",)
 
 
-def test_nothing_measured_on_the_target_is_an_error(source):
-    latency = DATASET.latency_secs.copy()
-    latency[:, DATASET.column(TARGET)] = np.nan
-    blind = replace(DATASET, latency_secs=latency)
-    for strategy in TRAINED:
-        with pytest.raises(
-            TransferError, match=rf"none of the {len(FEW_SHOT)} few-shot rows has an ok measurement"
-        ):
-            adapted_by(strategy, source, blind)
-
-
-def test_strategies_that_need_no_sample_do_without_where_all_failed(source):
-    latency = DATASET.latency_secs.copy()
-    latency[:, DATASET.column(TARGET)] = np.nan
-    blind = replace(DATASET, latency_secs=latency)
-    for strategy in WITHOUT_SAMPLES:
-        assert np.isfinite(adapted_by(strategy, source, blind).score(blind, FEW_SHOT)).all()
+@pytest.mark.parametrize("strategy", TRAINED, ids=named)
+def test_nothing_measured_on_the_target_is_an_error(strategy, source):
+    with pytest.raises(
+        TransferError, match=rf"none of the {len(FEW_SHOT)} few-shot rows has an ok measurement"
+    ):
+        adapted_by(strategy, source, BLIND)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import CONFIG, make_dataset, with_latency
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.source_devices import SourceCorrection, SourceDevices
 from transfer.adapt.source_model import fit_source_model, hardware_mix
@@ -28,11 +28,14 @@ def source() -> FleetTLP:
     return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
 
 
+def adapt(source: FleetTLP, dataset=DATASET, few_shot=NOTHING, nets: int = 1) -> Adapted:
+    how = {"source_rows": SOURCE_ROWS, "config": QUICK, "seed": 0}
+    return SourceDevices(nets=nets).adapt(source, dataset, TARGET, few_shot, **how)
+
+
 @pytest.fixture(scope="module")
 def adapted(source) -> Adapted:
-    return SourceDevices(nets=1).adapt(
-        source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
-    )
+    return adapt(source)
 
 
 def test_a_table_with_holes_is_parted_into_what_made_it():
@@ -112,17 +115,14 @@ def test_samples_that_no_source_device_measured_train_the_networks(source):
     samples = samples[np.isfinite(latency[samples, 0])]
     latency[samples, DATASET.column(TARGET)] = 1e-6 / latency[samples, 0]
     shared = replace(DATASET, latency_secs=latency)
-    alone = replace(DATASET, latency_secs=latency.copy())
-    alone.latency_secs[np.ix_(samples, [0, 1])] = np.nan
+    alone = with_latency(with_latency(shared, samples, "cpu.a", np.nan), samples, "cpu.b", np.nan)
     shares, agreed = {}, {}
     for name, part, few_shot in (
         ("shared", shared, samples),
         ("alone", alone, samples),
         ("one", alone, samples[:1]),
     ):
-        found = SourceDevices(nets=1).adapt(
-            source, part, TARGET, few_shot, source_rows=SOURCE_ROWS, config=QUICK, seed=0
-        )
+        found = adapt(source, part, few_shot)
         scores = found.correction.score_unseen(found.model, part.features.take(samples))
         shares[name] = found.correction.nets_share
         agreed[name] = np.mean(
@@ -132,8 +132,7 @@ def test_samples_that_no_source_device_measured_train_the_networks(source):
                 if (mine := DATASET.group[samples] == one).sum() > 2
             ]
         )
-        settings = found.correction.settings()
-        again = SourceCorrection.restored(found.correction.arrays(), settings)
+        again = SourceCorrection.restored(found.correction.arrays(), found.correction.settings())
         assert again.nets_share == found.correction.nets_share
     assert shares == {"shared": 0.0, "alone": 0.5, "one": 0.0}
     # On the target what is slow on source devices is fast: only the samples tell.
@@ -141,11 +140,8 @@ def test_samples_that_no_source_device_measured_train_the_networks(source):
 
 
 def test_the_targets_own_latencies_are_not_looked_at_when_scoring(adapted):
-    column = DATASET.column(TARGET)
-    latency = DATASET.latency_secs.copy()
-    latency[:, column] = latency[::-1, column]
-    other = replace(DATASET, latency_secs=latency, failed=DATASET.failed & False)
     plain = replace(DATASET, failed=DATASET.failed & False)
+    other = with_latency(plain, slice(None), TARGET, DATASET.latency_secs[::-1, DATASET.column(TARGET)])
     assert np.array_equal(adapted.score(plain, SOURCE_ROWS), adapted.score(other, SOURCE_ROWS))
 
 
@@ -155,9 +151,7 @@ def test_without_labels_of_source_devices_head_and_networks_are_an_ensemble(sour
     head = adapted.model.score(DATASET.features.take(rows), TARGET)
     assert ((scores > 0) & (scores <= 1)).all()
     assert not np.array_equal(scores, head)
-    alone = SourceDevices(nets=0).adapt(
-        source, DATASET, TARGET, NOTHING, source_rows=SOURCE_ROWS, config=QUICK, seed=0
-    )
+    alone = adapt(source, nets=0)
     assert np.allclose(
         alone.score(unmeasured(DATASET, rows), rows),
         alone.model.score(DATASET.features.take(rows), TARGET),
@@ -199,10 +193,10 @@ def test_measured_samples_draw_the_estimate_towards_the_source_device_that_is_ri
     held = np.setdiff1d(SOURCE_ROWS, few_shot)
     tau = {}
     for name, part in (("none", none), ("few", few)):
-        fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
+        _, log_secs = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
         tau[name] = np.mean(
             [
-                kendall_tau(-fitted.log_secs[mine], latency[mine, 2])
+                kendall_tau(-log_secs[mine], latency[mine, 2])
                 for one in range(8)
                 if len(mine := held[DATASET.group[held] == one]) > 1
             ]
@@ -214,11 +208,11 @@ def test_estimates_are_those_of_the_stored_model():
     part = replace(
         DATASET, latency_secs=np.where(np.isfinite(DATASET.latency_secs), DATASET.latency_secs, 1.0)
     )
-    fitted = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
-    rows, value = fitted.model.predict(part, np.arange(8))
+    model, log_secs = fit_source_model(part, TARGET, ("cpu.a", "cpu.b"), 0)
+    rows, value = model.predict(part, np.arange(8))
     for one in range(8):
         mine = DATASET.group == one
-        assert np.ptp((fitted.log_secs[rows] - value)[mine[rows]]) < 1e-4
+        assert np.ptp((log_secs[rows] - value)[mine[rows]]) < 1e-4
 
 
 def test_what_lacks_its_arrays_is_not_restored(adapted):
@@ -238,12 +232,4 @@ def test_no_source_device_is_an_error(source):
     latency = DATASET.latency_secs.copy()
     latency[:, :2] = np.nan
     with pytest.raises(TransferError, match="needs a device beside 'cpu-new'"):
-        SourceDevices().adapt(
-            source,
-            replace(DATASET, latency_secs=latency),
-            TARGET,
-            SOURCE_ROWS,
-            source_rows=SOURCE_ROWS,
-            config=QUICK,
-            seed=0,
-        )
+        adapt(source, replace(DATASET, latency_secs=latency), SOURCE_ROWS, nets=3)

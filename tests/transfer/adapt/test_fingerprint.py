@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,22 +28,17 @@ from transfer.adapt.fingerprint import (
 PROGRAMS = [CandidateId(f"c{number}") for number in range(8)]
 
 
-def fingerprint(name: str, secs: Mapping[CandidateId, float]) -> Fingerprint:
-    return Fingerprint(device_id=DeviceId(name), latency_secs=dict(secs), tried=len(PROGRAMS))
-
-
 def of(name: str, values: list[float]) -> Fingerprint:
-    return fingerprint(name, dict(zip(PROGRAMS, values, strict=True)))
+    latency_secs = dict(zip(PROGRAMS, values, strict=False))
+    return Fingerprint(device_id=DeviceId(name), latency_secs=latency_secs, tried=len(PROGRAMS))
 
 
 BASE = [1e-3 * (number + 1) for number in range(8)]
 
 
-def test_a_device_that_is_faster_throughout_is_no_distance_away() -> None:
-    assert distance(of("a", BASE), of("b", [value / 3 for value in BASE])) == pytest.approx(0, abs=1e-12)
-
-
 def test_the_nearest_comes_first_and_the_device_itself_not_at_all() -> None:
+    faster_throughout = of("b", [value / 3 for value in BASE])
+    assert distance(of("a", BASE), faster_throughout) == pytest.approx(0, abs=1e-12)
     near = of("near", [value * (1 + 0.1 * (place % 2)) for place, value in enumerate(BASE)])
     far = of("far", list(reversed(BASE)))
     found = distances(of("a", BASE), [far, of("a", BASE), near])
@@ -64,7 +57,7 @@ def test_distance_is_symmetric(one: list[float], other: list[float]) -> None:
 
 
 def test_too_few_shared_programs_say_nothing() -> None:
-    few = fingerprint("b", dict.fromkeys(PROGRAMS[: LEAST_SHARED - 1], 1e-3))
+    few = of("b", [1e-3] * (LEAST_SHARED - 1))
     assert not few.is_usable
     assert distance(of("a", BASE), few) is None
     assert distances(of("a", BASE), [few]) == {}
@@ -116,9 +109,7 @@ def test_the_reference_workloads_are_layers_of_the_networks() -> None:
     }
     assert set(WORKLOADS) <= names
     assert 10 <= len(WORKLOADS) * PER_WORKLOAD <= 20
-
-
-def test_missing_reference_workloads_make_a_smaller_fingerprint() -> None:
+    # Missing ones make a smaller fingerprint.
     assert choose_workloads([]) == []
 
 

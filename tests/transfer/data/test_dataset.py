@@ -16,7 +16,8 @@ from tests.autotvm_fixtures import autotvm_records
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.model_fixtures import assert_same_features
-from transfer.data.dataset import Dataset, build_dataset
+from transfer.data.dataset import Dataset
+from transfer.data.joined_records import build_dataset
 from transfer.data.labels import group_min, relative_speed
 from transfer.errors import DatasetError, TransferError
 from transfer.features.extractor import Extractor
@@ -174,6 +175,8 @@ def test_failures_are_told_without_a_latency() -> None:
     assert dataset.failed[:, old].tolist() == [number == row(dataset, 1) for number in range(3)]
     assert np.isnan(dataset.latency_secs[row(dataset, 1), old])
     assert not dataset.failed[row(dataset, 2), old], "a candidate that ran once can run"
+    assert dataset.rows_of("old").tolist() == sorted([row(dataset, 0), row(dataset, 2)])
+    assert dataset.rows_of("new").tolist() == [row(dataset, 1)]
     labels = dataset.labels()[:, old]
     assert labels[row(dataset, 0)] == 1
     assert np.isnan(labels[row(dataset, 1)])
@@ -208,23 +211,8 @@ def test_taking_rows_keeps_indexes_of_workloads_and_devices() -> None:
     np.testing.assert_array_equal(part.features.summary, dataset.features.summary[rows])
     np.testing.assert_array_equal(part.labels(), dataset.labels(rows))
     assert len(dataset.take(dataset.group == dataset.group[0])) == np.sum(dataset.group == dataset.group[0])
-
-
-def test_rows_of_a_device_are_those_with_an_ok_latency() -> None:
-    dataset = build(
-        [
-            record_of(CANDIDATES[0], "old", 1e-3),
-            record_of(CANDIDATES[1], "new", 1e-3),
-            record_of(CANDIDATES[2], "new", outcome=Outcome.WRONG_OUTPUT),
-        ]
-    )
-    assert dataset.rows_of("old").tolist() == [row(dataset, 0)]
-    assert dataset.rows_of("new").tolist() == [row(dataset, 1)]
-
-
-def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
     with pytest.raises(DatasetError, match=r"no device 'mars'; it has: new, old"):
-        full().column("mars")
+        dataset.column("mars")
 
 
 @pytest.mark.parametrize(

@@ -9,29 +9,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import CONFIG, folds_of, make_dataset, with_latency
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import MEASURES, evaluate_ranking
 from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError, TransferError
-from transfer.evaluate.compare import Finished, Fitting, compare
-from transfer.evaluate.kept_scores import KeptScores
+from transfer.evaluate.compare import Finished, Fitting, KeptScores, compare
 from transfer.evaluate.rankers import KeptRanker, ModelRanker
 
 DATASET = make_dataset(workloads=9, candidates=10)
-GROUP = DATASET.group
-
-
-def folds(count: int = 3, shift: int = 0) -> list[Split]:
-    return [
-        Split(
-            name=f"fold {i + 1} of {count}",
-            train=np.flatnonzero((GROUP + shift) % count != i),
-            test=np.flatnonzero((GROUP + shift) % count == i),
-        )
-        for i in range(count)
-    ]
+GROUP, FOLDS = DATASET.group, folds_of(DATASET)
 
 
 @dataclass
@@ -68,11 +56,11 @@ class Noisy:
         return -np.nan_to_num(np.log(truth)) + random.normal(size=len(rows)) * self.noise
 
 
-def test_a_ranker_is_shown_nothing_that_is_held_out() -> None:
+def test_a_ranker_is_shown_nothing_that_is_held_out_and_who_peeks_is_no_better_than_chance() -> None:
     peeker = Peeker()
-    compare([peeker], DATASET, folds(), [0])
+    found = compare([peeker], DATASET, FOLDS, [0])
     assert len(peeker.shown) == 3
-    for (dataset, rows, devices, _), split in zip(peeker.shown, folds(), strict=True):
+    for (dataset, rows, devices, _), split in zip(peeker.shown, FOLDS, strict=True):
         assert np.array_equal(rows, split.train)
         assert devices == DATASET.device_ids
         assert np.isnan(dataset.latency_secs[split.test]).all()
@@ -83,10 +71,7 @@ def test_a_ranker_is_shown_nothing_that_is_held_out() -> None:
         # What source devices say of a held-out candidate may be looked at: replay does nothing else.
         others = [column for column in range(3) if column != dataset.column(device_id)]
         np.testing.assert_array_equal(dataset.latency_secs[:, others], DATASET.latency_secs[:, others])
-
-
-def test_who_peeks_is_no_better_than_chance() -> None:
-    found = compare([Peeker()], DATASET, folds(), [0])
+    # A constant score, that is.
     for device_id in DATASET.device_ids:
         [metrics] = found.metrics["peeker", device_id]
         np.testing.assert_allclose(metrics.top1_by_workload, metrics.random_top1_by_workload)
@@ -105,7 +90,7 @@ def test_a_device_held_out_is_ranked_by_the_mean_place_on_the_others() -> None:
 
 
 def test_metrics_are_those_of_the_scores() -> None:
-    found = compare([Noisy(0.3)], DATASET, folds(), [0, 1], noise_floors={"cpu.a": 0.05})
+    found = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1], noise_floors={"cpu.a": 0.05})
     for device_id in DATASET.device_ids:
         runs = found.metrics["noisy", device_id]
         assert len(runs) == 2
@@ -113,9 +98,9 @@ def test_metrics_are_those_of_the_scores() -> None:
             assert run.groups.tolist() == list(range(9))
     peeker = Peeker()
     noisy = Noisy(0.3)
-    compare([peeker, noisy], DATASET, folds(), [0])
+    compare([peeker, noisy], DATASET, FOLDS, [0])
     noisy.seed = peeker.shown[0][3]
-    rows = folds()[0].test
+    rows = FOLDS[0].test
     latency = DATASET.latency_secs[rows, 0]
     expected = evaluate_ranking(noisy.score(DATASET, rows, "cpu.a"), latency, GROUP[rows], DATASET.weight)
     np.testing.assert_array_equal(
@@ -134,7 +119,7 @@ def test_each_fit_has_a_seed_of_its_own_and_splits_may_follow_the_seed() -> None
 
     def splits(seed: int) -> list[Split]:
         seen.append(seed)
-        return folds(shift=seed)
+        return folds_of(DATASET, shift=seed)
 
     compare([peeker], DATASET, splits, [3, 4])
     assert seen == [3, 4]
@@ -142,8 +127,8 @@ def test_each_fit_has_a_seed_of_its_own_and_splits_may_follow_the_seed() -> None
     assert not np.array_equal(peeker.shown[0][1], peeker.shown[3][1])
 
 
-def test_differences_are_paired() -> None:
-    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, folds(), [0, 1, 2])
+def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
+    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, FOLDS, [0, 1, 2])
     good, bad = (
         np.stack([run.tau_by_workload for run in found.metrics[name, "cpu.a"]]) for name in ("good", "bad")
     )
@@ -161,17 +146,13 @@ def test_differences_are_paired() -> None:
         found.estimate("absent", "cpu.a", "tau")
     with pytest.raises(DatasetError, match="no 'fame' of"):
         found.estimate("good", "cpu.a", "fame")
-
-
-def test_the_json_is_whole_and_plain() -> None:
-    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, folds(), [0, 1])
     told = json.loads(json.dumps(found.as_json(), allow_nan=False))
     device = told["devices"]["cpu-new"]
     assert device["workloads"] == [f"w{index:02d}" for index in range(9)]
-    assert np.shape(device["rankers"]["good"]["by_workload"]["top1"]) == (2, 9)
+    assert np.shape(device["rankers"]["good"]["by_workload"]["top1"]) == (3, 9)
     assert set(MEASURES) <= set(device["rankers"]["bad"])
     assert device["differences"]["good less bad"]["tau"][0] > 0
-    assert told["seeds"] == [0, 1]
+    assert told["seeds"] == [0, 1, 2]
 
 
 def test_networks_that_share_a_workload_judge_it_twice_and_count_it_once() -> None:
@@ -189,27 +170,25 @@ def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> N
     latency[GROUP % 3 != 0, DATASET.column("cpu.a")] = np.nan
     latency[:, DATASET.column("cpu.b")] = np.where(GROUP % 10 == 0, latency[:, 1], np.nan)
     latency[1::2, DATASET.column("cpu.b")] = np.nan
-    found = compare([Peeker()], replace(DATASET, latency_secs=latency), folds(), [0])
+    found = compare([Peeker()], replace(DATASET, latency_secs=latency), FOLDS, [0])
     assert found.device_ids == ("cpu-new",)
     assert set(found.left_out) == {"cpu.a", "cpu.b"}
     assert "to learn from" in found.left_out["cpu.a"]
     with pytest.raises(DatasetError, match="no device can be judged"):
-        compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), folds(), [0])
+        compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), FOLDS, [0])
 
 
 def test_workloads_with_one_candidate_are_not_judged() -> None:
-    latency = DATASET.latency_secs.copy()
-    rows = np.flatnonzero(GROUP == 2)
-    latency[rows[1:]] = np.nan
-    latency[rows[0]] = 1e-3
-    found = compare([Peeker()], replace(DATASET, latency_secs=latency), folds(), [0])
+    first, *rest = np.flatnonzero(GROUP == 2)
+    lonely = with_latency(with_latency(DATASET, rest, None, np.nan), first, None, 1e-3)
+    found = compare([Peeker()], lonely, FOLDS, [0])
     assert 2 not in found.metrics["peeker", "cpu.a"][0].groups
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
     for rankers, seeds in (([], [0]), ([Peeker(), Peeker()], [0]), ([Peeker()], [])):
         with pytest.raises(DatasetError, match="unlike names"):
-            compare(rankers, DATASET, folds(), seeds)
+            compare(rankers, DATASET, FOLDS, seeds)
     with pytest.raises(DatasetError, match="no split"):
         compare([Peeker()], DATASET, [], [0])
 
@@ -217,7 +196,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=8))
     told: list[Finished] = []
-    found = compare([ranker], DATASET, folds(), [0], on_progress=told.append)
+    found = compare([ranker], DATASET, FOLDS, [0], on_progress=told.append)
     assert [one.done for one in told] == [1, 2, 3]
     assert {one.total for one in told} == {3}
     assert found.seconds["model"] > 0
@@ -225,7 +204,7 @@ def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
         assert found.estimate("model", device_id, "pairwise").low > 0.5
     assert ranker.model is not None
     kept = KeptRanker(name="v1", model=ranker.model)
-    again = compare([kept, ranker], DATASET, folds()[2:], [0])
+    again = compare([kept, ranker], DATASET, FOLDS[2:], [0])
     assert again.rankers == ("v1", "model")
     assert kept.model is not ranker.model
     with pytest.raises(TransferError, match="fit first"):
@@ -236,7 +215,7 @@ def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=2))
     one, two = (
-        compare([ranker], DATASET, folds(), [0], fitting=Fitting(workers=workers)) for workers in (1, 2)
+        compare([ranker], DATASET, FOLDS, [0], fitting=Fitting(workers=workers)) for workers in (1, 2)
     )
     for device_id in DATASET.device_ids:
         assert np.array_equal(
@@ -246,18 +225,16 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
 
 
 def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
-    whole = compare([Noisy(0.3)], DATASET, folds(), [0, 1])
-    first = compare([Noisy(0.3)], DATASET, folds(), [0], fitting=Fitting(keep=tmp_path))
+    whole = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1])
+    first = compare([Noisy(0.3)], DATASET, FOLDS, [0], fitting=Fitting(keep=tmp_path))
     kept = sorted(tmp_path.glob("noisy-*.npz"))
     assert len(kept) == len(list(tmp_path.iterdir())) == 3
     told: list[Finished] = []
     untouched = Peeker(name="noisy")
-    again = compare(
-        [untouched], DATASET, folds(), [0], fitting=Fitting(keep=tmp_path), on_progress=told.append
-    )
+    again = compare([untouched], DATASET, FOLDS, [0], fitting=Fitting(keep=tmp_path), on_progress=told.append)
     assert not untouched.shown
     assert [one.done for one in told] == [1, 2, 3]
-    longer = compare([Noisy(0.3)], DATASET, folds(), [0, 1], fitting=Fitting(keep=tmp_path))
+    longer = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1], fitting=Fitting(keep=tmp_path))
     assert len(list(tmp_path.iterdir())) == 6
     for found, expected, seeds in ((first, whole, 1), (again, whole, 1), (longer, whole, 2)):
         for key, runs in found.metrics.items():
@@ -268,16 +245,16 @@ def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
 
 def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=1))
-    compare([ranker], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
+    compare([ranker], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
     before = set(tmp_path.iterdir())
     slower = DATASET.latency_secs * np.where(GROUP == 8, 2.0, 1.0)[:, None]
-    fewer = [replace(folds()[0], train=folds()[0].train[:-1])]
+    fewer = [replace(FOLDS[0], train=FOLDS[0].train[:-1])]
     for number, (other, dataset, splits) in enumerate(
         (
-            (ModelRanker(config=replace(CONFIG, epochs=2)), DATASET, folds()[:1]),
-            (ranker, replace(DATASET, latency_secs=slower), folds()[:1]),
+            (ModelRanker(config=replace(CONFIG, epochs=2)), DATASET, FOLDS[:1]),
+            (ranker, replace(DATASET, latency_secs=slower), FOLDS[:1]),
             (ranker, DATASET, fewer),
-            (ranker, replace(DATASET, hardware=DATASET.hardware * 2), folds()[:1]),
+            (ranker, replace(DATASET, hardware=DATASET.hardware * 2), FOLDS[:1]),
         ),
         start=1,
     ):
@@ -287,11 +264,11 @@ def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
 
 @pytest.mark.parametrize("left", [b"", b"PK\x03\x04", b"no scores", None])
 def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> None:
-    whole = compare([Noisy(0.3)], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
+    whole = compare([Noisy(0.3)], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
     [path] = tmp_path.iterdir()
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2] if left is None else left)
-    again = compare([Noisy(0.3)], DATASET, folds()[:1], [0], fitting=Fitting(keep=tmp_path))
+    again = compare([Noisy(0.3)], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
     np.testing.assert_array_equal(
         again.metrics["noisy", "cpu.a"][0].tau_by_workload, whole.metrics["noisy", "cpu.a"][0].tau_by_workload
     )
@@ -301,8 +278,8 @@ def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> Non
 
 def test_a_slow_ranker_may_run_with_fewer_seeds() -> None:
     rankers = [Noisy(0.1, "good"), Noisy(0.5, "slow")]
-    found = compare(rankers, DATASET, folds(), [4, 5, 6], fitting=Fitting(seeds_of={"slow": 1}))
-    alone = compare(rankers, DATASET, folds(), [4])
+    found = compare(rankers, DATASET, FOLDS, [4, 5, 6], fitting=Fitting(seeds_of={"slow": 1}))
+    alone = compare(rankers, DATASET, FOLDS, [4])
     assert [len(found.metrics[name, "cpu.a"]) for name in found.rankers] == [3, 1]
     for measure in ("tau", "weighted_top1"):
         assert found.estimate("slow", "cpu.a", measure) == alone.estimate("slow", "cpu.a", measure)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import CONFIG, folds_of, make_dataset
 from transfer.adapt.sample_selection import draw_few_shot
-from transfer.data.splits import Split
 from transfer.errors import TransferError
 from transfer.evaluate.cross_validation import (
     PARTS,
@@ -20,23 +19,13 @@ from transfer.evaluate.cross_validation import (
 TARGET = "cpu-new"
 QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=10)
+FOLDS = folds_of(DATASET)
 PLAN = CrossValidationPlan(target_device=TARGET, samples=16, config=QUICK)
-
-
-def folds(dataset=DATASET, count: int = 3) -> list[Split]:
-    return [
-        Split(
-            name=f"fold {i + 1} of {count}",
-            train=np.flatnonzero(dataset.group % count != i),
-            test=np.flatnonzero(dataset.group % count == i),
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
 def result() -> CrossValidation:
-    return cross_validate(DATASET, folds(), PLAN, seed=0)
+    return cross_validate(DATASET, FOLDS, PLAN, seed=0)
 
 
 def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(result):
@@ -48,27 +37,15 @@ def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(resu
         low, high = approach.interval("top1")
         assert 0 < low <= approach.metrics.top1 <= high <= 1
         assert ((approach.scored.scores > 0) & (approach.scored.scores <= 1)).all()
-
-
-def test_full_learns_from_the_training_rows_of_the_target_only(result):
+    # `full` learns from the training rows of the target only.
     measured = DATASET.rows_of(TARGET)
-    counts = [np.intersect1d(measured, split.train).size for split in folds()]
+    counts = [np.intersect1d(measured, split.train).size for split in FOLDS]
     assert result.full_samples == round(np.mean(counts)) < len(measured)
-
-
-def test_pairs_for_plots_line_up_with_the_dataset(result):
-    scored = result.target["warm"].scored
-    assert np.array_equal(
-        scored.labels, DATASET.labels(scored.rows)[:, DATASET.column(TARGET)], equal_nan=True
-    )
-
-
-def test_seconds_of_each_part_are_told(result):
-    assert set(result.seconds) == {"source", "warm", "scratch", "full"}
+    # Pairs for plots line up with the dataset.
+    scored, column = result.target["warm"].scored, DATASET.column(TARGET)
+    assert np.array_equal(scored.labels, DATASET.labels(scored.rows)[:, column], equal_nan=True)
+    assert set(result.seconds) == set(PARTS)
     assert all(value > 0 for value in result.seconds.values())
-
-
-def test_the_difference_is_that_of_the_means(result):
     warm, scratch = result.target["warm"], result.target["scratch"]
     found = warm.minus(scratch)
     assert found.value == pytest.approx(warm.metrics.top1 - scratch.metrics.top1)
@@ -76,7 +53,7 @@ def test_the_difference_is_that_of_the_means(result):
 
 
 def test_repeats_are_averaged_by_workload(result):
-    other = cross_validate(DATASET, folds(), PLAN, seed=7)
+    other = cross_validate(DATASET, FOLDS, PLAN, seed=7)
     both = average_repeats([result, other])
     for name, approach in both.target.items():
         parts = [one.target[name].metrics.top1_by_workload for one in (result, other)]
@@ -86,7 +63,7 @@ def test_repeats_are_averaged_by_workload(result):
 
 def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence(result):
     """Only `full` may see target latencies that were not drawn; nobody may see those held out."""
-    split = folds()[0]
+    split = FOLDS[0]
     column = DATASET.column(TARGET)
     few_shot = draw_few_shot(DATASET, TARGET, split.train, PLAN.samples, seed=0)
     latency = DATASET.latency_secs.copy()
@@ -95,7 +72,9 @@ def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence
     latency[hidden, column] *= np.random.default_rng(0).uniform(1, 100, len(hidden))
     latency[split.test] *= 3
     other = cross_validate(replace(DATASET, latency_secs=latency), [split], PLAN, seed=0)
-    same = cross_validate(DATASET, [split], PLAN, seed=0)
+    seen = []
+    same = cross_validate(DATASET, [split], PLAN, seed=0, on_progress=lambda *at: seen.append(at))
+    assert seen == [("fold 1 of 3", part) for part in ("source", "warm", "scratch", "full")]
     for name in ("warm", "nearest", "scratch"):
         assert np.array_equal(same.target[name].scored.scores, other.target[name].scored.scores)
     for device_id in result.sources:
@@ -105,28 +84,22 @@ def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence
 @pytest.mark.slow  # starts two processes that import torch
 def test_the_result_does_not_depend_on_the_number_of_workers(result):
     seen = []
-    other = cross_validate(DATASET, folds(), PLAN, seed=0, workers=2, on_progress=lambda *at: seen.append(at))
+    other = cross_validate(DATASET, FOLDS, PLAN, seed=0, workers=2, on_progress=lambda *at: seen.append(at))
     for name in result.target:
         assert np.array_equal(result.target[name].scored.scores, other.target[name].scored.scores)
-    assert seen == [(fold.name, part) for fold in folds() for part in PARTS]
-
-
-def test_progress_names_fold_and_part():
-    seen = []
-    cross_validate(DATASET, folds()[:1], PLAN, seed=0, on_progress=lambda *at: seen.append(at))
-    assert seen == [("fold 1 of 3", part) for part in ("source", "warm", "scratch", "full")]
+    assert seen == [(fold.name, part) for fold in FOLDS for part in PARTS]
 
 
 def test_few_shot_set_is_drawn_in_groups_from_what_was_tried_on_the_target():
     rows = np.flatnonzero(DATASET.group < 6)
     column = DATASET.column(TARGET)
     for seed in range(10):
-        few_shot = draw_few_shot(DATASET, TARGET, rows, 12, seed=seed, per_workload=4)
-        assert len(np.unique(few_shot)) == 12
+        few_shot = draw_few_shot(DATASET, TARGET, rows, 24, seed=seed)
+        assert len(np.unique(few_shot)) == 24
         assert np.isin(few_shot, rows).all()
         assert (np.isfinite(DATASET.latency_secs[few_shot, column]) | DATASET.failed[few_shot, column]).all()
-        assert np.unique(DATASET.group[few_shot], return_counts=True)[1].tolist() == [4, 4, 4]
-    assert not np.array_equal(few_shot, draw_few_shot(DATASET, TARGET, rows, 12, seed=0, per_workload=4))
+        assert np.unique(DATASET.group[few_shot], return_counts=True)[1].tolist() == [8, 8, 8]
+    assert not np.array_equal(few_shot, draw_few_shot(DATASET, TARGET, rows, 24, seed=0))
 
 
 def test_few_shot_set_may_be_all_that_there_is():

@@ -9,26 +9,14 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId
-from tests.model_fixtures import CONFIG, make_dataset
-from transfer.data.dataset import Dataset
+from tests.model_fixtures import CONFIG, folds_of, make_dataset, with_latency
 from transfer.data.intervals import Estimate
-from transfer.data.splits import Split
 from transfer.errors import TransferError
 from transfer.evaluate.negative_transfer import HURTS, UNCLEAR, Effect, check_transfer
 
 QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=8)
-
-
-def folds(dataset: Dataset, count: int) -> list[Split]:
-    fold = dataset.group % count
-    return [
-        Split(name=str(one), train=np.flatnonzero(fold != one), test=np.flatnonzero(fold == one))
-        for one in range(count)
-    ]
-
-
-SPLITS = folds(DATASET, 3)
+SPLITS = folds_of(DATASET)
 
 
 def test_every_head_is_compared_with_every_source_and_alone():
@@ -55,7 +43,7 @@ def test_a_source_that_ranks_the_other_way_round_is_found_to_hurt():
     mixed = replace(
         good, latency_secs=latency, device_ids=device_ids, failed=np.zeros(latency.shape, dtype=bool)
     )
-    check = check_transfer(mixed, folds(good, 2), replace(CONFIG, epochs=12), seed=0)
+    check = check_transfer(mixed, folds_of(good, 2), replace(CONFIG, epochs=12), seed=0)
     effects = {(effect.head, effect.source): effect.pairwise.value for effect in check.effects}
     assert effects["own", "twin"] > effects["own", "liar"]
 
@@ -72,7 +60,6 @@ def test_the_verdict_needs_the_whole_interval_on_one_side():
 
 
 def test_devices_that_cannot_be_compared_are_refused():
-    latency = DATASET.latency_secs.copy()
-    latency[:, 1:] = np.nan
+    alone = with_latency(with_latency(DATASET, slice(None), "cpu.b", np.nan), slice(None), "cpu-new", np.nan)
     with pytest.raises(TransferError, match=r"only 1 can be trained in all folds; measure at least two"):
-        check_transfer(replace(DATASET, latency_secs=latency), SPLITS, QUICK, seed=0)
+        check_transfer(alone, SPLITS, QUICK, seed=0)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, DEVICES, make_dataset
+from tests.model_fixtures import CONFIG, DEVICES, make_dataset, with_latency
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.train.lent_labels import with_lent_latencies
+from transfer.train.rows import with_lent_latencies
 from transfer.train.training import train
 
 DATASET = make_dataset()
@@ -19,26 +19,19 @@ EVERY = np.arange(len(DATASET.group))
 
 def without(dataset: Dataset, device: str, workloads: list[int], kept: int = 0) -> Dataset:
     """The dataset without what a device measured of some workloads, but for some candidates of each."""
-    latency = dataset.latency_secs.copy()
     for workload in workloads:
-        latency[np.flatnonzero(dataset.group == workload)[kept:], dataset.column(device)] = np.nan
-    return replace(dataset, latency_secs=latency)
-
-
-def hardware_of(dataset: Dataset, *values: float) -> Dataset:
-    """Devices on a line, so that it is known who is alike."""
-    hardware = np.zeros_like(dataset.hardware)
-    hardware[:, 0] = values
-    return replace(dataset, hardware=hardware)
+        gone = np.flatnonzero(dataset.group == workload)[kept:]
+        dataset = with_latency(dataset, gone, device, np.nan)
+    return dataset
 
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_the_most_alike_device_that_measured_a_workload_lends_it(kept: int) -> None:
     near, own, far = DEVICES[:3]
-    columns = [DATASET.column(one) for one in (near, own, far)]
-    hardware = np.zeros(len(DEVICES))
-    hardware[columns] = (1.0, 0.0, 5.0)
-    lacking = without(hardware_of(DATASET, *hardware), own, [0, 1], kept)
+    # Devices on a line, so that it is known who is alike.
+    hardware = np.zeros_like(DATASET.hardware)
+    hardware[[DATASET.column(one) for one in (near, own, far)], 0] = (1.0, 0.0, 5.0)
+    lacking = without(replace(DATASET, hardware=hardware), own, [0, 1], kept)
     lacking = without(lacking, near, [1])
     found = with_lent_latencies(lacking, EVERY, DEVICES).latency_secs
     for workload, lender in ((0, near), (1, far)):

@@ -9,11 +9,7 @@ import torch
 from transfer.train import losses
 from transfer.train.losses import LossWeights, head_loss
 
-ALL_TERMS = (
-    losses.pairwise_hinge,
-    losses.regression,
-    losses.log_ratio,
-)
+ALL_TERMS = (losses.pairwise_hinge, losses.regression, losses.log_ratio)
 
 
 def random_groups(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,27 +73,18 @@ def test_missing_labels_get_exactly_zero_gradient_and_no_nan(term):
 
 
 @pytest.mark.parametrize("term", ALL_TERMS)
-def test_scores_of_missing_candidates_do_not_matter(term):
+def test_missing_candidates_do_not_matter_and_a_group_of_them_costs_nothing(term):
     scores, labels, mask = random_groups()
     other = torch.where(mask, scores, scores + 100)
     assert torch.equal(term(scores, labels, mask), term(other, labels, mask))
-
-
-@pytest.mark.parametrize("term", ALL_TERMS)
-def test_a_group_without_labels_costs_nothing(term):
-    labels = torch.full((1, 3), math.nan)
-    loss = term(torch.randn(1, 3, requires_grad=True), labels, torch.zeros(1, 3, dtype=torch.bool))
+    loss = term(torch.randn(1, 3), torch.full((1, 3), math.nan), torch.zeros(1, 3, dtype=torch.bool))
     assert loss.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("term", [losses.pairwise_hinge, losses.log_ratio])
-def test_order_terms_are_blind_to_a_common_offset(term):
+def test_order_terms_are_blind_to_a_common_offset_and_log_ratio_to_a_common_factor_of_the_labels():
     scores, labels, mask = random_groups()
-    assert torch.allclose(term(scores, labels, mask), term(scores + 3, labels, mask))
-
-
-def test_log_ratio_is_blind_to_a_common_factor_of_the_labels():
-    scores, labels, mask = random_groups()
+    for term in (losses.pairwise_hinge, losses.log_ratio):
+        assert torch.allclose(term(scores, labels, mask), term(scores + 3, labels, mask))
     labels = labels.clamp(min=0.2)
     halved = losses.log_ratio(scores, labels / 2, mask)
     assert torch.allclose(losses.log_ratio(scores, labels, mask), halved)
@@ -113,27 +100,19 @@ def test_a_step_down_the_gradient_orders_the_candidates(term):
     assert down[1] > down[0]
 
 
-def test_head_loss_leaves_out_groups_with_fewer_than_two_labels():
-    scores, labels, mask = random_groups()
-    terms = LossWeights(hinge=1, regression=1)
-    alone = head_loss(scores[:3], labels[:3], mask[:3], terms=terms)
-    assert torch.equal(head_loss(scores, labels, mask, terms=terms), alone)
-
-
-def test_head_loss_of_nothing_is_none():
-    scores, labels, mask = random_groups()
-    assert head_loss(scores[3:], labels[3:], mask[3:], terms=LossWeights()) is None
-
-
-def test_head_loss_is_the_weighted_sum_of_its_terms():
-    scores, labels, mask = (x[:3] for x in random_groups())
+def test_head_loss_is_the_weighted_sum_of_its_terms_over_groups_with_two_labels():
+    whole = random_groups()
+    scores, labels, mask = (x[:3] for x in whole)
     terms = LossWeights(regression=2, log_ratio=0.25, hinge=3)
     expected = (
         2 * losses.regression(scores, labels, mask)
         + 0.25 * losses.log_ratio(scores, labels, mask)
         + 3 * losses.pairwise_hinge(scores, labels, mask)
     ).mean()
-    assert head_loss(scores, labels, mask, terms=terms).item() == pytest.approx(expected.item())
+    alone = head_loss(scores, labels, mask, terms=terms)
+    assert alone.item() == pytest.approx(expected.item())
+    assert torch.equal(head_loss(*whole, terms=terms), alone)
+    assert head_loss(*(x[3:] for x in whole), terms=LossWeights()) is None
 
 
 @pytest.mark.parametrize("bad", [{"hinge": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset
+from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset, same_weights, with_latency
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -14,11 +14,8 @@ from transfer.train.rows import trainable_devices
 from transfer.train.training import TrainRun, train
 
 QUICK = replace(CONFIG, epochs=2)
-
-
-def same_weights(a: FleetTLP, b: FleetTLP) -> bool:
-    left, right = a.state_dict(), b.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+DATASET = make_dataset()
+ROWS = np.arange(len(DATASET))
 
 
 def order_found(model: FleetTLP, dataset, device_id: str, rows: np.ndarray) -> float:
@@ -43,85 +40,59 @@ def test_learns_to_order_candidates_of_workloads_it_never_saw():
     assert result.seconds > 0
 
 
-def test_same_seed_gives_equal_weights_and_another_seed_does_not():
-    dataset = make_dataset()
-    rows = np.arange(len(dataset))
-    first, second, other = (train(dataset, rows, config=QUICK, seed=s).model for s in (3, 3, 4))
+def test_weights_follow_the_seed_and_the_global_random_state_is_left_alone():
+    state = torch.random.get_rng_state()
+    first, second, other = (train(DATASET, ROWS, config=QUICK, seed=s).model for s in (3, 3, 4))
     assert same_weights(first, second)
     assert not same_weights(first, other)
-
-
-def test_global_random_state_is_left_alone():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    train(make_dataset(), np.arange(40), config=QUICK, seed=9)
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_rows_outside_of_the_training_rows_have_no_influence():
-    dataset = make_dataset()
-    rows = np.flatnonzero(dataset.group < 5)
-    others = dataset.group >= 5
-    changed = dataset.latency_secs.copy()
-    changed[others] *= 7
-    numbers = dataset.features.numbers.copy()
+    rows = np.flatnonzero(DATASET.group < 5)
+    others = DATASET.group >= 5
+    numbers = DATASET.features.numbers.copy()
     numbers[others] += 3
-    other = replace(dataset, latency_secs=changed, features=changed_block(dataset.features, numbers=numbers))
-    assert same_weights(*(train(d, rows, config=QUICK, seed=0).model for d in (dataset, other)))
+    other = with_latency(DATASET, others, None, 7 * DATASET.latency_secs[others])
+    other = replace(other, features=changed_block(DATASET.features, numbers=numbers))
+    model, again = (train(d, rows, config=QUICK, seed=0).model for d in (DATASET, other))
+    assert same_weights(model, again)
+    np.testing.assert_allclose(model.summary.mean, DATASET.features.summary[rows].mean(axis=0), rtol=1e-4)
 
 
 def test_a_head_without_labels_gets_exactly_zero_gradient():
-    dataset = make_dataset()
-    rows = np.arange(len(dataset))
-    start = train(dataset, rows, config=QUICK, seed=0).model
-    latency = dataset.latency_secs.copy()
-    latency[:, dataset.column("cpu-new")] = np.nan
-    blind = replace(dataset, latency_secs=latency)
-    after = train(blind, rows, config=QUICK, seed=1, run=TrainRun(init=start)).model
+    start = train(DATASET, ROWS, config=QUICK, seed=0).model
+    blind = with_latency(DATASET, slice(None), "cpu-new", np.nan)
+    after = train(blind, ROWS, config=QUICK, seed=1, run=TrainRun(init=start)).model
     for a, b in zip(start.head("cpu-new").parameters(), after.head("cpu-new").parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(start.join.weight, after.join.weight)
 
 
 def test_a_single_label_in_a_workload_teaches_nothing():
-    dataset = make_dataset()
-    column = dataset.column("cpu-new")
-    latency = dataset.latency_secs.copy()
-    latency[:, column] = np.nan
-    latency[::10, column] = 1e-3
-    lonely = replace(dataset, latency_secs=latency)
-    assert trainable_devices(lonely, np.arange(len(dataset))) == DEVICES[:2]
+    lonely = with_latency(DATASET, slice(None), "cpu-new", np.where(ROWS % 10 == 0, 1e-3, np.nan))
+    assert trainable_devices(lonely, ROWS) == DEVICES[:2]
     with pytest.raises(TransferError, match=r"cpu-new.*no workload has two measured"):
-        train(lonely, np.arange(len(dataset)), config=QUICK, seed=0, devices=("cpu-new",))
+        train(lonely, ROWS, config=QUICK, seed=0, devices=("cpu-new",))
 
 
 def test_init_is_not_changed_and_keeps_its_scaler():
-    dataset = make_dataset()
-    start = train(dataset, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
+    start = train(DATASET, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
     before = start.copy()
     after = train(
-        dataset, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, run=TrainRun(init=start)
+        DATASET, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, run=TrainRun(init=start)
     ).model
     assert same_weights(start, before)
     assert torch.equal(after.encoder.numbers.mean, start.encoder.numbers.mean)
     assert after.device_ids == DEVICES
 
 
-def test_scaler_comes_from_the_training_rows():
-    dataset = make_dataset()
-    rows = np.flatnonzero(dataset.group < 4)
-    model = train(dataset, rows, config=QUICK, seed=0).model
-    np.testing.assert_allclose(model.summary.mean, dataset.features.summary[rows].mean(axis=0), rtol=1e-4)
-
-
 def test_early_stopping_returns_the_best_epoch():
-    dataset = make_dataset()
-    rows, held = np.flatnonzero(dataset.group < 5), np.flatnonzero(dataset.group >= 5)
+    rows, held = np.flatnonzero(DATASET.group < 5), np.flatnonzero(DATASET.group >= 5)
     config = replace(CONFIG, epochs=60, patience=3, learning_rate=2e-2)
     seen = []
     result = train(
-        dataset, rows, config=config, seed=0, validation_rows=held, run=TrainRun(on_epoch=seen.append)
+        DATASET, rows, config=config, seed=0, validation_rows=held, run=TrainRun(on_epoch=seen.append)
     )
     losses = [report.validation_loss for report in result.history]
     best = int(np.argmin(losses))
@@ -131,41 +102,36 @@ def test_early_stopping_returns_the_best_epoch():
 
 
 def test_large_workloads_are_sampled():
-    dataset = make_dataset()
     config = replace(QUICK, candidates_per_workload=4)
-    assert np.isfinite(train(dataset, np.arange(80), config=config, seed=0).history[-1].train_loss)
+    assert np.isfinite(train(DATASET, np.arange(80), config=config, seed=0).history[-1].train_loss)
 
 
 def test_features_that_are_not_finite_are_refused():
-    dataset = make_dataset()
-    summary = dataset.features.summary.copy()
+    summary = DATASET.features.summary.copy()
     summary[3] = np.nan
-    broken = replace(dataset, features=replace(dataset.features, summary=summary))
+    broken = replace(DATASET, features=replace(DATASET.features, summary=summary))
     with pytest.raises(TransferError, match=r"`summary` of the training rows hold NaN"):
         train(broken, np.arange(40), config=QUICK, seed=0)
     assert train(broken, np.arange(40, 80), config=QUICK, seed=0).history
 
 
 def test_a_model_that_is_not_finite_is_an_error():
-    dataset = make_dataset()
-    start = train(dataset, np.arange(40), config=QUICK, seed=0).model
+    start = train(DATASET, np.arange(40), config=QUICK, seed=0).model
     with torch.no_grad():
         start.join.weight[0, 0] = torch.nan
     with pytest.raises(TransferError, match="training diverged: loss nan"):
-        train(dataset, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
+        train(DATASET, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
 
 
 def test_a_start_from_other_features_is_refused():
-    dataset = make_dataset()
-    start = train(dataset, np.arange(40), config=QUICK, seed=0).model
-    other = replace(dataset, spec=replace(dataset.spec, version=dataset.spec.version + 1))
+    start = train(DATASET, np.arange(40), config=QUICK, seed=0).model
+    other = replace(DATASET, spec=replace(DATASET.spec, version=DATASET.spec.version + 1))
     with pytest.raises(TransferError, match="the model to start from reads features"):
         train(other, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
 
 
 def test_useless_requests_are_refused():
-    dataset = make_dataset()
     with pytest.raises(TransferError, match="any device"):
-        train(dataset, np.array([0, 10]), config=QUICK, seed=0)
+        train(DATASET, np.array([0, 10]), config=QUICK, seed=0)
     with pytest.raises(ValueError, match="epochs must be at least 1"):
         TrainConfig(epochs=0)

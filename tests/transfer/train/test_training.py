@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, DEVICES, make_dataset
-from tests.transfer.train.test_train import same_weights
+from tests.model_fixtures import CONFIG, DEVICES, make_dataset, same_weights, with_latency
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
@@ -47,6 +46,16 @@ def stop_after(epoch: int):
     return on_epoch
 
 
+def interrupted(folder: Path, epoch: int, **how) -> None:
+    """A run that stops after an epoch."""
+    with pytest.raises(StoppedError):
+        run_in(folder, on_epoch=stop_after(epoch), **how)
+
+
+def run_in(folder: Path, on_epoch=None, **how):
+    return train(DATASET, ROWS, config=RUN, seed=3, **how, run=TrainRun(folder=folder, on_epoch=on_epoch))
+
+
 def states(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("epoch-*"))
 
@@ -56,17 +65,9 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
     held = HELD if with_validation else None
     straight = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held)
     for epoch in (2, 5):
-        with pytest.raises(StoppedError):
-            train(
-                DATASET,
-                ROWS,
-                config=RUN,
-                seed=3,
-                validation_rows=held,
-                run=TrainRun(folder=tmp_path, on_epoch=stop_after(epoch)),
-            )
+        interrupted(tmp_path, epoch, validation_rows=held)
         assert states(tmp_path) == [f"epoch-00000{epoch}"]
-    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held, run=TrainRun(folder=tmp_path))
+    result = run_in(tmp_path, validation_rows=held)
     assert same_weights(result.model, straight.model)
     assert result.history == straight.history
     assert (result.resumed_epochs, straight.resumed_epochs) == (5, 0)
@@ -110,8 +111,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_what_is_kept_of_another_run_is_refused(tmp_path):
-    with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
+    interrupted(tmp_path, 1)
     for changes, named in (
         ({"seed": 4}, "seed"),
         ({"rows": ROWS[:-1]}, "data"),
@@ -126,18 +126,16 @@ def test_what_is_kept_of_another_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
 def test_damaged_state_is_refused(tmp_path, name):
-    with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(1)))
+    interrupted(tmp_path, 1)
     path = tmp_path / "epoch-000001" / name
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match=r"(torn|damaged).*delete .* to start over"):
-        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path))
+        run_in(tmp_path)
 
 
 def test_curves_hold_every_epoch_once(tmp_path):
-    with pytest.raises(StoppedError):
-        train(DATASET, ROWS, config=RUN, seed=3, run=TrainRun(folder=tmp_path, on_epoch=stop_after(3)))
-    result = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=None, run=TrainRun(folder=tmp_path))
+    interrupted(tmp_path, 3)
+    result = run_in(tmp_path)
     points = [json.loads(line) for line in (tmp_path / CURVES_NAME).read_text().splitlines()]
     assert [point["epoch"] for point in points] == [1, 2, 3, 4, 5, 6]
     assert [point["train_loss"] for point in points] == [report.train_loss for report in result.history]
@@ -147,7 +145,7 @@ def test_curves_hold_every_epoch_once(tmp_path):
 def test_tensorboard_reads_the_curves(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    train(DATASET, ROWS, config=RUN, seed=3, validation_rows=HELD, run=TrainRun(folder=tmp_path))
+    run_in(tmp_path, validation_rows=HELD)
     (path,) = tmp_path.glob("*tfevents*")
     tags = {value.tag for event in loader.EventFileLoader(str(path)).Load() for value in event.summary.value}
     assert tags == {"loss/train", "loss/validation", "learning_rate", "samples_per_s"}
@@ -188,30 +186,23 @@ def test_a_batch_gives_the_mean_over_heads_of_the_mean_over_workloads():
 
 
 def test_workloads_without_a_pair_are_left_out_and_counted():
-    latency = DATASET.latency_secs.copy()
     lonely = np.flatnonzero(DATASET.group == 2)
-    latency[lonely[1:]] = np.nan
-    result = train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0)
+    result = train(with_latency(DATASET, lonely[1:], None, np.nan), ROWS, config=RUN, seed=0)
     assert result.lonely_workloads == 1
     assert result.history[0].samples < len(ROWS) - len(lonely) + 1
 
 
 @pytest.mark.parametrize("bad", [np.inf, -1.0, 0.0])
 def test_seconds_that_no_clock_gives_are_refused(bad):
-    latency = DATASET.latency_secs.copy()
-    latency[5, 0] = bad
     with pytest.raises(TransferError, match=r"not finite and above 0.*mend or drop those records"):
-        train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0)
+        train(with_latency(DATASET, 5, "cpu.a", bad), ROWS, config=RUN, seed=0)
 
 
 def test_validation_may_lack_a_device_but_not_all():
-    latency = DATASET.latency_secs.copy()
-    latency[HELD, 1] = np.nan
-    part = replace(DATASET, latency_secs=latency)
+    part, nothing = (with_latency(DATASET, HELD, name, np.nan) for name in ("cpu.b", None))
     assert train(part, ROWS, config=RUN, seed=0, validation_rows=HELD).history[0].validation_loss
-    latency[HELD] = np.nan
     with pytest.raises(TransferError, match="no workload has two measured candidates"):
-        train(replace(DATASET, latency_secs=latency), ROWS, config=RUN, seed=0, validation_rows=HELD)
+        train(nothing, ROWS, config=RUN, seed=0, validation_rows=HELD)
 
 
 def test_result_survives_the_way_through_json():
