@@ -199,8 +199,7 @@ def test_what_is_judged_is_what_serves(
         return head_standing
 
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    not_ranked = judged.not_ranked(dataset)
-    judge = judging.Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors={})
+    judge = judging.Judge(registry, reader, snapshot, judged.not_ranked(dataset), {})
     champion = served.model.copy()
     champion.drop_head(SOURCES[0])
     judge.verdicts([champion], [NEW], [])

@@ -253,10 +253,9 @@ def test_of_two_challengers_the_better_takes_the_place() -> None:
 def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_kind(
     served: Registry, trained: MtlTLP, store: Path, snapshot: DatasetSnapshot
 ) -> None:
-    reader, dataset = Store.read(store), snapshot.dataset
+    reader = Store.read(store)
     load_snapshot(reader, judged=(rows := JudgedRows()))
-    not_ranked, floors = rows.not_ranked(dataset), rows.floors
-    asked = Judge(served, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=floors)
+    asked = Judge(served, reader, snapshot, rows.not_ranked(snapshot.dataset), rows.floors)
     judged = asked.verdicts([small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT])
     for ours, theirs in zip(*judged, strict=True):
         assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
