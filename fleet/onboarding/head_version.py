@@ -20,7 +20,7 @@ from fleet.models.judge import INHERITED, training_provenance
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
-from fleet.onboarding.earlier_environment import Earlier
+from fleet.onboarding.drift import Earlier
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
