@@ -29,8 +29,7 @@ from fleet.core.events import (
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
 from fleet.refresh.request import RefreshRequest
-from fleet.refresh.scorer import StrategyScorer
-from fleet.refresh.trainer_process import RefreshChild, unfinished
+from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, unfinished
 from transfer.model.kinds import FLEET_TLP
 
 

@@ -40,8 +40,7 @@ from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
 from fleet.refresh.run import run_refresh
-from fleet.refresh.scorer import StrategyScorer
-from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
+from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
