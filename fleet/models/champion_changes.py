@@ -1,7 +1,7 @@
 """Who serves after a publication, a rollback, a pin: pure changes of a registry's champions.
 
-`fleet.models.registry` reads the files, asks here, and writes: each function gives the state from now on, whose
-changes get their serials when they are written. Here stands who may take a champion's place at all; whether a
+`fleet.models.registry` reads the files, asks here, and writes: each function gives the state from now on, and
+its changes get serials when they are written. Here stands who may take a champion's place at all; whether a
 head deserves it is for `fleet.models.promotion` to say.
 """
 
