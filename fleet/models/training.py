@@ -272,15 +272,9 @@ def check_heads(
 
 
 def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Part rows into some to learn from, and some of other workloads to stop by.
+    """Part rows that may be learnt from into some to learn from, and some of other workloads to stop by.
 
-    Args:
-        snapshot: Where the rows are from.
-        seed: Of the choice.
-        rows: Rows that may be learnt from.
-
-    Returns:
-        Both parts; nothing to stop by where workloads are few.
+    Nothing is to stop by where workloads are few.
     """
     from transfer.data.splits import workload_folds
 

@@ -79,12 +79,7 @@ def parse_request(body: bytes) -> Request:
 
 
 def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[Request]) -> Request:
-    """Check a new request against the fleet.
-
-    Args:
-        request: As it came.
-        fleet: What it may be about.
-        open_requests: Those that have not ended.
+    """Check a new request against the fleet, and against those that have not ended.
 
     Returns:
         The same with its arguments as the state wants them.
