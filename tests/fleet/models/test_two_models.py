@@ -29,7 +29,7 @@ from fleet.models.views import champion_notes, diff_versions, list_versions
 from fleet.onboarding.choice import source_version
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh.freshness_look import run_watch
-from fleet.refresh.request import RefreshRequest, request_from_json, request_text
+from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace
@@ -309,16 +309,6 @@ def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     settings = load_fleet(None, {"store.path": str(copy)}).config
     evaluated = evaluate_model(settings, tmp_path / "models", "v000001", [A])
     assert evaluated.comparison.rankers == ("v000001",)
-
-
-def test_a_request_says_which_models_and_an_older_one_means_ours(store: Path, tmp_path: Path) -> None:
-    request = request_of(store, tmp_path, "both")
-    assert request_from_json(request_text(request)) == request
-    older = json.loads(request_text(request))
-    del older["model"]
-    assert request_from_json(json.dumps(older)).model == "fleet_tlp"
-    with pytest.raises(FleetError, match="model 'tlp'"):
-        request_from_json(json.dumps({**older, "model": "tlp"}))
 
 
 def test_fleet_train_keeps_both_and_says_which_is_which(

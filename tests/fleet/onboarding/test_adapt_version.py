@@ -42,6 +42,12 @@ def source(snapshot: DatasetSnapshot) -> FleetTLP:
     return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SOURCES).model
 
 
+@pytest.fixture(scope="module")
+def trained(snapshot: DatasetSnapshot) -> FleetTLP:
+    """A model that was trained of the target too."""
+    return train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+
+
 def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
     few_shot = set(snapshot.dataset.candidate_ids[:samples])
     one = onboarding_of(snapshot, TARGET, few_shot, source, CONFIG, 0)
@@ -92,11 +98,14 @@ def test_a_version_says_what_its_source_model_learnt_from(
 
 
 def test_a_champion_that_comes_while_a_head_is_kept_stays(
-    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    snapshot: DatasetSnapshot,
+    source: FleetTLP,
+    trained: FleetTLP,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a refresh publishes one between the onboarding's question who serves and its own publication."""
     registry, add = Registry(tmp_path), Registry.add
-    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
 
     def beaten(self: Registry, *arguments: Any) -> str:
         monkeypatch.undo()
@@ -112,36 +121,28 @@ def test_a_champion_that_comes_while_a_head_is_kept_stays(
     }
 
 
-def test_a_pinned_device_is_onboarded_to_no_effect(
+def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
     snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
 ) -> None:
     registry = Registry(tmp_path)
     first = onboard(snapshot, tmp_path, source, 16)
+    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
+    # A person decided.
     registry.pin(TARGET, reason="for the release")
-    # Even one that cannot be asked any more: a person decided.
-    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
     second = onboard(snapshot, tmp_path, source, 64)
-    assert serving_of(registry, TARGET, second) == {
-        "served_by": first,
-        "why_not_served": f"{TARGET} is pinned to {first}",
-    }
-
-
-def test_a_champion_that_cannot_serve_is_followed(
-    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
-) -> None:
-    registry = Registry(tmp_path)
-    first = onboard(snapshot, tmp_path, source, 16)
-    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
-    second = onboard(snapshot, tmp_path, source, 16)
+    why = f"{TARGET} is pinned to {first}"
+    assert serving_of(registry, TARGET, second) == {"served_by": first, "why_not_served": why}
+    registry.unpin(TARGET, reason="")
+    third = onboard(snapshot, tmp_path, source, 16)
     champion = registry.champions()[TARGET]
-    assert (champion.version, champion.reason) == (second, f"{first} cannot serve any more; not judged")
+    assert (champion.version, champion.reason) == (third, f"{first} cannot serve any more; not judged")
     assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
 
 
-def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path) -> None:
+def test_a_trained_head_stays(
+    snapshot: DatasetSnapshot, source: FleetTLP, trained: FleetTLP, tmp_path: Path
+) -> None:
     registry = Registry(tmp_path)
-    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
     registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
     version = onboard(snapshot, tmp_path, source, 64)
     assert registry.champions()[TARGET].version == "v000001"
