@@ -112,12 +112,11 @@ def test_a_device_with_nothing_to_learn_is_refused_by_name(settings: FleetConfig
 
 
 def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
+    workload = gmm_workload()
     with Store.open(tmp_path / "store") as store:
         store.put_device(*cpu_device("box"))
-        workload = gmm_workload()
         store.put_workloads([workload])
-        failed = record_of(gmm_candidates(workload, 1)[0], "box", 1e-3)
-        store.append([dataclasses.replace(failed, outcome=Outcome.RUN_FAILED, run_secs=(), error="died")])
+        store.append([record_of(gmm_candidates(workload, 1)[0], "box", outcome=Outcome.RUN_FAILED)])
     settings = load_fleet(None, {"store.path": str(tmp_path / "store")}).config
     with pytest.raises(TransferError, match=r"none of the 1 records is ok; run `fleet collect` first"):
         train_version(settings, tmp_path / "models", ())
