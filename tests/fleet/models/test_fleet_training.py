@@ -45,7 +45,9 @@ def settings(tmp_path: Path) -> FleetConfig:
 
 
 def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Path) -> None:
-    found = train_version(settings, tmp_path / "models", ())
+    seen: list[tuple[str, int, int]] = []
+    told = {"check": True, "on_progress": lambda *at: seen.append(at)}
+    found = train_version(settings, tmp_path / "models", (), **told)
     assert found["heads"] == ["box.a", "box.b"]
     assert found["devices_left_out"] == ["lonely"]
     assert found["workloads_too_small"] == 1
@@ -55,6 +57,11 @@ def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Pat
     curves = Path(found["curves"]) / "curves.jsonl"
     assert len(curves.read_text().splitlines()) == 2
     json.dumps(found)
+    # The transfer check is part of the answer.
+    assert {effect["head"] for effect in found["transfer"]["effects"]} == {"box.a", "box.b"}
+    assert found["transfer"]["folds"] == 2
+    assert seen[:2] == [("train", 1, 2), ("train", 2, 2)]
+    assert seen[-1] == ("check", 6, 6)
 
 
 def test_without_publishing_a_version_is_kept_and_serves_nobody(
@@ -120,15 +127,3 @@ def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
     settings = load_fleet(None, {"store.path": str(tmp_path / "store")}).config
     with pytest.raises(TransferError, match=r"none of the 1 records is ok; run `fleet collect` first"):
         train_version(settings, tmp_path / "models", ())
-
-
-def test_the_transfer_check_is_part_of_the_answer(settings: FleetConfig, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    found = train_version(
-        settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_progress=lambda *at: seen.append(at)
-    )["transfer"]
-    assert {effect["head"] for effect in found["effects"]} == {"box.a", "box.b"}
-    assert found["folds"] == 2
-    epochs = settings.training.epochs
-    assert seen[:epochs] == [("train", one, epochs) for one in range(1, epochs + 1)]
-    assert seen[-1] == ("check", 6, 6)

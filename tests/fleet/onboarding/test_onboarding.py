@@ -75,14 +75,9 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
     assert result["expected"]["regime"] == "device-new"
     assert "that is meant for candidates that source devices measured" in text
     assert f"true: top-1 {result['truth']['top1']:.3f}" in text
-
-
-def test_replay_gives_the_same_every_time(recorded: Path, tmp_path: Path) -> None:
-    one, two = (
-        onboard_recorded(settings_of(recorded, samples=24), NEW, tmp_path / "models") for _ in range(2)
-    )
-    one.pop("seconds"), two.pop("seconds")
-    assert json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
+    # It is the same every time.
+    again = onboard_recorded(settings, NEW, tmp_path / "models")
+    assert json.dumps(again | {"seconds": 0}) == json.dumps(result | {"seconds": 0})
 
 
 def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
