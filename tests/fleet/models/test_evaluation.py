@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,7 +18,7 @@ from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
-from fleet.models.evaluation import BASELINES, Evaluation, _repeats, evaluate_model, evaluate_store
+from fleet.models.evaluation import BASELINES, _repeats, evaluate_model, evaluate_store
 from fleet.models.evaluation_table import print_evaluation
 from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
@@ -93,14 +92,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("eval") / "store", [*records, *noise])
 
 
-@pytest.fixture(scope="module")
-def found(store: Path) -> Evaluation:
-    return evaluate_store(
-        settings_of(store), (), split="by-workload", seeds=2, baselines=["nearest-device", "nearest-device"]
-    )
-
-
-def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
+def test_every_workload_is_held_out_with_every_seed(store: Path) -> None:
+    twice = ["nearest-device", "nearest-device"]
+    found = evaluate_store(settings_of(store), (), split="by-workload", seeds=2, baselines=twice)
     comparison = found.comparison
     assert comparison.rankers == ("fleet-tlp", "nearest-device")
     assert comparison.seeds == (5, 6)
@@ -112,9 +106,7 @@ def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
     assert comparison.estimate("nearest-device", "a", "tau").value > 0.7
     # All of one operator have the same shape here.
     assert found.near_copies == len(WORKLOADS)
-
-
-def test_noise_and_ceiling_come_from_measuring_twice(found: Evaluation) -> None:
+    # Noise and ceiling come from measuring twice.
     assert set(found.noise) == set(found.ceilings) == {"a"}
     assert found.noise["a"].median_change == pytest.approx(0.04)
     assert found.comparison.noise_floors == {"a": found.noise["a"].median_change}
@@ -166,8 +158,7 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
     found = evaluate_model(settings, models, "v000001", ())
     kind, arguments = RequestKind.EVALUATION, {"version": "v000001"}
     asked = Work(kind=kind, arguments=arguments, minutes=None, settings=settings, models=models)
-    session: Any = mock.Mock()
-    made = perform(asked, session, mock.MagicMock())
+    made = perform(asked, mock.Mock(), mock.MagicMock())
     assert made | {"seconds": 0} == found.as_json() | {"seconds": 0}, "a request gives the same"
     assert found.model == "v000001"
     for (ranker, _), [metrics] in found.comparison.metrics.items():

@@ -113,17 +113,16 @@ def test_with_enough_workloads_some_tell_when_to_stop(
     assert found["validation_loss"] > 0
 
 
-def test_a_device_with_nothing_to_learn_is_refused_by_name(settings: FleetConfig, tmp_path: Path) -> None:
+def test_devices_with_nothing_to_learn_are_refused_with_the_cure(
+    settings: FleetConfig, tmp_path: Path
+) -> None:
     with pytest.raises(FleetError, match=r"nothing to learn of lonely: .*measure more with `fleet collect`"):
         train_version(settings, tmp_path / "models", ("box.a", "lonely"))
-
-
-def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
     workload = gmm_workload()
-    with Store.open(tmp_path / "store") as store:
+    with Store.open(tmp_path / "failed") as store:
         store.put_device(*cpu_device("box"))
         store.put_workloads([workload])
         store.append([record_of(gmm_candidates(workload, 1)[0], "box", outcome=Outcome.RUN_FAILED)])
-    settings = load_fleet(None, {"store.path": str(tmp_path / "store")}).config
+    settings = load_fleet(None, {"store.path": str(tmp_path / "failed")}).config
     with pytest.raises(TransferError, match=r"none of the 1 records is ok; run `fleet collect` first"):
         train_version(settings, tmp_path / "models", ())

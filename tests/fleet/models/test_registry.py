@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -336,34 +338,26 @@ _STEPS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate")
 
 def _killed_at(number: int, work: Callable[[], None]) -> bool:
     """Do some work in a process that kills itself before its n-th step on the disk; whether it got there."""
-    child = os.fork()
-    if child == 0:
-        try:
-            left = number
-            calls = {name: getattr(os, name) for name in _STEPS}
+    left = itertools.count(number, -1)
 
-            def counted(name: str) -> Callable[..., Any]:
-                def step(*args: Any, **kwargs: Any) -> Any:
-                    nonlocal left
-                    left -= 1
-                    if left < 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return calls[name](*args, **kwargs)
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
 
-                return step
+        return step
 
-            for name in _STEPS:
-                setattr(os, name, counted(name))
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
+    def work_until_killed() -> None:
+        for name in _STEPS:
+            setattr(os, name, counted(getattr(os, name)))
+        work()
+
+    child = multiprocessing.get_context("fork").Process(target=work_until_killed)
+    child.start()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return child.exitcode != 0
 
 
 def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Path) -> None:
@@ -379,8 +373,7 @@ def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Pat
         registry.prune(1)
 
     seen = set()
-    number = 0
-    while True:
+    for number in itertools.count():
         folder = tmp_path / f"killed-{number}"
         shutil.copytree(models, folder)
         was_killed = _killed_at(number, lambda folder=folder: publish(folder))
@@ -402,7 +395,6 @@ def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Pat
         shutil.rmtree(folder)
         if not was_killed:
             break
-        number += 1
     assert seen == {"v000001", "v000002"}
     assert number > 12
 

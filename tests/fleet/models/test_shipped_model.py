@@ -126,6 +126,9 @@ def test_its_trees_are_told_the_hardware_of_the_device(shipped: ShippedModel) ->
     heads = [shipped.head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]
     mine = [one[f"head:{TARGET}"].values for one in heads]
     assert not np.array_equal(mine[0].numpy(), mine[1].numpy())
+    # An architecture that it has not seen is said to be so.
+    assert shipped.unlike(DESCRIPTOR) == ""
+    assert "never aarch64" in shipped.unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
 def test_a_first_head_is_judged_on_all_that_its_device_measured(
@@ -151,11 +154,6 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
             (broken / file.name).write_bytes(raw[: len(raw) // 2] if file.name == name else raw)
         with pytest.raises(ShippedModelError, match=r"install the program again.*onboarding\.shipped=false"):
             read_shipped(Family.CPU, broken)
-
-
-def test_another_architecture_is_said_to_be_unseen(shipped: ShippedModel) -> None:
-    assert shipped.unlike(DESCRIPTOR) == ""
-    assert "never aarch64" in shipped.unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
 def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:
