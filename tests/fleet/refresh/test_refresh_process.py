@@ -111,7 +111,7 @@ def look_at_a(request: RefreshRequest) -> str:
 
 
 def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 90
     while not is_so():
         assert time.monotonic() < until
         turn()
