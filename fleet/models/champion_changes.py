@@ -1,26 +1,18 @@
 """Who serves after a publication, a rollback, a pin: pure changes of a registry's champions.
 
-`fleet.models.registry` reads the files, asks here, and writes. Here stands who may take a champion's place at
-all; whether a head deserves it is for `fleet.models.promotion` to say.
+`fleet.models.registry` reads the files, asks here, and writes: each function gives the state from now on, and
+its changes get serials when they are written. Here stands who may take a champion's place at all; whether a
+head deserves it is for `fleet.models.promotion` to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from agents.records import DeviceId
 from fleet.models.registry_file import MOST_BEFORE, Champion, Change, State, version_number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChampionChanges:
-    """What a registry holds from now on, and what to tell of it."""
-
-    champions: Mapping[DeviceId, Champion]
-    #: In the order in which they are told; each gets its serial when it is written.
-    changes: tuple[Change, ...] = ()
 
 
 def hold_reason(champion: Champion, version: str) -> str:
@@ -47,7 +39,7 @@ def published(
     devices: Mapping[str, Mapping[str, Any]],
     at_secs: float,
     reason: str = "",
-) -> ChampionChanges:
+) -> State:
     """Let a version serve devices; where it may not (`hold_reason`), the champion stays and says why.
 
     So does one that came after the decision. Arguments are those of `Registry.publish`; `sha256` is of the
@@ -72,7 +64,7 @@ def published(
             earlier=None if before is None else before.judged,
         )
         changes.append(_change("published", champion, "" if before is None else before.version))
-    return ChampionChanges(champions=champions, changes=tuple(changes))
+    return replace(state, champions=champions, changes=tuple(changes))
 
 
 def rolled_back(
@@ -85,7 +77,7 @@ def rolled_back(
     *,
     reason: str,
     by_hand: bool,
-) -> ChampionChanges:
+) -> State:
     """Let `target` serve a device in place of its present champion, as `Registry.rollback` does.
 
     `sha256` is of its manifest, `there` are the versions that can be gone back to, `at_secs` Unix seconds.
@@ -104,27 +96,23 @@ def rolled_back(
         before=tuple(before[: before.index(target)] if target in before else before),
         rolled_back_from=max(left, key=version_number, default=""),
     )
-    return ChampionChanges(
-        champions={**state.champions, present.device_id: champion},
-        changes=(_change("rolled_back", champion, present.version),),
-    )
+    return _with(state, champion, _change("rolled_back", champion, present.version))
 
 
-def pinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> ChampionChanges:
+def pinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> State:
     """Let nobody change the champion of a device; a device that is pinned already stays as it is."""
     champion = state.champions[device_id]
     if champion.pinned_at is not None:
-        return ChampionChanges(champions=state.champions)
+        return replace(state, changes=())
     told = replace(_change("pinned", champion, champion.version), at_secs=at_secs, reason=reason)
-    held = replace(champion, pinned_at=at_secs)
-    return ChampionChanges(champions={**state.champions, device_id: held}, changes=(told,))
+    return _with(state, replace(champion, pinned_at=at_secs), told)
 
 
-def unpinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> ChampionChanges:
+def unpinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> State:
     """Let the champion of a pinned device be changed again."""
     champion = replace(state.champions[device_id], pinned_at=None)
     told = replace(_change("unpinned", champion, champion.version), at_secs=at_secs, reason=reason)
-    return ChampionChanges(champions={**state.champions, device_id: champion}, changes=(told,))
+    return _with(state, champion, told)
 
 
 def retained(champions: Mapping[DeviceId, Champion], reasons: Mapping[str, str]) -> dict[DeviceId, Champion]:
@@ -135,6 +123,10 @@ def retained(champions: Mapping[DeviceId, Champion], reasons: Mapping[str, str])
         if one in champions
     }
     return {**champions, **told}
+
+
+def _with(state: State, champion: Champion, change: Change) -> State:
+    return replace(state, champions={**state.champions, champion.device_id: champion}, changes=(change,))
 
 
 def _change(kind: str, champion: Champion, previous: str) -> Change:

@@ -314,11 +314,11 @@ def _measured_twice(
     ceilings: dict[str, Metrics] = {}
     for device_id in dataset.device_ids:
         batches = reader.columns(READING_COLUMNS, device_ids=[device_id], version=snapshot.table_version)
-        repeats = _Repeats()
-        floor = noise_floor(repeats.watch(one for _, batch in batches for one in readings(device_id, batch)))
+        read = [one for _, batch in batches for one in readings(device_id, batch) if is_comparable(one)]
+        floor = noise_floor(read)
         if floor is not None and floor.pairs >= LEAST_PAIRS:
             floors[device_id] = floor
-        pairs = [pair for pair in repeats.pairs() if pair[0] in group_of]
+        pairs = [pair for pair in _repeats(read) if pair[0] in group_of]
         group = np.array([group_of[candidate_id] for candidate_id, _, _ in pairs], dtype=np.int32)
         sizes = np.bincount(group)
         if sizes[sizes >= 2].sum() >= LEAST_PAIRS:
@@ -327,27 +327,20 @@ def _measured_twice(
     return floors, ceilings
 
 
-class _Repeats:
-    """First and last comparable latency of every candidate, gathered while readings pass by."""
+def _repeats(comparable: Iterable[Reading]) -> list[tuple[CandidateId, float, float]]:
+    """First and last latency of every candidate that was measured again.
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[CandidateId, str], dict[int, float]] = {}
-
-    def watch(self, passing: Iterable[Reading]) -> Iterator[Reading]:
-        for reading in passing:
-            if is_comparable(reading):
-                key = reading.candidate_id, reading.environment_id
-                self._found.setdefault(key, {})[reading.attempt] = reading.latency_secs
-            yield reading
-
-    def pairs(self) -> list[tuple[CandidateId, float, float]]:
-        """Those of the environment with most of them: numbers of two are not put in one order."""
-        found: dict[str, list[tuple[CandidateId, float, float]]] = {}
-        for (candidate_id, environment_id), attempts in self._found.items():
-            if len(attempts) > 1:
-                pair = candidate_id, attempts[min(attempts)], attempts[max(attempts)]
-                found.setdefault(environment_id, []).append(pair)
-        return max(found.values(), key=len, default=[])
+    Those of the environment with most of them: numbers of two are not put in one order.
+    """
+    of_each: dict[tuple[CandidateId, str], dict[int, float]] = {}
+    for one in comparable:
+        of_each.setdefault((one.candidate_id, one.environment_id), {})[one.attempt] = one.latency_secs
+    found: dict[str, list[tuple[CandidateId, float, float]]] = {}
+    for (candidate_id, environment_id), attempts in of_each.items():
+        if len(attempts) > 1:
+            pair = candidate_id, attempts[min(attempts)], attempts[max(attempts)]
+            found.setdefault(environment_id, []).append(pair)
+    return max(found.values(), key=len, default=[])
 
 
 def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> Ranker:

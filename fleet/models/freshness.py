@@ -67,16 +67,9 @@ class Look:
 def window(
     measured_at: Floats, workload: NDArray[np.int32], least: int, most: int = WINDOW
 ) -> NDArray[np.int64]:
-    """Newest records that make a window.
+    """Places of the newest `most` fresh records, without those of workloads with fewer than `least` of them.
 
-    Args:
-        measured_at: (n,) Unix seconds of fresh records.
-        workload: (n,) number of each one's workload.
-        least: Records of a workload below which it says nothing.
-        most: Records of a window at most.
-
-    Returns:
-        Places of the chosen ones, without those of workloads with too few.
+    `measured_at` (n,) is in Unix seconds, `workload` (n,) the number of each one's workload.
     """
     newest = np.argsort(-measured_at, kind="stable")[:most]
     counts = np.bincount(workload[newest])

@@ -70,13 +70,7 @@ class HeadCache:
 def score_candidates(
     head: Adapted, extractor: Extractor, workload: Workload, candidates: Sequence[Candidate]
 ) -> tuple[NDArray[np.float64], dict[int, str]]:
-    """Score candidates of one workload.
-
-    Args:
-        head: Gives the scores.
-        extractor: Makes the features.
-        workload: What all of them schedule.
-        candidates: N candidates.
+    """Score N candidates of one workload.
 
     Returns:
         (N,) scores in (0, 1], higher is faster, 0 where a candidate cannot be read; and why, by place.

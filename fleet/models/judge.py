@@ -9,13 +9,13 @@ torch when called.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import DeviceId, Workload, WorkloadId
+from agents.records import DeviceId, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import RULE, SHARE, clean, held_out
@@ -29,6 +29,7 @@ from fleet.models.promotion import (
     standing,
 )
 from fleet.models.registry import Registry
+from fleet.models.versions import DatasetSnapshot
 from fleet.store.reader import StoreReader
 from transfer.errors import TransferError
 
@@ -43,35 +44,22 @@ INHERITED = "inherited_workloads"
 _WORDS = 200
 
 
+@dataclass(slots=True, eq=False)
 class Judge:
-    """Compares heads on what a dataset holds of clean held-out workloads.
+    """Compares heads on what a snapshot holds of clean held-out workloads; nothing of it is learnt from."""
 
-    Args:
-        registry: Who serves now.
-        reader: Tells what versions learnt from that do not say so themselves.
-        dataset: Candidates, measured; nothing of it is learnt from here.
-        workloads: Those of the dataset.
-        not_ranked: (N, D) which measurements no model chose (`fleet.models.judged_rows`).
-        floors: Noise floor by device; 0 where there is none.
-    """
+    registry: Registry
+    #: Tells what versions learnt from that do not say so themselves.
+    reader: StoreReader
+    snapshot: DatasetSnapshot
+    #: (N, D) which measurements no model chose (`fleet.models.judged_rows`).
+    not_ranked: NDArray[np.bool_]
+    #: Noise floor by device; 0 where there is none.
+    floors: Mapping[str, float]
+    _heads: HeadCache = field(init=False)
 
-    def __init__(
-        self,
-        registry: Registry,
-        reader: StoreReader,
-        dataset: Dataset,
-        workloads: Mapping[WorkloadId, Workload],
-        *,
-        not_ranked: NDArray[np.bool_],
-        floors: Mapping[str, float],
-    ) -> None:
-        self._registry = registry
-        self._reader = reader
-        self._dataset = dataset
-        self._workloads = workloads
-        self._not_ranked = not_ranked
-        self._floors = floors
-        self._heads = HeadCache(registry)
+    def __post_init__(self) -> None:
+        self._heads = HeadCache(self.registry)
 
     def verdicts(
         self,
@@ -106,15 +94,16 @@ class Judge:
     ) -> tuple[DeviceDecision, Standing | None]:
         from transfer.adapt.base import Adapted
 
-        held = held_out(self._workloads[one] for one in self._dataset.workload_ids)
-        floor = self._floors.get(device_id, 0.0)
-        serving = self._registry.champions().get(device_id)
+        dataset = self.snapshot.dataset
+        held = held_out(self.snapshot.workloads[one] for one in dataset.workload_ids)
+        floor = self.floors.get(device_id, 0.0)
+        serving = self.registry.champions().get(device_id)
         gone = why_not = served_by = ""
         head, fair = None, clean(held, trained, inherited)
         learnt: Collection[WorkloadId] | None = ()
         if serving is not None:
             try:
-                manifest = self._registry.manifest(serving.version)
+                manifest = self.registry.manifest(serving.version)
                 head = self._heads.head(serving.ref)
             except (FleetError, TransferError) as error:
                 gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
@@ -122,7 +111,7 @@ class Judge:
                 # The disk may give it again the next time.
                 why_not = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
             else:
-                served_by, learnt = serving.version, _learnt(self._reader, manifest)
+                served_by, learnt = serving.version, _learnt(self.reader, manifest)
                 fair = clean(held, trained, inherited, learnt, manifest.get(INHERITED, ()))
                 if fair is None:
                     why_not = f"nobody knows any more what {serving.version} learnt from"
@@ -132,8 +121,8 @@ class Judge:
         rows = self._rows(device_id, fair or frozenset())
         # It has nothing beside it yet.
         mine = Adapted(device_id=device_id, model=model)
-        challenger = head_standing(mine, self._dataset, rows, floor)
-        champion = None if head is None else head_standing(head, self._dataset, rows, floor)
+        challenger = head_standing(mine, dataset, rows, floor)
+        champion = None if head is None else head_standing(head, dataset, rows, floor)
         seen = len(trained), len(learnt or ())
         verdict = judge(
             device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone, learnt=seen
@@ -152,10 +141,10 @@ class Judge:
         """
         if verdict.judged is None or challenger is None:
             return verdict
-        names = [WorkloadId(self._dataset.workload_ids[one]) for one in challenger.groups.tolist()]
+        names = [self.snapshot.dataset.workload_ids[one] for one in challenger.groups.tolist()]
         found = {
             str(name): {
-                "operator": self._workloads[name].operator,
+                "operator": self.snapshot.workloads[name].operator,
                 "candidates": int(challenger.counts[place]),
                 "pairs": round(float(challenger.right[place] / max(challenger.decided[place], 1)), 4),
                 "width": round(float(challenger.width[place]), 4),
@@ -166,12 +155,12 @@ class Judge:
 
     def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
         """Measured candidates, not chosen by a model, of some workloads."""
-        dataset = self._dataset
+        dataset = self.snapshot.dataset
         if device_id not in dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)
         wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
-        measured = np.isfinite(dataset.latency_secs[:, column]) & self._not_ranked[:, column]
+        measured = np.isfinite(dataset.latency_secs[:, column]) & self.not_ranked[:, column]
         return np.flatnonzero(wanted[dataset.group] & measured)
 
 

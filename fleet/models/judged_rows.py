@@ -29,7 +29,7 @@ LEAST_PAIRS = 8
 
 
 class JudgedRows:
-    """What a judge asks of the records of a dataset, gathered while `fleet.models.versions` reads them.
+    """What a judge asks of the records of a dataset, gathered while they are read.
 
     Attributes:
         floors: Noise floor by device, without those that have too few second measurements.
@@ -43,10 +43,12 @@ class JudgedRows:
         """Take in all rows of a device, with `READING_COLUMNS`; `counts` (n,) are those of the dataset."""
         if not batches:
             return
-        if (floor := known_floor(device_id, batches)) is not None:
-            self.floors[device_id] = floor
+        floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
+        if floor is not None and floor.pairs >= LEAST_PAIRS:
+            self.floors[device_id] = floor.median_change
         table = pa.Table.from_batches(batches)
-        judging = table.filter(pa.array(counts & is_not_ranked(table.column("origin"))))
+        not_ranked = pc.is_in(table.column("origin"), pa.array(sorted(NOT_RANKED)))
+        judging = table.filter(pc.and_(pa.array(counts), not_ranked))
         self._judging[device_id] = judging.column("candidate_id")
 
     def not_ranked(self, dataset: Dataset) -> NDArray[np.bool_]:
@@ -54,17 +56,8 @@ class JudgedRows:
         place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
         found = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
         for device_id, names in self._judging.items():
+            if device_id not in dataset.device_ids:
+                continue  # whatever it measured was lost or rejected
             rows = [place[one] for one in names.to_pylist() if one in place]
             found[rows, dataset.column(device_id)] = True
         return found
-
-
-def known_floor(device_id: DeviceId, batches: Sequence[pa.RecordBatch]) -> float | None:
-    """Noise floor of a device by its rows with `READING_COLUMNS`; None where too few tell."""
-    floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
-    return floor.median_change if floor is not None and floor.pairs >= LEAST_PAIRS else None
-
-
-def is_not_ranked(origins: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """(n,) whether no model chose a row and it is a first measurement."""
-    return np.asarray(pc.is_in(origins, pa.array(sorted(NOT_RANKED))).to_numpy(), dtype=np.bool_)

@@ -208,14 +208,13 @@ class Registry(RegistryReader):
             if present.pinned_at is not None and target != present.version:
                 raise PinnedError(present)
             now = self._clock()
-            changes: tuple[Change, ...] = ()
+            moved = replace(state, changes=())
             if target != present.version:
                 moved = rolled_back(
                     state, present, target, sha256, self.versions(), now, reason=reason, by_hand=True
                 )
-                state, changes = replace(state, champions=moved.champions), moved.changes
-            done = pinned(state, present.device_id, now, reason)
-            self._commit(state, done.champions, (*changes, *done.changes))
+            done = pinned(moved, present.device_id, now, reason)
+            self._commit(state, done.champions, (*moved.changes, *done.changes))
             return done.champions[present.device_id]
 
     def unpin(self, device_id: str, *, reason: str) -> Champion:

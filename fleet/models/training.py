@@ -28,7 +28,6 @@ from fleet.models.versions import (
     read_snapshot,
     train_config,
 )
-from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
 from transfer.processes import workers_for
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.model.mtl_tlp import TlpModel
     from transfer.train.config import TrainConfig
-    from transfer.train.published_procedure import TlpConfig
+    from transfer.train.published_procedure import MtlTlpResult, TlpConfig
     from transfer.train.training import TrainResult, TrainRun
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
@@ -104,12 +103,12 @@ def train_version(
         result = _train(snapshot, rows, held, heads, config, seed, workers, run)
         made.append(_told(result, config, len(np.unique(dataset.group[held])), workers, run_folder))
     if MTL_TLP in kinds:
-        made.append(_train_mtl_tlp(snapshot, open_rows, heads, config, seed))
+        made.append(_told_as_published(*as_published(snapshot, open_rows, heads, config, seed)))
     until = {one: counts.last_at for one, counts in reader.counts().items()}
     told = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
-    verdicts = _judge(registry, reader, snapshot, judged).verdicts(
-        [one.model for one in made], heads, told["trained_workloads"]
-    )
+    # As a refresh judges: on what no model chose, and beyond noise.
+    judge = Judge(registry, reader, snapshot, judged.not_ranked(dataset), judged.floors)
+    verdicts = judge.verdicts([one.model for one in made], heads, told["trained_workloads"])
     each = []
     for one, decided in zip(made, verdicts, strict=True):
         manifest = {
@@ -141,12 +140,6 @@ def train_version(
     if check:
         found["transfer"] = check_heads(snapshot, settings, config, heads, partial(on_progress, "check"))
     return found
-
-
-def _judge(registry: Registry, reader: StoreReader, snapshot: DatasetSnapshot, judged: JudgedRows) -> Judge:
-    """As a refresh judges: on what no model chose, and beyond noise."""
-    dataset, not_ranked = snapshot.dataset, judged.not_ranked(snapshot.dataset)
-    return Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors=judged.floors)
 
 
 def _kinds(settings: FleetConfig, *, is_plain: bool) -> tuple[str, ...]:
@@ -232,15 +225,23 @@ def _told(
     )
 
 
-def _train_mtl_tlp(
+def as_published(
     snapshot: DatasetSnapshot, rows: np.ndarray, heads: Sequence[str], config: TrainConfig, seed: int
-) -> _Trained:
-    """Train an MTL-TLP where a FleetTLP would be trained with `config`, and tell of it."""
+) -> tuple[MtlTlpResult, TlpConfig]:
+    """Train an MTL-TLP where a FleetTLP would be trained with `config`; it and how it was trained.
+
+    From nothing; it holds back rows of its own to choose the epoch by, as published.
+    """
     from transfer.train.published_procedure import published_config, train_mtl_tlp
 
     theirs = published_config(config)
     layout = published_layout(snapshot.devices[one][0] for one in snapshot.dataset.device_ids)
     result = train_mtl_tlp(snapshot.dataset, rows, layout=layout, config=theirs, seed=seed, devices=heads)
+    return result, theirs
+
+
+def _told_as_published(result: MtlTlpResult, theirs: TlpConfig) -> _Trained:
+    """What is told of an MTL-TLP."""
     losses = result.validation_losses
     return _Trained(
         model=result.model,
@@ -271,15 +272,9 @@ def check_heads(
 
 
 def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Part rows into some to learn from, and some of other workloads to stop by.
+    """Part rows that may be learnt from into some to learn from, and some of other workloads to stop by.
 
-    Args:
-        snapshot: Where the rows are from.
-        seed: Of the choice.
-        rows: Rows that may be learnt from.
-
-    Returns:
-        Both parts; nothing to stop by where workloads are few.
+    Nothing is to stop by where workloads are few.
     """
     from transfer.data.splits import workload_folds
 

@@ -6,7 +6,7 @@ then traces and seconds of those are read. Environments and protocols never are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
+from fleet.models.judged_rows import JudgedRows
 from fleet.store.noise_columns import (
     PRESENT_COLUMNS,
     READING_COLUMNS,
@@ -27,9 +28,6 @@ from fleet.store.reader import StoreReader
 if TYPE_CHECKING:
     from transfer.data.joined_records import MeasuredRow
 
-#: Is told a device, all of its rows with `READING_COLUMNS`, and (n,) which of them count.
-Watch = Callable[[DeviceId, Sequence[pa.RecordBatch], NDArray[np.bool_]], None]
-
 #: Columns of `transfer.data.joined_records.MeasuredRow` that the store has, in its order but for the device.
 _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
 
@@ -40,7 +38,7 @@ def counting_rows(
     version: int,
     workload_ids: Collection[WorkloadId] = (),
     names: Mapping[str, DeviceId] | None = None,
-    watch: Watch | None = None,
+    judged: JudgedRows | None = None,
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the records that count of one device.
 
@@ -54,7 +52,7 @@ def counting_rows(
         workload_ids: Only of these workloads; of all if empty.
         names: Device that the rows of an environment are of; those of other environments are left out. None:
             all rows are of the device.
-        watch: Is shown what tells which rows count, so that nobody reads it again.
+        judged: Is shown what tells which rows count, so that nobody reads it again.
 
     Yields:
         Rows in the order of the store.
@@ -62,13 +60,13 @@ def counting_rows(
     Raises:
         StoreError: The store is damaged, or a newer version wrote it.
     """
-    columns = (*(PRESENT_COLUMNS if watch is None else READING_COLUMNS), "workload_id")
+    columns = (*(PRESENT_COLUMNS if judged is None else READING_COLUMNS), "workload_id")
     choose = present_rows if names is None else settled_rows
-    batches: Iterable[pa.RecordBatch] = _batches(reader, device_id, version, columns, workload_ids)
-    if watch is None:
+    batches = _batches(reader, device_id, version, columns, workload_ids)
+    if judged is None:
         counts = choose(batches)
     else:
-        watch(device_id, kept := list(batches), counts := choose(kept))
+        judged.look(device_id, kept := list(batches), counts := choose(kept))
     yield from rows_at(reader, device_id, version, counts, workload_ids, names)
 
 

@@ -97,10 +97,7 @@ def load_snapshot(
     records = (
         row
         for device_id in sorted(wanted)
-        for row in counting_rows(
-            *(reader, device_id, version, workload_ids, parted.get(device_id)),
-            watch=None if judged is None else judged.look,
-        )
+        for row in counting_rows(reader, device_id, version, workload_ids, parted.get(device_id), judged)
     )
     for device_id, names in parted.items():
         devices |= dict.fromkeys(names.values(), devices[device_id])

@@ -37,31 +37,26 @@ _FOLDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Onboarding:
-    """What a head is made from.
+    """What the head of a new device, the target, is made from."""
 
-    Attributes:
-        dataset: Candidates of the target and its source devices; of the target only the samples are looked
-            at.
-        target: The new device.
-        few_shot: Rows of the samples.
-        source: Model of the source devices, without a head for the target.
-        source_rows: Rows whose latencies on source devices may be seen.
-        regime: What the head will be asked.
-        config: How the source model was trained.
-        seed: Of everything random.
-        holds_out: Whether workloads are held out of all rows.
-        inherited: Workloads that the source model has learnt from, those of other rows too.
-    """
-
+    #: Candidates of the target and its source devices; of the target only the samples are looked at.
     dataset: Dataset
     target: str
+    #: Rows of the samples.
     few_shot: Rows
+    #: Model of the source devices, without a head for the target.
     source: FleetTLP
+    #: Rows whose latencies on source devices may be seen.
     source_rows: Rows
+    #: What the head will be asked.
     regime: Regime
+    #: How the source model was trained.
     config: TrainConfig
+    #: Of everything random.
     seed: int
+    #: Whether workloads are held out of all rows.
     holds_out: bool = False
+    #: Workloads that the source model has learnt from, those of other rows too.
     inherited: frozenset[WorkloadId] = frozenset()
 
     @property

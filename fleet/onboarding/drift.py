@@ -1,17 +1,22 @@
-"""A device that drifted: whether it is another one than before, and whether its new head is better.
+"""A device that changed: what it was, whether it is another one now, and whether its new head is better.
 
-Called by `fleet.onboarding.onboarding`. The canaries that raise the alarm are three programs; the fingerprint
-has more, and of the kinds that models are about. Imports torch when called.
+A changed driver, compiler or board makes another environment, whose records are not compared with those of
+the one before. They still say more of the device than any other device does: they are a source device of its
+own. The canaries that raise the alarm of a drift are three programs; the fingerprint has more, and of the
+kinds that models are about. Imports torch when called.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from agents.records import DeviceId
+from agents.records import DeviceId, Outcome
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache
 from fleet.models.registry import Registry
@@ -30,6 +35,47 @@ _LEAST_CHANGE, _TIMES_NOISE = 0.05, 2.0
 #: A device is another one than before where so many of its reference programs have moved: one of twenty does
 #: by luck.
 _MOVED_SHARE = 0.2
+#: Ok records of an environment that make it a source.
+_LEAST_RECORDS = 16
+_MARK = "@before"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """The last environment of a device before the present one."""
+
+    environment_id: str
+    #: The device as it was then, in datasets and models; never in the store.
+    device_id: DeviceId
+
+
+def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -> Earlier | None:
+    """Find the environment in which a device measured before its present one.
+
+    Returns:
+        The one of the newest record among those with enough ok records; None where there is none.
+    """
+    count: dict[str, int] = {}
+    last_at: dict[str, float] = {}
+    for _, batch in store.columns(("environment_id", "outcome", "measured_at"), device_ids=[device_id]):
+        ok = batch.filter(pc.equal(batch.column("outcome"), Outcome.OK.value))
+        of = zip(ok.column("environment_id").to_pylist(), ok.column("measured_at").to_pylist(), strict=True)
+        for environment_id, at_secs in of:
+            count[environment_id] = count.get(environment_id, 0) + 1
+            last_at[environment_id] = max(last_at.get(environment_id, 0.0), at_secs)
+    found = [one for one in count if one != present and count[one] >= _LEAST_RECORDS]
+    if not found:
+        return None
+    newest = max(found, key=last_at.__getitem__)
+    name = DeviceId(f"{device_id}{_MARK}")
+    return Earlier(environment_id=newest, device_id=name)
+
+
+def environment_since(store: StoreReader, device_id: DeviceId, environment_id: str) -> float:
+    """Unix seconds of the first record of a device in an environment; the present where there is none."""
+    records = store.records(device_id=device_id)
+    moments = (one.measured_at for one in records if one.environment_id == environment_id)
+    return min(moments, default=time.time())
 
 
 def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreReader) -> str:

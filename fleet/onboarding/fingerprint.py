@@ -16,7 +16,7 @@ from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workloa
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
 from fleet.errors import FleetError
-from fleet.onboarding.earlier_environment import Earlier
+from fleet.onboarding.drift import Earlier
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.reader import StoreReader
 

@@ -20,7 +20,7 @@ from fleet.models.judge import INHERITED, training_provenance
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, save_version
 from fleet.onboarding.adaptation import Onboarding
-from fleet.onboarding.earlier_environment import Earlier
+from fleet.onboarding.drift import Earlier
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
@@ -44,16 +44,10 @@ def onboarding_of(
 ) -> Onboarding:
     """Say which rows of a snapshot a new device's head is made from.
 
-    Args:
-        snapshot: Records of the source devices and the target; of the target only `few_shot` is looked at.
-        target: The new device.
-        few_shot: Candidates that it measured.
-        source: Model of the source devices, without a head for the target.
-        config: How the source model was trained.
-        seed: Of everything random.
-        holds_out: Learn nothing from the held-out workloads (`fleet.models.holdout`), so that later versions
-            can be compared with this one.
-        regime: What the head will be asked; candidates that the source devices measured if None.
+    `few_shot` are candidates that the device measured; of it only these are looked at. With `holds_out`
+    nothing is learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be
+    compared with this one. Without a regime the head will be asked about candidates that the source devices
+    measured.
     """
     from transfer.evaluate.onboarding_cases import Regime
 

@@ -44,8 +44,13 @@ from fleet.onboarding.choice import (
     source_version,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
-from fleet.onboarding.drift import against_champion, why_as_before
-from fleet.onboarding.earlier_environment import Earlier, earlier_environment, environment_since
+from fleet.onboarding.drift import (
+    Earlier,
+    against_champion,
+    earlier_environment,
+    environment_since,
+    why_as_before,
+)
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,

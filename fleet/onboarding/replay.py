@@ -19,6 +19,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, prepared, strategy_for, told
+from fleet.refresh.data import family_devices
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -157,11 +158,7 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
             f"holds: {known}"
         )
     family = entries[DeviceId(device)].spec.family
-    sources = [
-        one
-        for one, entry in entries.items()
-        if entry.spec.family is family and entry.descriptor is not None and one != device
-    ]
+    sources = [one for one in family_devices(reader, family) if one != device]
     if not sources:
         raise FleetError(
             f"{device} is the only device of family {family} in {reader.path}: there is nobody to learn "

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.records import content_hash
-from fleet.models.training import divide
-from fleet.models.versions import published_layout
+from fleet.models.training import as_published, divide
 from fleet.refresh.data import RefreshData
 from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
 from transfer.model.kinds import FLEET_TLP
@@ -59,6 +58,7 @@ def challenger(
         TransferError: Training failed, or the data lack the features that an MTL-TLP reads.
     """
     from transfer.model import checkpoint
+    from transfer.train.config import TrainConfig
 
     if kind != FLEET_TLP:
         run = content_hash(run, kind)
@@ -71,7 +71,11 @@ def challenger(
     if kind == FLEET_TLP:
         model, told = _fleet_tlp(request, run, base, rows, heads, data)
     else:
-        model, told = _mtl_tlp(request, rows, heads, data)
+        config = TrainConfig(epochs=request.epochs, device=request.compute)
+        result, theirs = as_published(data.snapshot, rows, heads, config, request.seed)
+        model = result.model
+        told = {"train": asdict(theirs), "train_secs": result.seconds, "resumed_epochs": 0}
+        told |= {"epochs_done": theirs.epochs, "best_epoch": result.best_epoch}
     dataset = data.snapshot.dataset
     about = {
         "candidates": len(dataset),
@@ -117,27 +121,6 @@ def _fleet_tlp(
         "epochs_done": len(result.history),
         "best_epoch": result.best_epoch,
         "resumed_epochs": result.resumed_epochs,
-    }
-
-
-def _mtl_tlp(
-    request: RefreshRequest, rows: np.ndarray, heads: Sequence[str], data: RefreshData
-) -> tuple[TlpModel, dict[str, Any]]:
-    """From nothing, whatever the base; it holds back rows of its own to choose the epoch by, as published."""
-    from transfer.train.config import TrainConfig
-    from transfer.train.published_procedure import published_config, train_mtl_tlp
-
-    config = published_config(TrainConfig(epochs=request.epochs, device=request.compute))
-    layout = published_layout(data.snapshot.devices[one][0] for one in data.snapshot.dataset.device_ids)
-    result = train_mtl_tlp(
-        data.snapshot.dataset, rows, layout=layout, config=config, seed=request.seed, devices=heads
-    )
-    return result.model, {
-        "train": asdict(config),
-        "train_secs": result.seconds,
-        "epochs_done": config.epochs,
-        "best_epoch": result.best_epoch,
-        "resumed_epochs": 0,
     }
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, Family
-from fleet.models.judged_rows import is_not_ranked, known_floor
+from fleet.models.judged_rows import JudgedRows
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise_columns import READING_COLUMNS, SAYS_NOTHING, present_rows
@@ -45,8 +45,7 @@ class RefreshData:
     floors: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chosen:
+class _Chosen(NamedTuple):
     """Rows of one device that a refresh reads."""
 
     #: (n,) mask over all rows of the device, in the order of the store.
@@ -54,8 +53,6 @@ class _Chosen:
     #: Of the chosen rows.
     candidate_ids: list[str]
     measured_at: NDArray[np.float64]
-    not_ranked: NDArray[np.bool_]
-    floor: float | None
 
 
 def family_devices(reader: StoreReader, family: Family) -> list[DeviceId]:
@@ -102,10 +99,9 @@ def read_refresh_data(
         for one in device_ids
         if (descriptor := entries[one].descriptor) is not None
     }
-    chosen = {
-        one: _choose(reader, one, table, new_since if only_new else None, new_since)
-        for one in sorted(devices)
-    }
+    judged = JudgedRows()
+    after = new_since if only_new else None
+    chosen = {one: _choose(reader, one, table, after, new_since, judged) for one in sorted(devices)}
 
     def records() -> Iterator[MeasuredRow]:
         for device_id, rows in chosen.items():
@@ -116,7 +112,6 @@ def read_refresh_data(
     dataset = build_dataset(records(), workloads, devices, layout=layout)
     place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
     measured_at = np.full(dataset.latency_secs.shape, np.nan)
-    not_ranked = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
     for device_id, rows in chosen.items():
         if device_id not in dataset.device_ids:
             continue
@@ -125,23 +120,26 @@ def read_refresh_data(
         at = np.array([place.get(one, -1) for one in rows.candidate_ids], dtype=np.int64)  # type: ignore[call-overload]
         there = at >= 0
         measured_at[at[there], column] = rows.measured_at[there]
-        not_ranked[at[there], column] = rows.not_ranked[there]
     return RefreshData(
         snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,
-        not_ranked=not_ranked,
-        floors={one: rows.floor for one, rows in chosen.items() if rows.floor is not None},
+        not_ranked=judged.not_ranked(dataset),
+        floors=judged.floors,
     )
 
 
 def _choose(
-    reader: StoreReader, device_id: DeviceId, version: int, after: float | None, new_since: float
+    reader: StoreReader,
+    device_id: DeviceId,
+    version: int,
+    after: float | None,
+    new_since: float,
+    judged: JudgedRows,
 ) -> _Chosen:
     names = (*READING_COLUMNS, "workload_id")
     batches = [batch for _, batch in reader.columns(names, device_ids=[device_id], version=version)]
     if not batches:
-        nothing = np.zeros(0)
-        return _Chosen(nothing.astype(bool), [], nothing, nothing.astype(bool), None)
+        return _Chosen(np.zeros(0, dtype=np.bool_), [], np.zeros(0))
     table = pa.Table.from_batches(batches)
     measured_at = table.column("measured_at").to_numpy()
     mask = present_rows(batches) & ~np.isin(_texts(table, "outcome"), SAYS_NOTHING)
@@ -149,14 +147,8 @@ def _choose(
     if after is not None:
         mask &= measured_at > after
     mask = _bounded(mask, _codes(table, "workload_id"), candidate, measured_at > new_since)
-    kept = np.flatnonzero(mask)
-    return _Chosen(
-        mask=mask,
-        candidate_ids=table.column("candidate_id").take(pa.array(kept)).to_pylist(),
-        measured_at=measured_at[kept],
-        not_ranked=is_not_ranked(table.column("origin"))[kept],
-        floor=known_floor(device_id, batches),
-    )
+    judged.look(device_id, batches, mask)
+    return _Chosen(mask, table.column("candidate_id").filter(pa.array(mask)).to_pylist(), measured_at[mask])
 
 
 def _bounded(

@@ -29,8 +29,7 @@ from fleet.core.events import (
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
 from fleet.refresh.request import RefreshRequest
-from fleet.refresh.scorer import StrategyScorer
-from fleet.refresh.trainer_process import RefreshChild, unfinished
+from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, unfinished
 from transfer.model.kinds import FLEET_TLP
 
 
@@ -72,15 +71,9 @@ class _Watching:
 class Refresher:
     """One refresh at a time, in a process of its own.
 
-    Call it from one thread, which must live as long as its processes: they end with it.
-
-    Args:
-        registry: Where versions are kept.
-        store: Folder of the store.
-        folder: Folder of its own, for requests and what killed ones leave.
-        settings: How refreshes run.
-        clock: Gives the seconds that events carry and waits go by.
-        wall: Gives Unix seconds, for stamps.
+    Call it from one thread, which must live as long as its processes: they end with it. `folder` is its own,
+    for requests and what killed ones leave. Events and waits go by the seconds of `clock`, stamps for people
+    by the Unix seconds of `wall`.
     """
 
     def __init__(

@@ -72,8 +72,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     registry = Registry(Path(request.models))
-    since = registry.environments_since()
-    reader = Store.read(Path(request.store)).parted(since)
+    reader = Store.read(Path(request.store)).parted(since := registry.environments_since())
     devices = _devices(reader, request)
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
@@ -92,19 +91,20 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))
     made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
     inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
-    verdicts = _verdicts(registry, reader, data, list(made.values()), heads, rows, inherited)
+    provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
+    trained = provenance["trained_workloads"]
+    judge = Judge(registry, reader, data.snapshot, data.not_ranked, data.floors)
+    verdicts = judge.verdicts([one.model for one in made.values()], heads, trained, inherited)
     counting = counting_verdicts(verdicts)
     told = {
-        **training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held)),
+        **provenance,
         "table_version": plan.table_version,
         "family": request.family,
         "reasons": list(request.reasons),
         "environments_since": since,
     }
-    found = _Judged(
-        plan=plan, made=made, verdicts=verdicts, counting=counting, refused=refused, inherited=inherited
-    )
-    challengers = _published(registry, found, manifest_of_base, told)
+    warm = _warm(plan, manifest_of_base, inherited, trained)
+    challengers = _published(registry, made, verdicts, refused, told, warm)
     if any(one.moves_on for one in counting):
         registry.prune(request.keep)
     elif registry.champions():
@@ -132,68 +132,46 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     }
 
 
-def _verdicts(
-    registry: Registry,
-    reader: StoreReader,
-    data: RefreshData,
-    made: Sequence[Challenger],
-    heads: Sequence[str],
-    rows: np.ndarray,
-    inherited: frozenset[WorkloadId],
-) -> list[list[DeviceDecision]]:
-    """Judge challengers, trained on some rows, on the held-out workloads; of each what was decided.
-
-    `inherited` are the workloads that the version to start from has learnt from.
-    """
-    dataset = data.snapshot.dataset
-    trained = [WorkloadId(dataset.workload_ids[one]) for one in np.unique(dataset.group[rows]).tolist()]
-    judge = Judge(
-        registry,
-        reader,
-        dataset,
-        data.snapshot.workloads,
-        not_ranked=data.not_ranked,
-        floors=data.floors,
-    )
-    return judge.verdicts([one.model for one in made], heads, trained, inherited)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Judged:
-    """The challengers of one refresh, and what was decided of them."""
-
-    plan: _Plan
-    #: By kind of model.
-    made: Mapping[str, Challenger]
-    #: Of each challenger, in the order of `made`.
-    verdicts: Sequence[Sequence[DeviceDecision]]
-    #: The decisions that count, one a device.
-    counting: Sequence[DeviceDecision]
-    #: Of devices with too little to learn from.
-    refused: Sequence[DeviceDecision]
-    #: Workloads that the version to start from has learnt from.
-    inherited: frozenset[WorkloadId]
+def _warm(
+    plan: _Plan, of_base: Mapping[str, Any], inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
+) -> dict[str, Any]:
+    """What the manifest of a FleetTLP says of its start; nothing where there is none."""
+    if not plan.base:
+        return {}
+    return {
+        "warm_start": plan.base,
+        "warm_starts": int(of_base.get("warm_starts", 0)) + 1,
+        INHERITED: sorted(inherited - set(trained)),
+    }
 
 
 def _published(
-    registry: Registry, found: _Judged, manifest_of_base: Mapping[str, Any], told: Mapping[str, Any]
+    registry: Registry,
+    made: Mapping[str, Challenger],
+    verdicts: Sequence[Sequence[DeviceDecision]],
+    refused: Sequence[DeviceDecision],
+    told: Mapping[str, Any],
+    warm: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Keep and publish the challengers that won somewhere; what came of each, by kind."""
+    """Keep and publish the challengers that won somewhere; what came of each, by kind.
+
+    `verdicts` are in the order of `made`, `refused` of devices with too little to learn from. The manifests
+    of all say `told`, that of a FleetTLP `warm` too.
+    """
+    counting = counting_verdicts(verdicts)
     challengers: dict[str, dict[str, Any]] = {}
-    for (kind, one), decided in zip(found.made.items(), found.verdicts, strict=True):
-        warm = found.plan.base if kind == FLEET_TLP else ""
+    for (kind, one), decided in zip(made.items(), verdicts, strict=True):
         manifest = {
             **one.about,
             **told,
             "run": one.run,
-            "warm_start": warm or None,
-            "warm_starts": int(manifest_of_base.get("warm_starts", 0)) + 1 if warm else 0,
-            "verdicts": verdicts_as_json([*decided, *found.refused]),
+            "warm_start": None,
+            "warm_starts": 0,
+            "verdicts": verdicts_as_json([*decided, *refused]),
+            **(warm if kind == FLEET_TLP else {}),
         }
-        if warm:
-            manifest[INHERITED] = sorted(found.inherited - set(told["trained_workloads"]))
         version, published = "", list[str]()
-        if any(each.moves_on for each in (found.counting if kind == FLEET_TLP else decided)):
+        if any(each.moves_on for each in (counting if kind == FLEET_TLP else decided)):
             version, published = publish_if_better(registry, one.model, manifest, decided)
         challengers[kind] = {
             "version": version,

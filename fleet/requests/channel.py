@@ -23,11 +23,7 @@ class ChannelClosedError(Exception):
 
 
 class DriverChannel:
-    """One end.
-
-    Args:
-        end: A connected stream socket; it is closed here.
-    """
+    """One end: a connected stream socket, which is closed here."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end

@@ -79,12 +79,7 @@ def parse_request(body: bytes) -> Request:
 
 
 def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[Request]) -> Request:
-    """Check a new request against the fleet.
-
-    Args:
-        request: As it came.
-        fleet: What it may be about.
-        open_requests: Those that have not ended.
+    """Check a new request against the fleet, and against those that have not ended.
 
     Returns:
         The same with its arguments as the state wants them.
@@ -127,18 +122,14 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
         if other.kind is not kind or other.is_background:
             continue
         # It may be of an earlier version, whose arguments this one does not take: its driver says so.
-        theirs = {*other.arguments.get("devices", ()), *_alone(other)} or here
+        several, alone = other.arguments.get("devices", ()), other.arguments.get("device")
+        theirs = {*several, *([alone] if alone else [])} or here
         if shared := mine & theirs:
             raise _conflict(other, f"works on {_listed(shared)}")
     values = arguments.model_dump(exclude_unset=True)
     if kind is RequestKind.COLLECTION:
         values["devices"] = sorted(mine)
     return replace(request, arguments=values)
-
-
-def _alone(request: Request) -> tuple[str, ...]:
-    """The device of a request that is about one; none where it is about several."""
-    return (str(request.arguments["device"]),) if "device" in request.arguments else ()
 
 
 def _conflict(other: Request, does: str) -> RequestConflict:

@@ -109,11 +109,8 @@ class RequestDesk:
     ) -> None:
         """Take up what was left: tell the events that follow, or answer at once where none does.
 
-        Args:
-            state: Whose events so far are durable.
-            fleet: What requests may be about; asked for only where there are any.
-            tell: Takes events, which are applied after this.
-            now: Time of the events.
+        The events so far of `state` are durable; those that are told are applied after this. `fleet` is asked
+        only where there are orders.
         """
         told: dict[RequestId, Request] = {}
         for _ in range(self._orders.qsize()):

@@ -24,12 +24,8 @@ def first_head_requests(
 ) -> dict[str, Request]:
     """Onboardings of a first device, by family; of a family that has a head, or is asked for one, none.
 
-    Args:
-        specs: Devices that are looked after.
-        shown: What each is now (`fleet.core.state.FleetState.describe`).
-        open_requests: Requests that have not ended.
-        families: Families of which a model is shipped.
-        samples: Candidates that the device measures.
+    `shown` tells what each device is now (`fleet.core.state.FleetState.describe`), `families` of which a
+    model is shipped. The device measures `samples` candidates.
     """
     asked = {
         str(one.arguments.get("device"))

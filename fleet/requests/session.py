@@ -27,12 +27,7 @@ class DeviceUnusableError(FleetError):
 
 
 class EngineSession:
-    """One driver's way to the coordinator.
-
-    Args:
-        channel: To the coordinator.
-        store: Path of the store.
-    """
+    """One driver's way to the coordinator, whose store lies at `store`."""
 
     def __init__(self, channel: DriverChannel, store: Path) -> None:
         self._channel, self._path = channel, store
@@ -135,12 +130,7 @@ class EngineSession:
         return self._reader
 
     def part(self, device_id: DeviceId, since: float) -> None:
-        """Have `store` show what a device measured before a moment as of another environment.
-
-        Args:
-            device_id: The device.
-            since: Unix seconds.
-        """
+        """Have `store` show what a device measured before some Unix seconds as of another environment."""
         self._part, self._reader = {device_id: since}, None
 
     # ---- what is told ----
@@ -183,12 +173,7 @@ class EngineSession:
     def ask(
         self, question: dict[str, Any], read: Callable[[Any], Any] = lambda answer: answer
     ) -> Future[Any]:
-        """Ask the coordinator.
-
-        Args:
-            question: With `op` and its arguments.
-            read: Makes the value of the answer.
-        """
+        """Ask the coordinator: an `op` with its arguments; `read` makes the value of the answer."""
         number = next(self._numbers)
         future: Future[Any] = Future()
         with self._lock:

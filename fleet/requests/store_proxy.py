@@ -26,12 +26,7 @@ _RETRY_SECS = 2.0
 
 
 class StoreProxy:
-    """A way into the store.
-
-    Args:
-        session: To the coordinator.
-        folder: Of the driver's own.
-    """
+    """A way into the store, by files in a folder of the driver's own."""
 
     def __init__(self, session: EngineSession, folder: Path) -> None:
         self._session, self._folder = session, folder

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,13 +18,7 @@ from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
-from fleet.models.evaluation import (
-    BASELINES,
-    Evaluation,
-    _Repeats,
-    evaluate_model,
-    evaluate_store,
-)
+from fleet.models.evaluation import BASELINES, _repeats, evaluate_model, evaluate_store
 from fleet.models.evaluation_table import print_evaluation
 from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
@@ -36,17 +29,12 @@ from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, rec
 from tests.refresh_fixtures import small_model
 
 WORKLOADS = [
-    gmm_workload(f"mm{index}", operator=operator, networks=networks)
-    for index, (operator, networks) in enumerate(
-        [
-            ("GMM", ("bert-tiny",)),
-            ("GMM", ("bert-base",)),
-            ("C2D", ("resnet-18", "resnet-50")),
-            ("C2D", ("resnet-50",)),
-            ("C2D", ("resnet-50",)),
-            ("GMM", ("bert-base", "resnet-50")),
-        ]
-    )
+    gmm_workload("mm0", networks=("bert-tiny",)),
+    gmm_workload("mm1", networks=("bert-base",)),
+    gmm_workload("mm2", operator="C2D", networks=("resnet-18", "resnet-50")),
+    gmm_workload("mm3", operator="C2D", networks=("resnet-50",)),
+    gmm_workload("mm4", operator="C2D", networks=("resnet-50",)),
+    gmm_workload("mm5", networks=("bert-base", "resnet-50")),
 ]
 SAMPLES = 6
 
@@ -88,6 +76,15 @@ def settings_of(store: Path, epochs: int = 2, folds: int = 3) -> FleetConfig:
     )
 
 
+def trained(
+    folder: Path, records: Sequence[Record], devices: Sequence[str] = ("a", "b")
+) -> tuple[FleetConfig, Path]:
+    """Settings of a store, and the folder of a model of it."""
+    settings = settings_of(make_store(folder / "store", records, devices), epochs=1)
+    train_version(settings, folder / "models", ())
+    return settings, folder / "models"
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = made_records(("a", "b"))
@@ -95,14 +92,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("eval") / "store", [*records, *noise])
 
 
-@pytest.fixture(scope="module")
-def found(store: Path) -> Evaluation:
-    return evaluate_store(
-        settings_of(store), (), split="by-workload", seeds=2, baselines=["nearest-device", "nearest-device"]
-    )
-
-
-def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
+def test_every_workload_is_held_out_with_every_seed(store: Path) -> None:
+    twice = ["nearest-device", "nearest-device"]
+    found = evaluate_store(settings_of(store), (), split="by-workload", seeds=2, baselines=twice)
     comparison = found.comparison
     assert comparison.rankers == ("fleet-tlp", "nearest-device")
     assert comparison.seeds == (5, 6)
@@ -114,9 +106,7 @@ def test_every_workload_is_held_out_with_every_seed(found: Evaluation) -> None:
     assert comparison.estimate("nearest-device", "a", "tau").value > 0.7
     # All of one operator have the same shape here.
     assert found.near_copies == len(WORKLOADS)
-
-
-def test_noise_and_ceiling_come_from_measuring_twice(found: Evaluation) -> None:
+    # Noise and ceiling come from measuring twice.
     assert set(found.noise) == set(found.ceilings) == {"a"}
     assert found.noise["a"].median_change == pytest.approx(0.04)
     assert found.comparison.noise_floors == {"a": found.noise["a"].median_change}
@@ -133,10 +123,8 @@ def test_a_ceiling_puts_no_two_environments_in_one_order() -> None:
         for candidate in candidates
         for attempt in (0, 1)
     ]
-    repeats = _Repeats()
-    assert list(repeats.watch(passing)) == passing
-    assert repeats.pairs() == [(candidate, 1.0, 1.0) for candidate in "xyz"]
-    assert _Repeats().pairs() == []
+    assert _repeats(passing) == [(candidate, 1.0, 1.0) for candidate in "xyz"]
+    assert _repeats([]) == []
 
 
 def test_a_handful_of_pairs_is_no_noise_floor(tmp_path: Path) -> None:
@@ -162,18 +150,15 @@ def test_other_splits(store: Path, split: str, splits: tuple[str, ...]) -> None:
 
 
 def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) -> None:
-    path = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
-    settings, models = settings_of(path, epochs=1), tmp_path / "models"
-    train_version(settings, models, ())
+    settings, models = trained(tmp_path, made_records(("a", "b"), range(3)))
     with pytest.raises(FleetError, match="has seen all 18 candidates"):
         evaluate_model(settings, models, "latest", ())
-    with Store.open(path) as store:
+    with Store.open(settings.store.path) as store:
         store.append(made_records(("a", "b"), range(3, SAMPLES)))
     found = evaluate_model(settings, models, "v000001", ())
     kind, arguments = RequestKind.EVALUATION, {"version": "v000001"}
     asked = Work(kind=kind, arguments=arguments, minutes=None, settings=settings, models=models)
-    session: Any = mock.Mock()
-    made = perform(asked, session, mock.MagicMock())
+    made = perform(asked, mock.Mock(), mock.MagicMock())
     assert made | {"seconds": 0} == found.as_json() | {"seconds": 0}, "a request gives the same"
     assert found.model == "v000001"
     for (ranker, _), [metrics] in found.comparison.metrics.items():
@@ -181,21 +166,29 @@ def test_a_kept_model_is_judged_on_what_was_measured_after_it(tmp_path: Path) ->
         assert metrics.counts.tolist() == [3] * len(WORKLOADS)
     only = evaluate_model(settings, models, "latest", ["b"])
     assert only.comparison.device_ids == ("b",)
+    # A drift is no noise. As an onboarding after one keeps it:
+    Registry(models).add(small_model("a"), {"onboarded": "a", "environment_since": 1.0})
+    since = [
+        replace(one, attempt=1, origin="remeasure", measured_at=2.0, run_secs=(2 * one.run_secs[0],))
+        for one in made_records(("a",), range(3))
+    ]
+    with Store.open(settings.store.path) as store:
+        store.append(since)
+    found = evaluate_model(settings, models, "v000001", ())
+    assert found.comparison.device_ids == ("a", "b")
+    assert (found.noise, found.ceilings) == ({}, {})
 
 
 def test_a_kept_model_is_judged_by_the_rule_of_a_refresh(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a model chose is a narrow range, in which any order looks bad."""
-    path = make_store(tmp_path / "store", made_records(("a", "b"), range(2)))
-    settings, models = settings_of(path, epochs=1), tmp_path / "models"
-    train_version(settings, models, ())
-    chosen = [replace(one, origin="model") for one in made_records(("a",), range(2, 4))]
-    with Store.open(path) as store:
-        store.append(chosen)
+    settings, models = trained(tmp_path, made_records(("a", "b"), range(2)))
+    with Store.open(settings.store.path) as store:
+        store.append([replace(one, origin="model") for one in made_records(("a",), range(2, 4))])
     with pytest.raises(FleetError, match="all 12 candidates measured since then were chosen by a model"):
         evaluate_model(settings, models, "latest", ())
-    with Store.open(path) as store:
+    with Store.open(settings.store.path) as store:
         store.append([*made_records(("a",), range(4, SAMPLES)), *made_records(("b",), range(2, SAMPLES))])
     found = evaluate_model(settings, models, "latest", ())
     counts = {device: runs[0].counts.tolist() for (_, device), runs in found.comparison.metrics.items()}
@@ -207,47 +200,22 @@ def test_a_kept_model_is_judged_by_the_rule_of_a_refresh(
     assert "b: 6 workloads, 24 held-out candidates." in said
 
 
-def test_a_drift_is_no_noise(tmp_path: Path) -> None:
-    path = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
-    settings, models = settings_of(path, epochs=1), tmp_path / "models"
-    train_version(settings, models, ())
-    # As an onboarding after a drift keeps it.
-    Registry(models).add(small_model("a"), {"onboarded": "a", "environment_since": 1.0})
-    since = [
-        replace(one, attempt=1, origin="remeasure", measured_at=2.0, run_secs=(2 * one.run_secs[0],))
-        for one in made_records(("a",), range(3))
-    ]
-    with Store.open(path) as store:
-        store.append([*made_records(("a", "b"), range(3, SAMPLES)), *since])
-    found = evaluate_model(settings, models, "v000001", ())
-    assert found.comparison.device_ids == ("a", "b")
-    assert (found.noise, found.ceilings) == ({}, {})
-
-
-def test_a_model_of_other_devices_is_refused(tmp_path: Path, store: Path) -> None:
-    other = make_store(tmp_path / "store", made_records(("x",)), ("x",))
-    train_version(settings_of(other, epochs=1), tmp_path / "models", ())
+def test_a_model_that_does_not_fit_the_store_is_refused(tmp_path: Path, store: Path) -> None:
+    _, models = trained(tmp_path / "other", made_records(("x",)), ("x",))
     with pytest.raises(FleetError, match="no records of the heads of v000001: x"):
-        evaluate_model(settings_of(store), tmp_path / "models", "latest", ())
-
-
-def test_a_device_without_a_head_is_answered_with_the_heads(tmp_path: Path, store: Path) -> None:
-    train_version(settings_of(store, epochs=1), tmp_path / "models", ())
-    with pytest.raises(FleetError, match="v000001 has no head for x, y; it has: a, b"):
-        evaluate_model(settings_of(store), tmp_path / "models", "latest", ["x", "a", "y"])
-
-
-def test_a_store_older_than_the_model_is_doubted(tmp_path: Path, store: Path) -> None:
-    longer = make_store(tmp_path / "store", made_records(("a", "b"), range(3)))
+        evaluate_model(settings_of(store), models, "latest", ())
+    longer, models = make_store(tmp_path / "store", made_records(("a", "b"), range(3))), tmp_path / "models"
     with Store.open(longer) as opened:
         for number in range(3, SAMPLES):
             opened.append(made_records(("a", "b"), [number]))
-    train_version(settings_of(longer, epochs=1), tmp_path / "models", ())
+    train_version(settings_of(longer, epochs=1), models, ())
+    with pytest.raises(FleetError, match="v000001 has no head for x, y; it has: a, b"):
+        evaluate_model(settings_of(store), models, "latest", ["x", "a", "y"])
     at, here = Store.read(longer).version, Store.read(store).version
     assert here < at
     words = f"v000001 was trained on table version {at}, {store} is at {here}: is --store the right one"
     with pytest.raises(FleetError, match=re.escape(words)):
-        evaluate_model(settings_of(store), tmp_path / "models", "latest", ())
+        evaluate_model(settings_of(store), models, "latest", ())
 
 
 def test_an_unknown_baseline_is_named_with_those_known(store: Path) -> None:
@@ -277,18 +245,14 @@ def test_the_table_fits_and_says_what_its_words_mean(
     assert told["near_copies"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--baselines", "mlp"),
-        ("--split", "by-workload"),
-        ("--seeds", "3"),
-        ("--epochs", "2"),
-        ("--folds", "3"),
-    ],
-)
-def test_a_kept_model_stands_alone(
-    flag: str, value: str, capsys: pytest.CaptureFixture[str], store: Path
-) -> None:
-    assert run(["eval", "--store", str(store), "--model", "latest", flag, value]) == 2
-    assert flag in capsys.readouterr().err
+def test_a_kept_model_stands_alone(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    options = {
+        "--baselines": "mlp",
+        "--split": "by-workload",
+        "--seeds": "3",
+        "--epochs": "2",
+        "--folds": "3",
+    }
+    for flag, value in options.items():
+        assert run(["eval", "--store", str(store), "--model", "latest", flag, value]) == 2
+        assert flag in capsys.readouterr().err

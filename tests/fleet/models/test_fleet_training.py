@@ -45,7 +45,9 @@ def settings(tmp_path: Path) -> FleetConfig:
 
 
 def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Path) -> None:
-    found = train_version(settings, tmp_path / "models", ())
+    seen: list[tuple[str, int, int]] = []
+    told = {"check": True, "on_progress": lambda *at: seen.append(at)}
+    found = train_version(settings, tmp_path / "models", (), **told)
     assert found["heads"] == ["box.a", "box.b"]
     assert found["devices_left_out"] == ["lonely"]
     assert found["workloads_too_small"] == 1
@@ -55,6 +57,11 @@ def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Pat
     curves = Path(found["curves"]) / "curves.jsonl"
     assert len(curves.read_text().splitlines()) == 2
     json.dumps(found)
+    # The transfer check is part of the answer.
+    assert {effect["head"] for effect in found["transfer"]["effects"]} == {"box.a", "box.b"}
+    assert found["transfer"]["folds"] == 2
+    assert seen[:2] == [("train", 1, 2), ("train", 2, 2)]
+    assert seen[-1] == ("check", 6, 6)
 
 
 def test_without_publishing_a_version_is_kept_and_serves_nobody(
@@ -106,30 +113,16 @@ def test_with_enough_workloads_some_tell_when_to_stop(
     assert found["validation_loss"] > 0
 
 
-def test_a_device_with_nothing_to_learn_is_refused_by_name(settings: FleetConfig, tmp_path: Path) -> None:
+def test_devices_with_nothing_to_learn_are_refused_with_the_cure(
+    settings: FleetConfig, tmp_path: Path
+) -> None:
     with pytest.raises(FleetError, match=r"nothing to learn of lonely: .*measure more with `fleet collect`"):
         train_version(settings, tmp_path / "models", ("box.a", "lonely"))
-
-
-def test_a_store_without_an_ok_record_names_the_cure(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
+    workload = gmm_workload()
+    with Store.open(tmp_path / "failed") as store:
         store.put_device(*cpu_device("box"))
-        workload = gmm_workload()
         store.put_workloads([workload])
-        failed = record_of(gmm_candidates(workload, 1)[0], "box", 1e-3)
-        store.append([dataclasses.replace(failed, outcome=Outcome.RUN_FAILED, run_secs=(), error="died")])
-    settings = load_fleet(None, {"store.path": str(tmp_path / "store")}).config
+        store.append([record_of(gmm_candidates(workload, 1)[0], "box", outcome=Outcome.RUN_FAILED)])
+    settings = load_fleet(None, {"store.path": str(tmp_path / "failed")}).config
     with pytest.raises(TransferError, match=r"none of the 1 records is ok; run `fleet collect` first"):
         train_version(settings, tmp_path / "models", ())
-
-
-def test_the_transfer_check_is_part_of_the_answer(settings: FleetConfig, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    found = train_version(
-        settings, tmp_path / "models", ("box.a", "box.b"), check=True, on_progress=lambda *at: seen.append(at)
-    )["transfer"]
-    assert {effect["head"] for effect in found["effects"]} == {"box.a", "box.b"}
-    assert found["folds"] == 2
-    epochs = settings.training.epochs
-    assert seen[:epochs] == [("train", one, epochs) for one in range(1, epochs + 1)]
-    assert seen[-1] == ("check", 6, 6)

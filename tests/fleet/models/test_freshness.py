@@ -17,14 +17,8 @@ PUBLISHED, LOW = {"tau": [0.7, 0.65, 0.75]}, {"tau": [0.1, 0.0, 0.2]}
 def looked(quality: float, previous: float | None, published: dict[str, list[float]] | None) -> Look:
     """What a look says of a champion and the one before it, by how much they know."""
     before = None if previous is None else heads(previous, seed=2)
-    return look(
-        "a",
-        "v000002",
-        heads(quality, seed=1),
-        previous_version="v000001" if before else "",
-        previous=before,
-        published=published,
-    )
+    told = {"previous_version": "v000001" if before else "", "previous": before, "published": published}
+    return look("a", "v000002", heads(quality, seed=1), **told)
 
 
 LOOKS: dict[str, tuple[float, float | None, dict[str, list[float]] | None, Freshness]] = {
@@ -71,14 +65,13 @@ def test_equal_heads_are_hardly_ever_taken_back() -> None:
     taken = 0
     for seed in range(50):
         one, other = (heads(0.6, workloads=10, count=12, seed=1000 * place + seed) for place in (1, 2))
-        found = look(
-            "a",
-            "v000002",
-            one,
-            previous_version="v000001",
-            previous=other,
-            published={"tau": [float(other.tau.mean()), float(other.tau.mean()) - 0.05, 1.0]},
-        )
+        mean = float(other.tau.mean())
+        told = {
+            "previous_version": "v000001",
+            "previous": other,
+            "published": {"tau": [mean, mean - 0.05, 1.0]},
+        }
+        found = look("a", "v000002", one, **told)
         taken += found.freshness is Freshness.ROLL_BACK
     assert taken <= 1
 

@@ -72,12 +72,10 @@ def test_scores_are_the_same_before_and_after(adapted: Adapted, kept: Path) -> N
     np.testing.assert_array_equal(again.score_unseen(block), adapted.score_unseen(block))
     # The correction changes something, so that losing it would be seen.
     assert not np.array_equal(again.score_unseen(block), adapted.model.score(block, TARGET))
-
-
-def test_what_nobody_measured_is_scored_as_it_was_judged(adapted: Adapted) -> None:
-    np.testing.assert_allclose(
-        adapted.score_unseen(DATASET.features), adapted.score(unmeasured(DATASET, ROWS), ROWS), rtol=1e-9
-    )
+    assert load_adapted(kept, "cpu.a").correction is None, "other heads of the version have none"
+    # What nobody measured is scored as it was judged.
+    judged = adapted.score(unmeasured(DATASET, ROWS), ROWS)
+    np.testing.assert_allclose(adapted.score_unseen(block), judged, rtol=1e-9)
 
 
 def test_a_head_that_is_all_is_kept_alone(source: FleetTLP, tmp_path: Path) -> None:
@@ -88,10 +86,6 @@ def test_a_head_that_is_all_is_kept_alone(source: FleetTLP, tmp_path: Path) -> N
     again = load_adapted(tmp_path / "v", TARGET)
     assert again.correction is None
     np.testing.assert_array_equal(again.score(DATASET, ROWS), plain.score(DATASET, ROWS))
-
-
-def test_other_heads_of_the_version_have_none(kept: Path) -> None:
-    assert load_adapted(kept, "cpu.a").correction is None
 
 
 def test_torn_or_missing_is_one_clear_error(kept: Path) -> None:
@@ -161,7 +155,9 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
     return Registry(folder / "models"), name, judged
 
 
-def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registry, str, Adapted]) -> None:
+def test_an_onboarded_device_is_served_by_what_was_judged(
+    version: tuple[Registry, str, Adapted], tmp_path: Path
+) -> None:
     registry, name, judged = version
     workload = WORKLOADS[3]
     candidates = [candidate(workload, *tiles) for tiles in TILES]
@@ -174,6 +170,9 @@ def test_an_onboarded_device_is_served_by_what_was_judged(version: tuple[Registr
     scorer = load_scorer(registry.path(name), NEW, [workload])
     assert scorer._head.correction is not None  # what it scores by is that of the file
     np.testing.assert_array_equal(scorer._head.score_unseen(block), expected)
+    # A scorer keeps what belongs to its head.
+    scorer.save(tmp_path / "own")
+    np.testing.assert_array_equal(load_adapted(tmp_path / "own", NEW).score_unseen(block), expected)
 
 
 def test_what_is_judged_is_what_serves(
@@ -199,8 +198,7 @@ def test_what_is_judged_is_what_serves(
         return head_standing
 
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    not_ranked = judged.not_ranked(dataset)
-    judge = judging.Judge(registry, reader, dataset, snapshot.workloads, not_ranked=not_ranked, floors={})
+    judge = judging.Judge(registry, reader, snapshot, judged.not_ranked(dataset), {})
     champion = served.model.copy()
     champion.drop_head(SOURCES[0])
     judge.verdicts([champion], [NEW], [])
@@ -229,18 +227,6 @@ def test_what_is_judged_is_what_serves(
     with pytest.raises(FleetError, match="far enough"):
         evaluation.evaluate_model(settings, registry.folder, name, [NEW])
     np.testing.assert_array_equal(made[0].score(dataset, rows, NEW), scores)
-
-
-def test_a_scorer_keeps_what_belongs_to_its_head(
-    version: tuple[Registry, str, Adapted], tmp_path: Path
-) -> None:
-    registry, name, judged = version
-    load_scorer(registry.path(name), NEW).save(tmp_path / "own")
-    again = load_adapted(tmp_path / "own", NEW)
-    block = Extractor(DEFAULT_SPEC).extract(
-        {WORKLOADS[0].workload_id: WORKLOADS[0]}, [candidate(WORKLOADS[0], *tiles) for tiles in TILES]
-    )
-    np.testing.assert_array_equal(again.score_unseen(block), judged.score_unseen(block))
 
 
 def test_a_damaged_correction_keeps_the_head_from_ranking(

@@ -53,47 +53,52 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> DatasetSnapshot:
 @pytest.fixture(scope="module")
 def folder(snapshot: DatasetSnapshot, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = np.arange(len(snapshot.dataset))
-    model = train(
-        snapshot.dataset, rows, config=TrainConfig(epochs=1, trees=5), seed=0, devices=SOURCES
-    ).model
-    devices = {
-        DeviceId(one): ShippedDevice(
-            spec=snapshot.devices[DeviceId(one)][0],
-            descriptor=snapshot.devices[DeviceId(one)][1],
-            fingerprint=secs_of(place),
-        )
-        for place, one in enumerate(SOURCES)
-    }
+    config = TrainConfig(epochs=1, trees=5)
+    model = train(snapshot.dataset, rows, config=config, seed=0, devices=SOURCES).model
+    devices = {}
+    for place, one in enumerate(map(DeviceId, SOURCES)):
+        spec, descriptor = snapshot.devices[one]
+        devices[one] = ShippedDevice(spec=spec, descriptor=descriptor, fingerprint=secs_of(place))
     found = tmp_path_factory.mktemp("release") / "cpu"
     told = {SHIPPED_KEY: "test-1", "trained_workloads": ["w1"], "expected": {"0": {"top1": 0.7}}}
     write_shipped(found, model, told, devices)
     return found
 
 
+@pytest.fixture(scope="module")
 def shipped(folder: Path) -> ShippedModel:
     found = read_shipped(Family.CPU, folder)
     assert found is not None
     return found
 
 
-def test_a_device_without_any_model_is_served_at_once_and_only_once(folder: Path, tmp_path: Path) -> None:
-    version = first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR)
+def test_a_device_without_any_model_is_served_at_once_and_only_once(
+    shipped: ShippedModel, tmp_path: Path
+) -> None:
+    version = first_head(tmp_path, shipped, SPEC, DESCRIPTOR)
     registry = Registry(tmp_path)
     # The heads of the shipped devices are sources: no device of this fleet has their names.
     assert set(registry.champions()) == {TARGET}
     manifest = registry.manifest(version)
     assert manifest["table_version"] == 0, "it learnt from another store, and from none of this one"
     assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
-    assert first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR) == version == registry.versions()[-1]
+    assert first_head(tmp_path, shipped, SPEC, DESCRIPTOR) == version == registry.versions()[-1]
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
+    # Samples take the place of a head without any.
+    measured = {"onboarded": TARGET, "samples": 64, "trained_heads": [TARGET]}
+    assert retention_reason(registry, TARGET, measured) == ""
+    assert "onboarded from 0 samples" in retention_reason(registry, TARGET, {**measured, "samples": 0})
+    second = save_version(tmp_path, shipped.head(SPEC, DESCRIPTOR).model, measured)
+    champion = registry.champions()[TARGET]
+    assert (champion.version, champion.before) == (second, (version,))
+    assert champion.reason == f"{version} was made without a measurement; not judged"
 
 
 def test_whoever_comes_to_serve_while_the_first_head_is_made_stays(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shipped: ShippedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, descriptor = cpu_device(TARGET)
     registry, add = Registry(tmp_path), Registry.add
-    model = shipped(folder).head(spec, descriptor).model
+    model = shipped.head(SPEC, DESCRIPTOR).model
 
     def beaten(self: Registry, *arguments: Any) -> str:
         monkeypatch.undo()
@@ -101,48 +106,38 @@ def test_whoever_comes_to_serve_while_the_first_head_is_made_stays(
         return add(self, *arguments)
 
     monkeypatch.setattr(Registry, "add", beaten)
-    assert first_head(tmp_path, shipped(folder), spec, descriptor) == "v000001"
+    assert first_head(tmp_path, shipped, SPEC, DESCRIPTOR) == "v000001"
     assert registry.champions()[TARGET].reason == "learnt from samples"
 
 
-def test_the_fingerprint_says_whose_head_it_is(folder: Path) -> None:
+def test_the_fingerprint_says_whose_head_it_is(shipped: ShippedModel) -> None:
     for place, like in enumerate(SOURCES):
-        mine = Fingerprint(
-            device_id=TARGET, latency_secs={one: 2 * secs for one, secs in secs_of(place).items()}, tried=6
-        )
-        notes = shipped(folder).head(SPEC, DESCRIPTOR, mine).notes
+        secs = {one: 2 * secs for one, secs in secs_of(place).items()}
+        mine = Fingerprint(device_id=TARGET, latency_secs=secs, tried=6)
+        notes = shipped.head(SPEC, DESCRIPTOR, mine).notes
         assert (notes["sources"], notes["likeness"]) == ([like], "fingerprint")
     few = Fingerprint(device_id=TARGET, latency_secs=dict(list(secs_of(0).items())[:2]), tried=6)
-    assert shipped(folder).head(SPEC, DESCRIPTOR, few).notes["likeness"] == "hardware"
+    assert shipped.head(SPEC, DESCRIPTOR, few).notes["likeness"] == "hardware"
 
 
-def test_its_trees_are_told_the_hardware_of_the_device(folder: Path) -> None:
+def test_its_trees_are_told_the_hardware_of_the_device(shipped: ShippedModel) -> None:
     wide = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
     narrow = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
-    heads = [shipped(folder).head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]
-    vectors = [next(iter(one.state_dict().items())) for one in heads]
-    assert vectors
+    heads = [shipped.head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]
     mine = [one[f"head:{TARGET}"].values for one in heads]
     assert not np.array_equal(mine[0].numpy(), mine[1].numpy())
+    # An architecture that it has not seen is said to be so.
+    assert shipped.unlike(DESCRIPTOR) == ""
+    assert "never aarch64" in shipped.unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
-def test_samples_take_the_place_of_a_head_without_any(folder: Path, tmp_path: Path) -> None:
-    first = first_head(tmp_path, shipped(folder), SPEC, DESCRIPTOR)
-    registry = Registry(tmp_path)
-    measured = {"onboarded": TARGET, "samples": 64, "trained_heads": [TARGET]}
-    assert retention_reason(registry, TARGET, measured) == ""
-    assert "onboarded from 0 samples" in retention_reason(registry, TARGET, {**measured, "samples": 0})
-    second = save_version(tmp_path, shipped(folder).head(SPEC, DESCRIPTOR).model, measured)
-    champion = registry.champions()[TARGET]
-    assert (champion.version, champion.before) == (second, (first,))
-    assert champion.reason == f"{first} was made without a measurement; not judged"
-
-
-def test_a_first_head_is_judged_on_all_that_its_device_measured(folder: Path, tmp_path: Path) -> None:
+def test_a_first_head_is_judged_on_all_that_its_device_measured(
+    shipped: ShippedModel, tmp_path: Path
+) -> None:
     path = fill(tmp_path / "store", NEW)
     snapshot = load_snapshot(Store.read(path))
     spec, descriptor = snapshot.devices[DeviceId(NEW)]
-    version = first_head(tmp_path / "models", shipped(folder), spec, descriptor)
+    version = first_head(tmp_path / "models", shipped, spec, descriptor)
     settings = FleetConfig.model_validate({"store": {"path": str(path)}})
     found = evaluate_model(settings, tmp_path / "models", version, [NEW])
     [metrics] = found.comparison.metrics[version, NEW]
@@ -159,11 +154,6 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
             (broken / file.name).write_bytes(raw[: len(raw) // 2] if file.name == name else raw)
         with pytest.raises(ShippedModelError, match=r"install the program again.*onboarding\.shipped=false"):
             read_shipped(Family.CPU, broken)
-
-
-def test_another_architecture_is_said_to_be_unseen(folder: Path) -> None:
-    assert shipped(folder).unlike(DESCRIPTOR) == ""
-    assert "never aarch64" in shipped(folder).unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
 def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:

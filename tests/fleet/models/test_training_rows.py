@@ -121,8 +121,10 @@ def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
         for attempt, secs in ((1, 1e-3), (2, 1.02e-3))
     ]
     ranked = dataclasses.replace(gmm_candidates(ONE, 8)[-1], origin="model")
+    # Of a device on which nothing but a lost one is there, the dataset has no column.
+    lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:
-        writer.append([record_of(ranked, "box", 1e-3), *pairs])
+        writer.append([record_of(ranked, "box", 1e-3), *pairs, lost])
     reader, asked = Store.read(store), []
     columns = StoreReader.columns
 

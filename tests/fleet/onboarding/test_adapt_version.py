@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,21 +43,40 @@ def source(snapshot: DatasetSnapshot) -> FleetTLP:
     return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SOURCES).model
 
 
-def onboard(snapshot: DatasetSnapshot, models: Path, source: FleetTLP, samples: int) -> str:
-    few_shot = set(snapshot.dataset.candidate_ids[:samples])
-    one = onboarding_of(snapshot, TARGET, few_shot, source, CONFIG, 0)
-    return adapt_version(one, snapshot, models, Nearest())[1]
+@pytest.fixture(scope="module")
+def trained(snapshot: DatasetSnapshot) -> FleetTLP:
+    """A model that was trained of the target too."""
+    return train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path)
+
+
+Onboard = Callable[..., str]
+
+
+@pytest.fixture
+def onboard(snapshot: DatasetSnapshot, registry: Registry, source: FleetTLP) -> Onboard:
+    """Gives the target a head from so many samples, and the name of its version."""
+
+    def made(samples: int, records: DatasetSnapshot = snapshot, **changes: Any) -> str:
+        few_shot = set(records.dataset.candidate_ids[:samples])
+        one = onboarding_of(records, TARGET, few_shot, source, CONFIG, 0)
+        return adapt_version(replace(one, **changes), records, registry.folder, Nearest())[1]
+
+    return made
 
 
 @pytest.mark.parametrize("samples", [16, 64])
 def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
-    samples: int, snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
+    samples: int, onboard: Onboard, registry: Registry
 ) -> None:
-    registry = Registry(tmp_path)
-    first = onboard(snapshot, tmp_path, source, 16)
+    first = onboard(16)
     assert {one.version for one in registry.champions().values()} == {first}
     assert serving_of(registry, TARGET, first) == {"served_by": first}
-    second = onboard(snapshot, tmp_path, source, samples)
+    second = onboard(samples)
     assert {one.version for one in registry.champions().values()} == {first}
     found = serving_of(registry, TARGET, second)
     why = (
@@ -73,15 +93,12 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
 
 
 def test_a_version_says_what_its_source_model_learnt_from(
-    store: Path, snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
+    store: Path, snapshot: DatasetSnapshot, onboard: Onboard, registry: Registry
 ) -> None:
     """The weights of the source have seen it, whether the onboarding looks at its rows or not."""
     reader = Store.read(store)
     told = {"trained_workloads": ["x"], "inherited_workloads": ["y"]}
-    one = onboarding_of(snapshot, TARGET, set(snapshot.dataset.candidate_ids[:16]), source, CONFIG, 0)
-    one = replace(one, inherited=handed_on(reader, told))
-    version = adapt_version(one, snapshot, tmp_path, Nearest())[1]
-    manifest = Registry(tmp_path).manifest(version)
+    manifest = registry.manifest(onboard(16, inherited=handed_on(reader, told)))
     own = set(snapshot.dataset.workload_ids)
     assert set(manifest["trained_workloads"]) == own
     assert manifest["inherited_workloads"] == ["x", "y"]
@@ -92,11 +109,10 @@ def test_a_version_says_what_its_source_model_learnt_from(
 
 
 def test_a_champion_that_comes_while_a_head_is_kept_stays(
-    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    onboard: Onboard, registry: Registry, trained: FleetTLP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a refresh publishes one between the onboarding's question who serves and its own publication."""
-    registry, add = Registry(tmp_path), Registry.add
-    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+    add = Registry.add
 
     def beaten(self: Registry, *arguments: Any) -> str:
         monkeypatch.undo()
@@ -104,7 +120,7 @@ def test_a_champion_that_comes_while_a_head_is_kept_stays(
         return add(self, *arguments)
 
     monkeypatch.setattr(Registry, "add", beaten)
-    version = onboard(snapshot, tmp_path, source, 64)
+    version = onboard(64)
     assert {one.version for one in registry.champions().values()} == {"v000001"}
     assert serving_of(registry, TARGET, version) == {
         "served_by": "v000001",
@@ -112,38 +128,26 @@ def test_a_champion_that_comes_while_a_head_is_kept_stays(
     }
 
 
-def test_a_pinned_device_is_onboarded_to_no_effect(
-    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
+def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
+    onboard: Onboard, registry: Registry
 ) -> None:
-    registry = Registry(tmp_path)
-    first = onboard(snapshot, tmp_path, source, 16)
+    first = onboard(16)
+    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
+    # A person decided.
     registry.pin(TARGET, reason="for the release")
-    # Even one that cannot be asked any more: a person decided.
-    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
-    second = onboard(snapshot, tmp_path, source, 64)
-    assert serving_of(registry, TARGET, second) == {
-        "served_by": first,
-        "why_not_served": f"{TARGET} is pinned to {first}",
-    }
-
-
-def test_a_champion_that_cannot_serve_is_followed(
-    snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path
-) -> None:
-    registry = Registry(tmp_path)
-    first = onboard(snapshot, tmp_path, source, 16)
-    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
-    second = onboard(snapshot, tmp_path, source, 16)
+    second = onboard(64)
+    why = f"{TARGET} is pinned to {first}"
+    assert serving_of(registry, TARGET, second) == {"served_by": first, "why_not_served": why}
+    registry.unpin(TARGET, reason="")
+    third = onboard(16)
     champion = registry.champions()[TARGET]
-    assert (champion.version, champion.reason) == (second, f"{first} cannot serve any more; not judged")
+    assert (champion.version, champion.reason) == (third, f"{first} cannot serve any more; not judged")
     assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
 
 
-def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: FleetTLP, tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
-    trained = train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
+def test_a_trained_head_stays(onboard: Onboard, registry: Registry, trained: FleetTLP) -> None:
     registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
-    version = onboard(snapshot, tmp_path, source, 64)
+    version = onboard(64)
     assert registry.champions()[TARGET].version == "v000001"
     assert "was trained" in serving_of(registry, TARGET, version)["why_not_served"]
     # One that cannot be asked any more protects nobody.
@@ -152,11 +156,10 @@ def test_a_trained_head_stays(snapshot: DatasetSnapshot, source: FleetTLP, tmp_p
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(
-    store: Path, source: FleetTLP, tmp_path: Path
+    store: Path, onboard: Onboard, registry: Registry
 ) -> None:
     """It was seen at the very end, when all samples had been measured."""
     fewer = load_snapshot(Store.read(store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET])
-    version = onboard(fewer, tmp_path, source, 16)
-    manifest = Registry(tmp_path).manifest(version)
+    manifest = registry.manifest(onboard(16, fewer))
     assert set(manifest["heads"]) == {*SOURCES, NEW}
     assert set(manifest["trained_heads"]) == {"dev-a", "dev-b", NEW}

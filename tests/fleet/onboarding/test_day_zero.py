@@ -82,16 +82,13 @@ def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None
     assert not is_alone(registry, store, spec)
 
 
-def test_who_may_be_served_by_it() -> None:
+def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
     live, recorded = make_spec(kind=DeviceKind.LOCAL), make_spec(kind=DeviceKind.REPLAY)
     on = FleetConfig()
     off = FleetConfig.model_validate({"onboarding": {"shipped": False}})
     assert usable_shipped(on, live)
     assert not usable_shipped(on, recorded), "recorded devices speak other dialects"
     assert not usable_shipped(off, live)
-
-
-def test_auto_has_fewer_to_choose_from_without_source_devices() -> None:
     auto = alone_strategy("auto", Regime.BOTH_NEW)
     assert auto.name == "auto"
     assert "siblings" not in {one.name for one in auto.strategies}  # type: ignore[attr-defined]

@@ -10,15 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from agents.records import DeviceId
+from agents.records import DeviceId, Record
 from fleet.core.events import (
     Event,
     ModelPublished,
@@ -40,8 +39,7 @@ from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
 from fleet.refresh.run import run_refresh
-from fleet.refresh.scorer import StrategyScorer
-from fleet.refresh.trainer_process import RefreshChild, refresh_cores, unfinished
+from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
@@ -59,8 +57,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
-LEARNT = some_workloads(10, 5)[:10]
-HELD = some_workloads(10, 5)[10:]
+LEARNT, HELD = (lambda made: (made[:10], made[10:]))(some_workloads(10, 5))
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +95,34 @@ def again(request: RefreshRequest, name: str, **changes: Any) -> RefreshRequest:
     return replace(request, request_id=name, folder=f"{request.folder}-{name}", **changes)
 
 
-def with_device(store: Path, name: str) -> None:
-    with Store.open(store) as writer:
+def registry_of(request: RefreshRequest) -> Registry:
+    return Registry(Path(request.models))
+
+
+def with_device(request: RefreshRequest, name: str, records: list[Record]) -> None:
+    with Store.open(Path(request.store)) as writer:
         writer.put_device(*cpu_device(name))
-        writer.append(records_for(LEARNT[:1], 5, devices=[name]))
+        writer.append(records)
+
+
+def look_at_a(request: RefreshRequest) -> str:
+    """What a look says of box A."""
+    return str(run_watch(again(request, "watch", kind="watch"))["looks"]["box.a"]["freshness"])
+
+
+def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
+    until = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < until
+        turn()
+        time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
+    except OSError:  # it is gone
+        return True
 
 
 class Killed(BaseException):
@@ -114,9 +135,9 @@ def killed(*_: object) -> None:
 
 @pytest.mark.slow
 def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: RefreshRequest) -> None:
-    with_device(Path(request_.store), "new.c")
+    with_device(request_, "new.c", records_for(LEARNT[:1], 5, devices=["new.c"]))
     first = run_refresh(request_)
-    registry = Registry(Path(request_.models))
+    registry = registry_of(request_)
     assert (first["start"], first["published"]) == ("nothing", list(DEVICES))
     assert first["verdicts"]["new.c"]["kind"] == "refused"
     assert first["verdicts"]["new.c"]["reason"].startswith("5 ok candidates in 1 workloads")
@@ -154,7 +175,7 @@ def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: Refres
 def test_after_a_drift_a_refresh_learns_what_was_measured_since(
     refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     before = registry.versions()
     # As an onboarding after a drift keeps it; versions go, so that the next one must hand it on.
     drifted = registry.add(small_model("box.a"), {"onboarded": "box.a", "environment_since": 150.0})
@@ -174,9 +195,8 @@ def test_after_a_drift_a_refresh_learns_what_was_measured_since(
     run_refresh(again(refreshed, "two"))
     dataset = read[0].snapshot.dataset
     secs = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, dataset.column("box.a")], strict=True))
-    assert [secs[one.candidate_id] for one in since] == [one.run_secs[0] for one in since]
-    kept = [first[place] for place in range(1, len(first), 2)]
-    assert [secs[one.candidate_id] for one in kept] == [one.run_secs[0] for one in kept]
+    counting = [*since, *first[1::2]]
+    assert [secs[one.candidate_id] for one in counting] == [one.run_secs[0] for one in counting]
     [made] = set(registry.versions()) - {*before, drifted}
     assert registry.manifest(made)["environments_since"] == {"box.a": 150.0}
     shutil.rmtree(registry.path(drifted))
@@ -189,11 +209,11 @@ def test_a_challenger_that_loses_everywhere_is_not_kept(refreshed: RefreshReques
     found = run_refresh(again(refreshed, "two", epochs=16))
     assert {one["kind"] for one in found["verdicts"].values()} == {"worse"}
     assert (found["version"], found["published"]) == ("", [])
-    assert Registry(Path(refreshed.models)).versions() == ["v000001"]
+    assert registry_of(refreshed).versions() == ["v000001"]
 
 
 def test_a_pinned_device_is_judged_and_keeps_its_champion(refreshed: RefreshRequest) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     worse = registry.add(small_model(*DEVICES), {"trained_workloads": []})
     registry.pin("box.a", worse, reason="for the release")
     registry.publish(worse, {"box.b": {}})
@@ -201,18 +221,15 @@ def test_a_pinned_device_is_judged_and_keeps_its_champion(refreshed: RefreshRequ
     assert found["verdicts"]["box.a"]["kind"] == "held"
     assert found["verdicts"]["box.a"]["reason"].startswith(f"the device is pinned to {worse}; better: ")
     assert found["published"] == ["box.b"]
-    champions = Registry(Path(refreshed.models)).champions()
-    assert {str(one): champion.version for one, champion in champions.items()} == {
-        "box.a": worse,
-        "box.b": found["version"],
-    }
+    champions = registry_of(refreshed).champions()
+    assert [champion.version for champion in champions.values()] == [worse, found["version"]]
     assert champions[DeviceId("box.a")].retained.startswith(f"{found['version']}: the device is pinned")
 
 
 def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(Path(request_.models))
+    registry = registry_of(request_)
     bad = registry.add(small_model(*DEVICES), {"trained_workloads": []})
     registry.publish(bad, {one: {} for one in DEVICES})
 
@@ -233,7 +250,7 @@ def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
 
 
 def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshRequest) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     model, manifest = checkpoint.load(registry.path("v000001"))
     bad = model.copy()
     for device in DEVICES:
@@ -241,21 +258,17 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
         last.weight.data.neg_()
         last.bias.data.neg_()
     bad.trees = None  # they would put half of it right
-    own = {
-        *("format_version", "model", "spec_hash", "heads", "parameters"),
-        *("model_kind", "tensors_sha256", "version", "run"),
-    }
-    version = registry.add(bad, {key: value for key, value in manifest.items() if key not in own})
+    told = {key: manifest[key] for key in ("table_version", "trained_workloads", "data_until")}
+    version = registry.add(bad, told)
     registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
 
-    watch = again(refreshed, "watch", kind="watch")
-    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few"
+    assert look_at_a(refreshed) == "too_few"
     fresh = records_for(LEARNT[:8], 10, seed=5, measured_at=time.time() + 5)
     append(Path(refreshed.store), [replace(one, origin="model") for one in fresh])
-    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few", "a model chose these"
+    assert look_at_a(refreshed) == "too_few", "a model chose these"
 
-    fresh = records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6)
-    append(Path(refreshed.store), fresh)
+    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6))
+    watch = again(refreshed, "watch", kind="watch")
     registry.pin("box.a", reason="by hand")
     found = run_watch(watch)
     assert (found["rolled_back"], found["looks"]["box.a"]["freshness"]) == ([], "roll_back")
@@ -272,7 +285,7 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
 
 def test_what_the_version_before_learnt_from_is_not_fresh_to_it(refreshed: RefreshRequest) -> None:
     """A champion that a person chose may be older than the one before it."""
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     made = [
         registry.add(small_model(*DEVICES), {"data_until": {"box.a": until}})
         for until in (100.0, 300.0, 300.0)
@@ -281,15 +294,14 @@ def test_what_the_version_before_learnt_from_is_not_fresh_to_it(refreshed: Refre
         registry.publish(version, {"box.a": {}})
     registry.rollback("box.a", made[0], reason="steady", by_hand=True)
     assert registry.champions()[DeviceId("box.a")].before == ("v000001", made[1])
-    watch = again(refreshed, "watch", kind="watch")
     append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
-    assert run_watch(watch)["looks"]["box.a"]["freshness"] == "too_few"
+    assert look_at_a(refreshed) == "too_few"
     append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=400.0))
-    assert run_watch(watch)["looks"]["box.a"]["freshness"] != "too_few"
+    assert look_at_a(refreshed) != "too_few"
 
 
 def test_a_damaged_champion_keeps_no_other_from_being_looked_at(refreshed: RefreshRequest) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     registry.publish(registry.add(small_model(*DEVICES), {}), {"box.a": {}})
     (registry.path("v000002") / "manifest.json").write_text("{")
     append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
@@ -302,7 +314,7 @@ def test_a_damaged_champion_keeps_no_other_from_being_looked_at(refreshed: Refre
 def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
     says_what_it_learnt: bool, refreshed: RefreshRequest
 ) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     model, _ = checkpoint.load(registry.path("v000001"))
     # An old one does not say; the store knows what there was then.
     told: dict[str, Any] = {"table_version": Store.read(Path(refreshed.store)).version}
@@ -323,13 +335,10 @@ def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(
 
 
 def test_a_start_that_leaves_nobody_to_judge_is_none(refreshed: RefreshRequest) -> None:
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     told = {"trained_workloads": [one.workload_id for one in (*LEARNT, *HELD[:3])]}
     registry.publish(registry.add(small_model(*DEVICES), told), {one: {} for one in DEVICES})
-    with_new = records_for([*LEARNT, *HELD], 12, devices=["new.c"])
-    with Store.open(Path(refreshed.store)) as writer:
-        writer.put_device(*cpu_device("new.c"))
-        writer.append(with_new)
+    with_device(refreshed, "new.c", records_for([*LEARNT, *HELD], 12, devices=["new.c"]))
     found = run_refresh(again(refreshed, "two"))
     assert found["start"] == "nothing"
     # A device that nobody served yet is judged by all of them, not served unjudged.
@@ -339,7 +348,7 @@ def test_a_start_that_leaves_nobody_to_judge_is_none(refreshed: RefreshRequest) 
 
 def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:
     """Its weights have seen it, however many trainings without it came since."""
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     seen = HELD[0].workload_id
     start = registry.add(small_model(*DEVICES), {"trained_workloads": [seen]})
     registry.publish(start, {one: {} for one in DEVICES})
@@ -358,7 +367,7 @@ def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed:
 
 def test_a_champion_with_a_damaged_manifest_is_followed(refreshed: RefreshRequest) -> None:
     """And does not end every refresh of its family."""
-    registry = Registry(Path(refreshed.models))
+    registry = registry_of(refreshed)
     (registry.path("v000001") / "manifest.json").write_text("{")
     found = run_refresh(again(refreshed, "two"))
     assert (found["start"], found["published"]) == ("nothing", list(DEVICES))
@@ -369,7 +378,11 @@ def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequ
     with pytest.raises(FleetError, match="knows no device of the family gpu"):
         run_refresh(replace(request_, family="gpu"))
     assert request_from_json(request_text(request_)) == request_
-    for text in ("", "[]", "{}", request_text(request_).replace('"refresh"', '"remove"')):
+    older = json.loads(request_text(request_))
+    del older["model"]
+    assert request_from_json(json.dumps(older)).model == "fleet_tlp"
+    unknown = json.dumps({**older, "model": "tlp"})
+    for text in ("", "[]", "{}", unknown, request_text(request_).replace('"refresh"', '"remove"')):
         with pytest.raises(FleetError, match="not a request for a refresh"):
             request_from_json(text)
 
@@ -451,12 +464,12 @@ def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, nu
     plan = json.loads((Path(long.folder) / PLAN).read_text())
     assert resumed["table_version"] == plan["table_version"] < Store.read(Path(long.store)).version
 
-    whole = Registry(Path(request_.models)).path(resumed["version"]) / "model.safetensors"
     straight = again(long, "straight", models=request_.models + "-straight")
     (Path(straight.folder)).mkdir()
     (Path(straight.folder) / PLAN).write_text(json.dumps({**plan, "run": "another"}))
-    other = Registry(Path(straight.models)).folder / run_refresh(straight)["version"] / "model.safetensors"
-    assert whole.read_bytes() == other.read_bytes()
+    made = ((request_, resumed), (straight, run_refresh(straight)))
+    one, other = (registry_of(each).path(found["version"]) / "model.safetensors" for each, found in made)
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_refresh_killed_after_training_publishes_without_training_again(
@@ -477,10 +490,10 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     monkeypatch.setattr("transfer.train.training.train", killed)
     with pytest.raises(Killed):
         run_refresh(request_)
-    assert Registry(Path(request_.models)).champions() == {}
+    assert registry_of(request_).champions() == {}
     monkeypatch.setattr(refresh_run, "publish_if_better", keep)
     assert run_refresh(request_)["version"] == "v000001"
-    assert Registry(Path(request_.models)).versions() == ["v000001"]
+    assert registry_of(request_).versions() == ["v000001"]
 
 
 #: Whoever starts a refresh and is killed.
@@ -496,35 +509,20 @@ def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest) -> Non
     long = replace(request_, epochs=5000)
     starter = launched(long, "-c", STARTER)
     child = int(starter.stdout.readline())
-    until = time.monotonic() + 60
-    while not list(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(lambda: any(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")))
     starter.kill()
     starter.wait()
     starter.stdout.close()
-    while True:
-        try:
-            state = Path(f"/proc/{child}/stat").read_text().split(") ")[1][0]
-        except OSError:  # it is gone
-            break
-        if state == "Z":
-            break
-        assert time.monotonic() < until, "the refresh outlived its starter"
-        time.sleep(0.02)
+    wait_for(lambda: has_ended(child))
     starter.stderr.close()
 
 
 # ---- the coordinator's side ----
 
 
-def polled(refresher: Refresher, *, until: type[Event], secs: float = 90) -> list[Event]:
+def polled(refresher: Refresher, *, until: type[Event]) -> list[Event]:
     found: list[Event] = []
-    end = time.monotonic() + secs
-    while not any(isinstance(one, until) for one in found):
-        assert time.monotonic() < end, found
-        found += refresher.poll()
-        time.sleep(0.02)
+    wait_for(lambda: any(isinstance(one, until) for one in found), lambda: found.extend(refresher.poll()))
     return found
 
 
@@ -558,7 +556,7 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     _, published, finished = events
     assert (published.version, published.device_ids) == ("v000001", DEVICES)
     assert (finished.version, finished.text) == ("v000001", "2 first")
-    registry = Registry(Path(request_.models))
+    registry = registry_of(request_)
     assert registry.manifest("v000001")["reasons"] == ["672 new records"]
     assert refresher.view["state"] == "idle"
     assert refresher.view["last"]["ok"] is True
@@ -585,11 +583,9 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     refresher.records_stored(DeviceId("box.a"), "cpu", 1)
     refresher.poll()
     assert refresher.view["state"] == "looking"
-    end = time.monotonic() + 60
-    while refresher.view["state"] == "looking":
-        assert time.monotonic() < end
-        assert refresher.poll() == []
-        time.sleep(0.02)
+    told: list[Event] = []
+    wait_for(lambda: refresher.view["state"] != "looking", lambda: told.extend(refresher.poll()))
+    assert told == []
     assert refresher.view["last_look"]["looks"]["box.a"]["freshness"] == "too_few"
     refresher.close()
 
@@ -597,7 +593,7 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
 def test_after_an_older_list_of_champions_was_restored_no_change_is_told_twice(
     refreshed: RefreshRequest,
 ) -> None:
-    registry, refresher = Registry(Path(refreshed.models)), make_refresher(refreshed)
+    registry, refresher = registry_of(refreshed), make_refresher(refreshed)
     path = registry.folder / "champions.json"
     older = path.read_text()
     refresher.poll()
@@ -632,11 +628,7 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     refresher = make_refresher(request_, epochs=12)
     refresher.start("cpu", ["test"])
     child = refresher._child
-    end = time.monotonic() + 60
-    while not list(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")):
-        assert time.monotonic() < end
-        refresher.poll()
-        time.sleep(0.02)
+    wait_for(lambda: any(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")), refresher.poll)
     refresher.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
@@ -646,7 +638,7 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     second.start("cpu", ["test", "and more"])
     assert isinstance(polled(second, until=TrainingFinished)[-1], TrainingFinished)
     assert second.view["last"]["resumed_epochs"] > 0
-    assert Registry(Path(request_.models)).manifest("v000001")["train"]["epochs"] == 12
+    assert registry_of(request_).manifest("v000001")["train"]["epochs"] == 12
 
 
 def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
@@ -706,11 +698,8 @@ def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
         for now[0] in (5.0, 65.0):
             scorer.poll(may_start=True)
             assert scorer.family == "cpu"
-        now[0], deadline = 66.0, time.monotonic() + 60
-        while scorer.family == "cpu":
-            assert time.monotonic() < deadline
-            scorer.poll(may_start=True)
-            time.sleep(0.01)
+        now[0] = 66.0
+        wait_for(lambda: scorer.family != "cpu", lambda: scorer.poll(may_start=True))
         assert scorer.family == "gpu"
         assert "scores of cpu: it was not done after 60 s, its deadline" in caplog.text
     finally:
@@ -723,8 +712,7 @@ def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
     cores = refresh_cores([replace(spec, cores=(usable[0],))])
     if len(usable) > 1:
         assert usable[0] not in cores
-    assert set(cores) <= set(usable)
-    assert np.array(cores).size > 0
+    assert set() < set(cores) <= set(usable)
 
 
 @pytest.mark.slow
@@ -733,11 +721,9 @@ def test_a_training_tells_how_far_it_is_and_one_that_nobody_wants_leaves_nothing
 ) -> None:
     refresher = make_refresher(request_, epochs=100_000)
     refresher.start("cpu", [])
-    deadline = time.monotonic() + 120
-    while not refresher.view["epochs"]:
-        assert [type(one) for one in refresher.poll()] in ([], [TrainingStarted])
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    told: list[Event] = []
+    wait_for(lambda: bool(refresher.view["epochs"]), lambda: told.extend(refresher.poll()))
+    assert [type(one) for one in told] == [TrainingStarted]
     epochs = refresher.view["epochs"]
     assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (100_000, True, True)
     assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 100000, loss ")

@@ -80,8 +80,8 @@ def fleet(tmp_path: Path) -> Fleet:
     return make_fleet(tmp_path, ("one",), trainer=Trainer())
 
 
-def answered(coordinator: Coordinator, answer: Future[Any], turns: int = 20) -> dict[str, Any]:
-    for _ in range(turns):
+def answered(coordinator: Coordinator, answer: Future[Any]) -> dict[str, Any]:
+    for _ in range(20):
         if answer.done():
             break
         coordinator.turn(0.0)
@@ -162,17 +162,12 @@ def test_cancelled_it_stops_its_training_and_both_who_ask_are_answered(fleet: Fl
         assert [answered(coordinator, one)["state"] for one in both] == ["cancelled", "cancelled"]
         assert fleet.trainer.stopped == ["cpu"]
         assert answered(coordinator, coordinator.desk.cancel("t1"))["state"] == "cancelled"
-        # Another one may ask for the same now.
+        # Another one may ask for the same now; judged in the turn of its cancelling it has succeeded.
         assert answered(coordinator, coordinator.desk.submit(a_request("t2")))["state"] == "queued"
-
-
-def test_one_that_is_judged_in_the_turn_of_its_cancelling_has_succeeded(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, _):
-        answered(coordinator, coordinator.desk.submit(a_request()))
         coordinator.turn(0.0)
         fleet.trainer.judge()
-        assert answered(coordinator, coordinator.desk.cancel("t1"))["state"] == "succeeded"
-        assert fleet.trainer.stopped == []
+        assert answered(coordinator, coordinator.desk.cancel("t2"))["state"] == "succeeded"
+        assert fleet.trainer.stopped == ["cpu"]
 
 
 def test_without_a_trainer_it_is_refused_and_one_that_was_left_fails(tmp_path: Path) -> None:
@@ -194,12 +189,9 @@ def served(*orders: Request | str, state: FleetState | None = None) -> tuple[Fle
     desk.serve(state, lambda: FLEET, told.append, 100.0)
     for event in told:
         state.apply(event)
-    for event in told:
-        request_id = event.request.request_id if hasattr(event, "request") else event.request_id
+    for request_id in state.request_ids():
         desk.show(state, request_id)
-    return state, [
-        one.exception(0) if one.exception(0) is not None else one.result(0)["state"] for one in answers
-    ]
+    return state, [one.exception(0) or one.result(0)["state"] for one in answers]
 
 
 def kinds(answers: list[Any]) -> list[Any]:
