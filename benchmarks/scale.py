@@ -168,7 +168,7 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> d
     """Open a large store; `folder` may hold one already."""
     filled = _filled(folder, records=records, devices=devices)
     result: dict[str, Any] = {
-        "records": sum(file.rows for file in Store.read(folder)._snapshot.files),
+        "records": sum(file.rows for file in Store.read(folder).snapshot.files),
         "fill_secs": filled and round(filled, 1),
         "data_bytes": sum(path.stat().st_size for path in Store.read(folder).data_files()),
         "index_bytes": sum(path.stat().st_size for path in (folder / "ids").glob("*")),
