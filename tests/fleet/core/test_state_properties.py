@@ -227,12 +227,6 @@ class Fleet(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(sorted(self.world.submitted)))
             self.tell(ev.JobCancelled, device, job_id=JobId(name))
 
-    @rule(data=st.data(), device=ANY_DEVICE, is_job=st.booleans())
-    def lifted(self, data: st.DataObject, device: str, is_job: bool) -> None:
-        names = sorted(self.world.submitted) or ["none"]
-        job_id = JobId(data.draw(st.sampled_from(names))) if is_job else None
-        self.tell(ev.QuarantineLifted, device, job_id=job_id)
-
     @rule(step=STEPS)
     def tick(self, step: float) -> None:
         self.world.tell(ev.Tick(at_secs=self.at(step)))
