@@ -19,16 +19,15 @@ from agents.records import DeviceId, DeviceSpec
 from agents.row_file import read_rows
 from fleet.core.events import JobState
 from fleet.core.limits import Limits
-from fleet.engine.context import DeviceSource, EngineContext, Launch, no_driver
+from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
 from fleet.interchange.export_store import export
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_pools import CandidatePools
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread

@@ -19,12 +19,11 @@ from fleet.core.events import Job
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
-from fleet.engine.context import EngineContext, Trainer
+from fleet.engine.context import CoordinatorSettings, EngineContext, Trainer
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.roster import Roster
-from fleet.engine.settings import CoordinatorSettings
 from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.candidate_ranker import CandidateRanker

@@ -30,8 +30,7 @@ from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS
-from fleet.engine.fleet_view import Around, Rates, make_view
-from fleet.engine.health import health_of
+from fleet.engine.fleet_view import Around, Rates, health_of, make_view
 from fleet.engine.ingest import Ingest
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.request_drivers import RequestDrivers

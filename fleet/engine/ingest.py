@@ -7,7 +7,7 @@ an agent that is up may get a lease at once, and that would make what its spool 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agents.device.messages import (
     AgentGone,
@@ -29,11 +29,44 @@ from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
 from fleet.engine.composition import Composition
 from fleet.engine.lease_dispatcher import LeaseDispatcher
-from fleet.engine.liveness import LivenessMonitor
 from fleet.engine.notices import announce_message
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.results.record_sink import Taken
+
+#: Three heartbeats of a replay device, the slowest of all.
+_LEAST_SILENCE_SECS = 30.0
+
+
+class LivenessMonitor:
+    """Notes when each agent was heard last.
+
+    A lease that no heartbeat renews expires, and its agent is ended. An agent without a lease, stopped by a
+    signal or out of reach, would be taken for idle for ever, and its answers would be waited for.
+
+    Args:
+        most_secs: Longest silence; never less than some heartbeats.
+        clock: Seconds in which this process listened (`fleet.engine.fleet_clock`): a pause of its own must
+            not pass for a silence of theirs.
+    """
+
+    def __init__(self, most_secs: float, clock: Callable[[], float]) -> None:
+        self._most_secs, self._clock = max(_LEAST_SILENCE_SECS, most_secs), clock
+        self._heard: dict[tuple[DeviceId, int], float] = {}
+
+    def heard(self, message: Message) -> None:
+        """Note a sign of life."""
+        self._heard[message.device_id, message.incarnation] = self._clock()
+
+    def silent(self, up: Mapping[DeviceId, int]) -> list[tuple[DeviceId, int]]:
+        """Those of the agents that are up that were not heard for too long.
+
+        Args:
+            up: Which of its lives the agent of each device is in.
+        """
+        now = self._clock()
+        self._heard = {key: self._heard.get(key, now) for key in up.items()}
+        return [key for key, at in self._heard.items() if now - at > self._most_secs]
 
 
 class Ingest:

@@ -26,8 +26,8 @@ from fleet.config.sections import PolicySection, window_secs
 from fleet.config.settings import ConfigError, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
+from fleet.engine.context import CoordinatorSettings
 from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport

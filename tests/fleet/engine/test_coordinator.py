@@ -23,8 +23,7 @@ from agents.row_file import read_rows
 from fleet.core.events import DevicePolicy, ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.ingest import Ingest
-from fleet.engine.liveness import LivenessMonitor
+from fleet.engine.ingest import Ingest, LivenessMonitor
 from fleet.errors import FleetError
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking

@@ -123,9 +123,8 @@ _PAUSED = """
 import json, sys
 from pathlib import Path
 from fleet.core.limits import Limits
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.notices import Notices
 from fleet.transport.local import LocalTransport
 from fleet.store.store import Store

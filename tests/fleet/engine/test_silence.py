@@ -7,7 +7,7 @@ from unittest import mock
 
 from agents.device.messages import Heartbeat
 from agents.records import DeviceId
-from fleet.engine.liveness import LivenessMonitor
+from fleet.engine.ingest import LivenessMonitor
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, make_fleet
 

@@ -19,8 +19,7 @@ from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
-from fleet.planner.workload_choice import WorkloadChoice
-from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
 
