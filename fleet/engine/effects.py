@@ -12,13 +12,14 @@ from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.core.request_words import RequestId
 from fleet.coverage.table_summary import Saving
-from fleet.engine.composition import Composition, Drawn
+from fleet.engine.composition import Composition
 from fleet.engine.context import FixedDevices
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
+from fleet.planner.context import Drawn
 from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
