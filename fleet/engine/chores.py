@@ -33,13 +33,7 @@ _OPEN = frozenset({JobState.QUEUED, JobState.LEASED})
 
 
 class Chores:
-    """Knows what is due.
-
-    Args:
-        parts: What a coordinator consists of.
-        updates: Follows the device files.
-        ingest: Knows which agents are silent.
-    """
+    """Knows what is due."""
 
     def __init__(self, parts: Composition, updates: DeviceUpdates, ingest: Ingest) -> None:
         self._parts, self._updates, self._ingest = parts, updates, ingest

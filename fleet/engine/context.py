@@ -93,11 +93,7 @@ class DeviceSource(TypingProtocol):
 
 
 class FixedDevices:
-    """Devices that stay as they are.
-
-    Args:
-        specs: The devices.
-    """
+    """Devices that stay as they are."""
 
     def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
         self.files = DeviceFiles(specs=dict(specs))

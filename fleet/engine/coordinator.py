@@ -51,9 +51,6 @@ _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 class Coordinator:
     """Knows the fleet, and runs it turn by turn.
 
-    Args:
-        context: All that it is given.
-
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
 

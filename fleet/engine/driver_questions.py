@@ -69,12 +69,7 @@ class _Question:
 
 
 class DriverQuestions:
-    """Questions of drivers that have no answer yet.
-
-    Args:
-        parts: What a coordinator consists of.
-        send: Sends an answer to the driver of a request, if it still runs.
-    """
+    """Questions of drivers that have no answer yet."""
 
     def __init__(self, parts: Composition, send: Callable[[RequestId, Mapping[str, Any]], None]) -> None:
         self._parts, self._send = parts, send

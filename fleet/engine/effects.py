@@ -28,11 +28,6 @@ from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
 class EffectRunner:
     """Does what the state says.
 
-    Args:
-        parts: What a coordinator consists of.
-        drivers: Of its requests.
-        dispatcher: Sends jobs to agents.
-
     Attributes:
         fed: Devices that were planned for since the start.
     """

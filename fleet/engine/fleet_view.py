@@ -123,11 +123,6 @@ def make_view(
 def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str, Any]:
     """Look at all of it; some microseconds.
 
-    Args:
-        parts: What the coordinator consists of.
-        ingest: What of it holds results that are not durable yet.
-        turns: How long its turns took, without their wait for messages.
-
     Returns:
         JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `journal_bytes`,
         `intake_bytes`; `unacknowledged` records and `unacknowledged_secs`, the age of the oldest;

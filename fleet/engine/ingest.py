@@ -72,11 +72,6 @@ class LivenessMonitor:
 class Ingest:
     """Hears the agents.
 
-    Args:
-        parts: What a coordinator consists of.
-        drivers: Of its requests.
-        dispatcher: Sends jobs to agents.
-
     Attributes:
         held: Arrivals that found no room; they are tried again.
         acknowledge: What is durable and may be told to the agents, once the state's events are too.

@@ -22,9 +22,6 @@ from fleet.planner.lease_searches import LeaseSearch, TraceLookup
 class LeaseDispatcher:
     """Sends jobs to agents.
 
-    Args:
-        parts: What a coordinator consists of.
-
     Attributes:
         searching: Knows which leases wait for their traces.
     """

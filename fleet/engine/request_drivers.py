@@ -29,9 +29,6 @@ _MOST_MESSAGES = 64
 class RequestDrivers:
     """All drivers of a coordinator.
 
-    Args:
-        parts: What a coordinator consists of.
-
     Attributes:
         questions: What the drivers wait for.
     """

@@ -41,11 +41,7 @@ class Ranking:
 
 
 class CandidateRanker:
-    """Ranks candidates by the champions of a registry. May be called from several threads, one at a time.
-
-    Args:
-        registry: Who serves which device.
-    """
+    """Ranks candidates by the champions of a registry. May be called from several threads, one at a time."""
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry

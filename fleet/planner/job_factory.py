@@ -16,14 +16,7 @@ from fleet.planner.queues import Queues
 
 
 class JobFactory:
-    """Makes jobs and numbers of one life of a coordinator.
-
-    Args:
-        token: Begins every id.
-        seed: Of the order of candidates in jobs.
-        queues: Knows how long candidates of a device take.
-        coverage: Knows how often a device has tried each candidate.
-    """
+    """Makes jobs and numbers of one life of a coordinator."""
 
     def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
         self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage

@@ -43,9 +43,6 @@ class _Sought:
 class JobPlanner:
     """Makes jobs for devices with room.
 
-    Args:
-        context: What it knows and asks.
-
     Attributes:
         queues: The jobs that have not ended.
         factory: Makes jobs, for requests too.

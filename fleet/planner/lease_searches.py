@@ -45,11 +45,8 @@ class TraceLookup:
     """Knows which leases wait for their traces.
 
     Args:
-        pools: Told what was found.
-        thread: Searches the store.
         families: Family of every device, those that only the store knows included.
         holders: Tells devices of a family that have measured some candidates (`Coverage.holders`).
-        say: Told of a store that cannot be read.
     """
 
     def __init__(

@@ -39,14 +39,7 @@ class NoiseRuns:
     """A/A runs of all devices.
 
     Args:
-        coverage: Knows the last run, and what was measured.
-        thread: Reads the records.
-        pools: Gets the traces.
-        planner: Makes job ids.
-        intake: Has records that are not in the table yet.
-        protocols: How each device is timed.
         count: Candidates of a run; 0 for no runs.
-        seed: Of the choice.
     """
 
     def __init__(

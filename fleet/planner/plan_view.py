@@ -28,8 +28,6 @@ class PlanViews:
     """Makes the views.
 
     Args:
-        coverage: What is measured and what is known.
-        queues: The jobs that have not ended.
         turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
         is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
         uncertainty: How unsure heads are; without it no workload is preferred for that.

@@ -63,11 +63,7 @@ def group_of(spec: DeviceSpec) -> str:
 
 
 class KeptChoices:
-    """The file of chosen workloads, by group.
-
-    Args:
-        path: The file.
-    """
+    """The file of chosen workloads, by group."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,14 +111,8 @@ class WorkloadDiscovery:
     """Workloads of the devices, by group.
 
     Args:
-        choice: What is chosen from, and how many.
         path: File of what was chosen before.
-        store: Keeps the workloads.
-        context: Of the planner: what the store has of the workloads is read into it.
-        planner: Gets the workloads of each device.
-        transport: The way to the agents.
         specs: The devices of now; none where nothing is measured but for requests.
-        summary: What need not be read of the store again.
     """
 
     def __init__(
@@ -231,12 +221,7 @@ class WorkloadDiscovery:
 
 
 class WorkloadModules:
-    """What was listed for requests, or is stored.
-
-    Args:
-        store: Has the modules.
-        known: Every known device.
-    """
+    """What was listed for requests, or is stored."""
 
     def __init__(self, store: Store, known: Mapping[DeviceId, DeviceSpec]) -> None:
         self._store, self._known = store, known
