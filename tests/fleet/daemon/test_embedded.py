@@ -33,11 +33,10 @@ from fleet.journal.journal import Journal
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import WORKLOADS, recorded_file, write_replay_device
+from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
 from tests.fleet.collection.test_proposing import Log
 from tests.record_fixtures import make_record
 
-ONE, TWO = DeviceId("one"), DeviceId("two")
 _Value = TypeVar("_Value")
 
 

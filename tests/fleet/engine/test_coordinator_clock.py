@@ -16,13 +16,11 @@ import pytest
 
 from agents.device.batch import Batch
 from agents.lease import Lease
-from agents.records import DeviceId
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
+from tests.coordinator_fixtures import ALL, ONE, Fleet, everything_measured, make_fleet
 
-ALL = OFFERED * len(WORKLOADS)
 #: Fifty jobs are leased at once.
 MANY = tuple(f"d{number:02d}" for number in range(50))
 STEPS = [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0]
@@ -93,14 +91,13 @@ def test_a_clock_that_is_set_between_a_kill_and_the_next_start_blames_nobody(
 def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: Path) -> None:
     """Its lease expires and the device is taken up again, as often as would quarantine both."""
     fleet = make_fleet(tmp_path, ("one",), limits=Limits(job_candidates=8, lease_secs=30.0))
-    one = DeviceId("one")
     with fleet.coordinator() as (coordinator, transport):
         state, measure = coordinator._parts.state, transport.measure
         frozen: set[int] = set()
 
         def freeze(lease: Lease, incarnation: int, batch: Batch) -> None:
             if incarnation not in frozen:
-                transport.freeze(one, incarnation)
+                transport.freeze(ONE, incarnation)
                 frozen.add(incarnation)
             measure(lease, incarnation, batch)
 
@@ -108,8 +105,8 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
             while len(frozen) < 7:
                 coordinator.turn(0.0)
                 fleet.clock.skip(5.0)
-                assert state.describe(one)["failures"] == 0
-        assert state.describe(one)["outages"] == 6
+                assert state.describe(ONE)["failures"] == 0
+        assert state.describe(ONE)["outages"] == 6
         view = fleet.finish(coordinator, 400)
     expiries = view["devices"]["one"]["expiries"]
     assert expiries >= 7
@@ -128,7 +125,7 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.transport.local import LocalTransport
 from fleet.store.store import Store
-from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
+from tests.coordinator_fixtures import CHOICE, make_fleet
 from tests.transport_fixtures import PROTOCOL
 
 folder, go = Path(sys.argv[1]), Path(sys.argv[2])

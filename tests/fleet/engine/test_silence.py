@@ -6,12 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 from agents.device.messages import Heartbeat
-from agents.records import DeviceId
 from fleet.engine.ingest import LivenessMonitor
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Clock, make_fleet
-
-ONE, TWO = DeviceId("one"), DeviceId("two")
+from tests.coordinator_fixtures import ALL, ONE, TWO, Clock, make_fleet
 
 
 def test_who_was_not_heard_for_too_long_is_silent() -> None:
@@ -55,5 +52,5 @@ def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: 
         shown = describe(ONE)
         assert (shown["incarnation"], shown["failures"], shown["outages"]) == (2, 0, 1)
         view = fleet.finish(coordinator, 400)
-    assert view["store"]["records"] == OFFERED * len(WORKLOADS)
+    assert view["store"]["records"] == ALL
     assert any("says nothing any more" in line for line in fleet.lines)

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from agents.lease import Lease
-from agents.records import CandidateId, DeviceId
+from agents.records import CandidateId
 from fleet.core.events import JobState
 from fleet.engine.coordinator import Coordinator
 from fleet.planner import lease_searches
@@ -23,16 +23,14 @@ from fleet.store.store import Store
 from fleet.store.trace_lookup import Found, StoreThread, find_candidates
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
-    OFFERED,
-    WORKLOADS,
+    ALL,
+    ONE,
+    TWO,
     Fleet,
     everything_measured,
     make_fleet,
     poll_answered,
 )
-
-ALL = OFFERED * len(WORKLOADS)
-ONE, TWO = DeviceId("one"), DeviceId("two")
 
 
 @pytest.fixture
@@ -52,7 +50,9 @@ def searching(question: Callable[..., Found]) -> Any:
 
 
 def check(fleet: Fleet, view: dict[str, Any]) -> None:
-    assert view["store"]["records"] == 2 * ALL
+    ids = fleet.record_ids()
+    assert len(ids) == len(set(ids)) == view["store"]["records"] == 2 * ALL
+    assert {one.origin for one in Store.read(fleet.folder / "store").records(device_id=TWO)} == {"paired"}
     assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
     assert {one["crashes"] for one in view["devices"].values()} == {0}
     assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
