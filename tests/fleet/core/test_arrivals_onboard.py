@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from fleet.core import events as ev
 from fleet.core.events import StartDriver
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
-from tests.fleet_world import LIMITS, job
+from tests.fleet_world import LIMITS, job, reopened, shown
 
 OLD, NEW = DeviceId("old"), DeviceId("new")
 ASKED = RequestId("onboarding-new-1")
@@ -27,17 +26,6 @@ def fleet(*, rules: int = ev.RULES, **limits: Any) -> FleetState:
     comes(state, OLD)
     state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
     return state
-
-
-def reopened(state: FleetState) -> FleetState:
-    """The state as a snapshot gives it back."""
-    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
-
-
-def shown(state: FleetState, request_id: str) -> dict[str, Any]:
-    found = state.request(RequestId(request_id))
-    assert found is not None
-    return found
 
 
 def drivers(made: list[Any]) -> list[StartDriver]:
@@ -87,6 +75,7 @@ def test_a_new_device_gets_a_head_at_once() -> None:
 def test_nothing_is_asked_where_nobody_could_teach_it_or_it_is_switched_off() -> None:
     assert not drivers(comes(fleet(), NEW, family="gpu"))
     assert not drivers(comes(fleet(arrival_samples=0, return_samples=0), NEW))
+    assert fleet().open_requests() == [], "no fingerprint without the limit"
 
 
 def test_a_device_that_waited_for_a_first_model_gets_its_head_when_there_is_one() -> None:
@@ -125,8 +114,7 @@ def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> N
     assert leases(state, NEW, 1) == 0
     assert leases(state, OLD, 2) == 0
     assert leases(state, DeviceId("far"), 3) == 1
-    computes = ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False)
-    state.apply(computes)
+    state.apply(ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False))
     # Its head is made in half the time where nothing is compiled beside it.
     assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 0
     ended(state)
@@ -223,10 +211,7 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     state = fleet()
     state.apply(ev.CoordinatorStarted(at_secs=150.0, limits=LIMITS))
     assert not drivers(drifts(state, 200.0))
-
-
-def test_a_steady_device_that_never_drifted_asks_for_nothing() -> None:
-    assert steady(fleet(), 200.0) == []
+    assert steady(fleet(), 200.0) == [], "it never drifted"
 
 
 def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
@@ -259,10 +244,9 @@ def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile(
     rules: int, is_asked: bool
 ) -> None:
     state = fleet(rules=rules)
-    alarm = ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True)
-    state.apply(alarm)
+    state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True))
     # A start tells of the champions that there are.
-    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    copy = reopened(state)
     comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0, rules=rules)))
     copy.apply(ev.ModelPublished(at_secs=262.0, version="v000001", device_ids=(OLD,)))
     assert copy.unsteady() == [OLD]
@@ -330,7 +314,3 @@ def test_a_fingerprint_waits_for_all_else() -> None:
     assert not any(isinstance(one, ev.GrantLease) for one in made)
     made = ended(state)
     assert [one.job_id for one in made if isinstance(one, ev.GrantLease)] == ["f1"]
-
-
-def test_without_the_limit_no_fingerprint_is_asked_for() -> None:
-    assert fleet().open_requests() == []
