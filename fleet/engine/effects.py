@@ -14,13 +14,12 @@ from fleet.core.request_words import RequestId
 from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.context import FixedDevices
-from fleet.engine.lease_dispatcher import LeaseDispatcher
+from fleet.engine.lease_dispatcher import LeaseDispatcher, LeaseSearch, LeaseSearches
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.context import Drawn
-from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
 
@@ -146,7 +145,7 @@ class EffectRunner:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case LeaseSearches() as asked:
-                for grant, search in self._dispatcher.searching.answered(asked, answer, parts.clock()):
+                for grant, search in self._dispatcher.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
@@ -175,17 +174,16 @@ class EffectRunner:
         for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
         """
         parts, now = self._parts, self._parts.clock()
-        searching = self._dispatcher.searching
-        searching.look_again(now)
+        self._dispatcher.look_again(now)
         if parts.disk.is_full:
             return  # no lease expires
         until = now + parts.state.limits.lease_secs / 2
-        for grant in searching.waiting(until):
+        for grant in self._dispatcher.waiting(until):
             deadline = parts.state.deadline(grant.device_id, grant.fencing_token)
             if deadline is not None and deadline > until:  # the heartbeats of another lease renewed it
-                searching.renewed(replace(grant, deadline_secs=deadline))
+                self._dispatcher.renewed(replace(grant, deadline_secs=deadline))
                 continue
-            searching.let_go(grant.job_id)
+            self._dispatcher.let_go(grant.job_id)
             if deadline is None:
                 continue
             device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"

@@ -117,7 +117,7 @@ class Ingest:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
-            unsent = self._dispatcher.searching.unsent if isinstance(message, AgentGone) else ()
+            unsent = self._dispatcher.unsent if isinstance(message, AgentGone) else ()
             clock = parts.clock
             for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
                 parts.event_log.tell(event)

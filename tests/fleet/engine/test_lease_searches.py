@@ -16,9 +16,9 @@ import pytest
 from agents.lease import Lease
 from agents.records import CandidateId
 from fleet.core.events import JobState
+from fleet.engine import lease_dispatcher
 from fleet.engine.coordinator import Coordinator
-from fleet.planner import lease_searches
-from fleet.planner.lease_searches import TRIES
+from fleet.engine.lease_dispatcher import TRIES
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Found, StoreThread, find_candidates
 from fleet.transport.local import LocalTransport
@@ -46,7 +46,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def searching(question: Callable[..., Found]) -> Any:
-    return mock.patch.object(lease_searches, "find_candidates", question)
+    return mock.patch.object(lease_dispatcher, "find_candidates", question)
 
 
 def check(fleet: Fleet, view: dict[str, Any]) -> None:
