@@ -39,6 +39,13 @@ def job(name: str, device: str, *, size: int = 2, expected_secs: float = 10.0) -
     )
 
 
+def finished(at_secs: float, device: str, job_id: str, fencing_token: int, **changes: Any) -> ev.JobFinished:
+    """A job under a lease that brought two records."""
+    told = {"incarnation": 1, "outcomes": {"ok": 2}, "device_secs": 10.0} | changes
+    of = {"device_id": DeviceId(device), "job_id": JobId(job_id), "fencing_token": fencing_token}
+    return ev.JobFinished(at_secs=at_secs, **of, **told)
+
+
 def request_of(entry: dict[str, Any]) -> Request:
     """The request of an entry of a written state."""
     return value_from_json(Request, entry["request"])

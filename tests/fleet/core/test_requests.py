@@ -19,7 +19,7 @@ from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
-from tests.fleet_world import LIMITS, job, reopened, shown
+from tests.fleet_world import LIMITS, finished, job, reopened, shown
 
 R1, R2 = RequestId("r1"), RequestId("r2")
 
@@ -225,9 +225,7 @@ def grants(state: FleetState, count: int) -> list[str]:
         job = state.job(lease["job_id"])
         assert job is not None
         made.append(job.request_id)
-        of = {"device_id": job.device_id, "job_id": job.job_id, "fencing_token": lease["epoch"]}
-        told = {"incarnation": 1, "outcomes": {"ok": 2}, "device_secs": 1.0}
-        state.apply(ev.JobFinished(at_secs=300.0 + at_secs, **of, **told))
+        state.apply(finished(300.0 + at_secs, "a", job.job_id, lease["epoch"]))
     return made
 
 
