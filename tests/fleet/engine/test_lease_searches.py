@@ -114,9 +114,7 @@ def slow_store(is_slow: list[bool]) -> Iterator[None]:
 def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, slow_secs: int) -> None:
     is_slow = [True]
     with fleet.coordinator() as (coordinator, _), slow_store(is_slow):
-        for _ in range(slow_secs):
-            fleet.clock.now += 1.0
-            coordinator.turn(0.0)
+        fleet.turn(coordinator, slow_secs, 1.0)
         shown = coordinator.view()["devices"][TWO]
         assert (shown["state"], shown["incarnation"], shown["failures"]) == ("leased", 1, 0)
         assert shown["budget"]["device_secs"] == 0.0
@@ -164,12 +162,10 @@ def test_a_batch_goes_out_with_time_enough_for_its_agent(fleet: Fleet) -> None:
     ):
         for pause in (50.0, 61.0, 10_000.0):
             is_slow[0] = True
-            for _ in range(20):
-                coordinator.turn(0.0)
+            fleet.turn(coordinator, 20)
             is_slow[0] = False
             fleet.clock.now += pause
-            for _ in range(3):
-                coordinator.turn(0.0)
+            fleet.turn(coordinator, 3)
         view = coordinator.view()
         assert left
         assert min(left) >= fleet.limits.lease_secs / 2
