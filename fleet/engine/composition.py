@@ -6,7 +6,7 @@ Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effe
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from agents.records import Descriptor, DeviceId
 from fleet.core import events as ev
@@ -14,10 +14,9 @@ from fleet.core.arrivals import Tallies
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
-from fleet.engine.context import CoordinatorSettings, EngineContext, Trainer
+from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
-from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.notices import Notices, Steadiness
+from fleet.engine.notices import Steadiness
 from fleet.engine.roster import Roster
 from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
@@ -30,28 +29,18 @@ from fleet.requests.desk import RequestDesk
 from fleet.results.dead_letters import DeadLetters
 from fleet.results.record_sink import RecordSink
 from fleet.store.intake import Intake
-from fleet.store.store import Store
 from fleet.store.trace_lookup import StoreThread
-from fleet.transport.transport import AgentTransport
-
-
-@dataclass(slots=True)
-class Agents:
-    """The agents that are up."""
-
-    #: Incarnation of each agent.
-    up: dict[DeviceId, int] = field(default_factory=dict)
-    #: Descriptors of their devices that are not in the store yet.
-    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Composition:
-    """Everything that a coordinator consists of."""
+class Composition(EngineContext):
+    """Everything that a coordinator consists of: what it was given, and what was made of that."""
 
-    context: EngineContext
     roster: Roster
-    agents: Agents
+    #: Incarnation of each agent that is up.
+    up: dict[DeviceId, int]
+    #: Descriptors of devices that are not in the store yet.
+    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
     event_log: EventLog
     intake: Intake
     pools: CandidatePools
@@ -71,36 +60,6 @@ class Composition:
     desk: RequestDesk = field(default_factory=RequestDesk)
 
     @property
-    def settings(self) -> CoordinatorSettings:
-        """As given."""
-        return self.context.settings
-
-    @property
-    def transport(self) -> AgentTransport:
-        """The way to the agents."""
-        return self.context.transport
-
-    @property
-    def store(self) -> Store:
-        """The open store."""
-        return self.context.store
-
-    @property
-    def notices(self) -> Notices:
-        """Told what people should know."""
-        return self.context.notices
-
-    @property
-    def trainer(self) -> Trainer | None:
-        """Trains when the state asks for it."""
-        return self.context.trainer
-
-    @property
-    def clock(self) -> FleetClock:
-        """Gives the seconds that decisions go by, and the wall clock."""
-        return self.context.clock
-
-    @property
     def state(self) -> FleetState:
         """Of the event log, which alone changes it."""
         return self.event_log.state
@@ -114,8 +73,8 @@ class Composition:
 
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
         """Let go of an agent that has ended or was given up: it will answer nothing any more."""
-        if self.agents.up.get(device_id) == incarnation:
-            del self.agents.up[device_id]
+        if self.up.get(device_id) == incarnation:
+            del self.up[device_id]
             self.discovery.agent_gone(device_id)
             self.planner.agent_gone(device_id)
 
@@ -129,7 +88,7 @@ def assemble(context: EngineContext) -> Composition:
     pools = CandidatePools(root / "pools", live=roster.live_names)
     for note in (*store.repairs, *event_log.notes, *pools.notes):
         context.notices.alarm("", note, "storage")
-    agents, tallies = Agents(), Tallies()
+    tallies, up = Tallies(), dict[DeviceId, int]()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(roster.sharing, ()), TableSummary.open(store)
     planning = PlannerContext(
@@ -139,7 +98,7 @@ def assemble(context: EngineContext) -> Composition:
         spaces=roster.spaces,
         job_sink=JobSink(
             transport=context.transport,
-            up=agents.up,
+            up=up,
             thread=thread,
             sharing=roster.sharing,
             known=roster.known,
@@ -158,10 +117,10 @@ def assemble(context: EngineContext) -> Composition:
     planner = JobPlanner(planning)
     letters = DeadLetters(root / "dead_letters.sqlite")
     return Composition(
-        context=context,
+        **{one.name: getattr(context, one.name) for one in fields(context)},
         roster=roster,
         imports=planning.imports,
-        agents=agents,
+        up=up,
         event_log=event_log,
         intake=intake,
         pools=pools,

@@ -129,7 +129,7 @@ class Coordinator:
             self._parts.event_log.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
             self._flush()
             # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
-            for device_id, incarnation in self._parts.agents.up.items():
+            for device_id, incarnation in self._parts.up.items():
                 self._parts.transport.conclude(device_id, incarnation)
 
     @property

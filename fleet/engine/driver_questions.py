@@ -192,7 +192,7 @@ class DriverQuestions:
         waits = [
             one
             for one, told in zip(question.device_ids, found, strict=True)
-            if told["state"] not in USABLE or one not in parts.agents.up or one in parts.agents.descriptors
+            if told["state"] not in USABLE or one not in parts.up or one in parts.descriptors
         ]
         if waits:
             return
@@ -203,7 +203,7 @@ class DriverQuestions:
         if question.op == "environment":
             self._answer(key, value=found[0]["environment_id"])
             return
-        question.incarnation = parts.agents.up[device_id]
+        question.incarnation = parts.up[device_id]
         if question.op == "workloads":
             parts.transport.list_workloads(device_id, question.incarnation, question.values["networks"])
             return

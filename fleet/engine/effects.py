@@ -107,7 +107,7 @@ class EffectRunner:
         """Have the file of a device taken away: `DeviceUpdates` sees that, and follows."""
         parts = self._parts
         try:
-            (parts.context.source or FixedDevices({})).retire(device_id)
+            (parts.source or FixedDevices({})).retire(device_id)
         except (FleetError, OSError) as error:
             now, reason = parts.clock(), str(error)
             ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
@@ -126,7 +126,7 @@ class EffectRunner:
         room = {
             one: count
             for one, count in self._wants.items()
-            if one in parts.agents.up and parts.planner.workloads_of(one)
+            if one in parts.up and parts.planner.workloads_of(one)
         }
         for one in room:
             del self._wants[one]
@@ -216,6 +216,6 @@ class EffectRunner:
         """Go on with a lease, if it still is one."""
         parts = self._parts
         verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.fencing_token)
-        is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+        is_up = parts.up.get(grant.device_id) == grant.incarnation
         if verdict is ev.Verdict.COUNTS and is_up:
             self._grant(grant, searched)

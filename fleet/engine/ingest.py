@@ -136,7 +136,7 @@ class Ingest:
         Their host may be asleep or out of reach: that counts against nobody.
         """
         parts = self._parts
-        for device_id, incarnation in self._silence.silent(parts.agents.up):
+        for device_id, incarnation in self._silence.silent(parts.up):
             if not parts.state.describe(device_id)["leases"]:
                 reason = "its agent says nothing any more"
                 parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
@@ -218,13 +218,13 @@ class Ingest:
             return
         match message:
             case AgentUp():
-                parts.agents.up[device_id] = incarnation
-                parts.agents.descriptors[device_id] = message.descriptor
+                parts.up[device_id] = incarnation
+                parts.descriptors[device_id] = message.descriptor
                 parts.planner.hosts[device_id] = message.host
                 if spec := parts.roster.specs.get(device_id):  # one that left may answer yet
                     parts.discovery.agent_up(spec, incarnation)
             case Described():
-                parts.agents.descriptors[device_id] = message.descriptor
+                parts.descriptors[device_id] = message.descriptor
             case AgentRefused() | AgentGone():
                 parts.agent_gone(device_id, incarnation)
             case Failed(what=Asked.MEASURE):

@@ -34,7 +34,7 @@ class RequestDrivers:
     """
 
     def __init__(self, parts: Composition) -> None:
-        self._parts, self._launch = parts, parts.context.launch
+        self._parts, self._launch = parts, parts.launch
         self._drivers: dict[RequestId, Driver] = {}
         self._starts: dict[RequestId, int] = {}
         #: Requests whose drivers found no room to start.

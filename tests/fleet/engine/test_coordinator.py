@@ -288,7 +288,7 @@ def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: 
         with mock.patch.object(Intake, "flush") as flush:
             counted = counts[ONE].records
             transport.crash(ONE, 1)
-            while parts.state.describe(ONE)["incarnation"] < 2 or ONE not in parts.agents.up:
+            while parts.state.describe(ONE)["incarnation"] < 2 or ONE not in parts.up:
                 coordinator.turn(0.0)
             # All of its spool has come again, and nothing of it was in the table yet.
             assert not flush.called

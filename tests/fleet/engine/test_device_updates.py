@@ -185,7 +185,7 @@ def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None
         run.until(run.measured(ONE))
         kept = run.coordinator._parts.record_sink.counts[TWO].records
         assert 0 < kept < ALL
-        assert TWO not in run.coordinator._parts.agents.up
+        assert TWO not in run.coordinator._parts.up
         (lab.folder / "two.kept").rename(lab.folder / "two.yaml")
         with mock.patch.object(run.transport, "stop", wraps=run.transport.stop) as stop:
             run.until(lambda: run.knows(TWO, "probing", "idle", "leased"), KNOWN_SECS)
