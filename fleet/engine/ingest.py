@@ -59,11 +59,7 @@ class LivenessMonitor:
         self._heard[message.device_id, message.incarnation] = self._clock()
 
     def silent(self, up: Mapping[DeviceId, int]) -> list[tuple[DeviceId, int]]:
-        """Those of the agents that are up that were not heard for too long.
-
-        Args:
-            up: Which of its lives the agent of each device is in.
-        """
+        """Those of the agents that are up, each in one of its lives, that were not heard for too long."""
         now = self._clock()
         self._heard = {key: self._heard.get(key, now) for key in up.items()}
         return [key for key, at in self._heard.items() if now - at > self._most_secs]

@@ -65,13 +65,7 @@ class LeaseDispatcher:
     def grant(
         self, grant: GrantLease, job: Job, now: float, searched: LeaseSearch | None = None
     ) -> list[Event]:
-        """Send what is left of a job to its agent.
-
-        Args:
-            grant: The lease.
-            job: The job.
-            now: Seconds that the state goes by.
-            searched: What the store was searched for already.
+        """Send what is left of a job to its agent; `searched` is what the store was searched for already.
 
         Returns:
             The end of the job or of its lease, where nothing of it can be sent.

@@ -53,11 +53,6 @@ class CandidateRanker:
     def rank(self, workload: Workload, device_id: str, candidates: Sequence[Candidate]) -> Ranking | None:
         """Put candidates of one workload in the order in which a device should measure them.
 
-        Args:
-            workload: What all of them schedule.
-            device_id: The device.
-            candidates: Proposed ones.
-
         Returns:
             None where the device has no champion, or the champion cannot be asked (`why_not` says why): the
             caller measures at random then.

@@ -69,12 +69,7 @@ class JobFactory:
 def mixed(
     chosen: Sequence[tuple[WorkloadId, CandidateId]], draws: random.Random
 ) -> list[list[tuple[WorkloadId, CandidateId]]]:
-    """Cut candidates into jobs of a few workloads each, in random order.
-
-    Args:
-        chosen: Candidates with their workloads.
-        draws: Of the order.
-    """
+    """Cut candidates into jobs of a few workloads each, in random order."""
     by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
     for pair in chosen:
         by_workload.setdefault(pair[0], []).append(pair)

@@ -59,11 +59,7 @@ class PlanViews:
         device_ids: Iterable[DeviceId],
         workloads_of: Mapping[DeviceId, Mapping[WorkloadId, Workload]],
     ) -> FleetView:
-        """Draw the view for devices that measure the same workloads.
-
-        Args:
-            device_ids: Those that ask.
-            workloads_of: What every device measures.
+        """Draw the view for devices that ask, all of which measure the same workloads.
 
         Returns:
             With the new devices that share timing cores with any of them.

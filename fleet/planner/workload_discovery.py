@@ -82,12 +82,9 @@ class KeptChoices:
         key: str,
         read: Callable[[Collection[WorkloadId]], Mapping[WorkloadId, Workload]],
     ) -> list[Workload] | None:
-        """What was chosen for a group; None where nothing was, or other settings chose it.
+        """What was chosen for a group; None where nothing was, or other settings (`WorkloadChoice.key`) did.
 
-        Args:
-            group: The group.
-            key: Of the settings (`WorkloadChoice.key`).
-            read: Gives those of some workloads that are known.
+        `read` gives those of some workloads that are known.
         """
         kept = self._groups.get(group)
         ids = kept.get("ids") if isinstance(kept, dict) and kept.get("key") == key else None
