@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
-from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, WorkloadView
+from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView
 from fleet.coverage.coverage import Coverage
 from fleet.planner.queues import Queues
 
@@ -73,11 +73,8 @@ class PlanViews:
             # Nobody waits for one that has enough records, so its counts are not needed.
             if is_alike and one not in devices and self._coverage.records(one) < NEW_RECORDS:
                 devices[one] = self._device(one, workloads)
-        views = {
-            one.workload_id: WorkloadView(weight=float(one.weight), flops=one.flops)
-            for one in workloads.values()
-        }
-        return FleetView(devices=devices, workloads=views)
+        weighted = {one.workload_id: one.weight * one.flops for one in workloads.values()}
+        return FleetView(devices=devices, workloads=weighted)
 
     def _place(self, device_id: DeviceId) -> str:
         """What it takes turns for, and where; empty where it shares nothing, or has no agent."""

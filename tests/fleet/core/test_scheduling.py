@@ -11,10 +11,9 @@ from hypothesis import given, settings
 
 from agents.records import DeviceId, WorkloadId
 from fleet.core.events import Origin
-from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, WorkloadView, plan
+from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, plan
 
 OLD = NEW_RECORDS
-LARGE = WorkloadId("large")
 
 
 def device(name: str, *, records: int = OLD, host: str = "", head: bool = False, **cells: Cell) -> DeviceView:
@@ -30,10 +29,7 @@ def device(name: str, *, records: int = OLD, host: str = "", head: bool = False,
 def fleet(*devices: DeviceView, **flops: float) -> FleetView:
     return FleetView(
         devices={one.device_id: one for one in devices},
-        workloads={
-            WorkloadId(key): WorkloadView(weight=1.0, flops=value)
-            for key, value in (flops or {"large": 1e8, "small": 1e6}).items()
-        },
+        workloads={WorkloadId(key): value for key, value in (flops or {"large": 1e8, "small": 1e6}).items()},
     )
 
 
@@ -94,12 +90,9 @@ def test_nobody_waits_for_a_device_that_cannot_measure(is_up: bool) -> None:
     assert plan(fleet(new, device("old", host="h")), {DeviceId("old"): 64}, seed=0)
 
 
-@pytest.mark.parametrize(("weight", "flops"), [(1.0, 1e8), (100.0, 1e6)])
-def test_large_workloads_get_more_but_not_everything(weight: float, flops: float) -> None:
-    view = fleet(device("d"))
-    view = replace(view, workloads={**view.workloads, LARGE: WorkloadView(weight=weight, flops=flops)})
-    counts = by_workload(view)
-    # A hundred times the FLOPs, or the weight, is ten times the worth; a sixteenth of all goes anywhere.
+def test_large_workloads_get_more_but_not_everything() -> None:
+    counts = by_workload(fleet(device("d")))
+    # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.
     assert 6 < counts["large"] / counts["small"] < 11
 
 
@@ -199,9 +192,7 @@ VIEWS = st.builds(
             )
             for place, (records, host, one) in enumerate(cells)
         },
-        workloads={
-            name: WorkloadView(weight=1, flops=value) for name, value in zip(NAMES, flops, strict=False)
-        },
+        workloads=dict(zip(NAMES, flops, strict=False)),
     ),
     st.lists(
         st.tuples(
