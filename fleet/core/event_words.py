@@ -1,4 +1,4 @@
-"""Words that events and instructions are made of: states, jobs, policies, reasons. Values only.
+"""Words that events and instructions are made of: states, jobs, policies, reasons, what all events have.
 
 `fleet.core.events` gives them out again; import them from there.
 """
