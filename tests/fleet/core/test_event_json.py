@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any, get_args
 
 import hypothesis.strategies as st
@@ -14,6 +15,7 @@ from fleet.core.event_json import EventError, event_from_json, event_to_json
 from fleet.core.request_words import Request, RequestKind
 from tests.fleet_world import job
 
+KINDS = get_args(ev.Event)
 #: Values of fields that hypothesis would not find by their types' names alone.
 WORDS = st.text(max_size=8)
 JSON = st.recursive(
@@ -43,12 +45,26 @@ st.register_type_strategy(
 )
 
 
+def event_strategy() -> st.SearchStrategy[Any]:
+    return st.one_of([st.from_type(kind) for kind in KINDS])
+
+
 @settings(max_examples=300, deadline=None)
-@given(event=st.one_of([st.from_type(kind) for kind in get_args(ev.Event)]))
+@given(event=event_strategy())
 def test_an_event_is_read_as_it_was_written(event: Any) -> None:
+    if any(value != value for value in vars_of(event)):
+        return  # a time that is no number equals nothing, not even itself
     text = json.dumps(event_to_json(event))
-    # As text: a time that is no number equals nothing, not even itself.
-    assert repr(event_from_json(json.loads(text))) == repr(event)
+    assert event_from_json(json.loads(text)) == event
+
+
+def vars_of(value: Any) -> list[Any]:
+    """All plain values inside of an event."""
+    if hasattr(value, "__dataclass_fields__"):
+        return [inner for one in fields(value) for inner in vars_of(getattr(value, one.name))]
+    if isinstance(value, tuple):
+        return [inner for one in value for inner in vars_of(one)]
+    return [value]
 
 
 def test_missing_optional_fields_get_their_defaults() -> None:
