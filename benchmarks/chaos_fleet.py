@@ -27,18 +27,17 @@ from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.patience import patience
 from fleet.core.limits import Limits
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
 from fleet.journal.journal import Journal
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport

@@ -42,13 +42,12 @@ from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -20,12 +20,11 @@ import pyarrow as pa
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import made_up_rows, memory_mb
 from benchmarks.scale_transport import ProcessTransport
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 
 #: What the devices answer from.

@@ -10,7 +10,7 @@ import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
-from fleet.core.scheduling import Cell, DeviceView, FleetView, WorkloadView, plan
+from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState
 
 #: Workloads of a network or three: what a plan chooses among.
@@ -22,7 +22,7 @@ def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WO
     state = FleetState()
     names = [DeviceId(f"dev-{number:05d}") for number in range(devices)]
     workloads = {
-        WorkloadId(f"{number:016x}"): WorkloadView(weight=1 + number % 5, flops=10.0 ** (6 + number % 5))
+        WorkloadId(f"{number:016x}"): (1 + number % 5) * 10.0 ** (6 + number % 5)
         for number in range(workload_count)
     }
     rng = np.random.default_rng(0)

@@ -18,11 +18,10 @@ import numpy as np
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
 from fleet.coverage.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
-from fleet.planner.workload_choice import KeptChoices, WorkloadChoice, group_of
+from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 

@@ -17,18 +17,16 @@ import yaml
 
 from agents.records import DeviceId, DeviceSpec
 from agents.row_file import read_rows
-from fleet.core.events import JobState
 from fleet.core.limits import Limits
-from fleet.engine.context import DeviceSource, EngineContext, Launch, no_driver
+from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import StoreFull
 from fleet.interchange.export_store import export
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_pools import CandidatePools
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
@@ -40,6 +38,9 @@ WORKLOADS = [make_workload(number) for number in (1, 2, 3)]
 #: Recorded candidates of each workload; of four, three are ok, and replay offers only those.
 RECORDED = 32
 OFFERED = 24
+#: Candidates that a device can measure in all.
+ALL = OFFERED * len(WORKLOADS)
+ONE, TWO = DeviceId("one"), DeviceId("two")
 CHOICE = WorkloadChoice(networks=("bert-tiny",), count=10)
 #: Seconds after which an answer of the store is no longer waited for.
 _ANSWER_SECS = 30.0
@@ -251,8 +252,7 @@ def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
     def is_done(coordinator: Coordinator) -> bool:
         fleet.clock.now += 1.0
         devices = coordinator.view()["devices"]
-        wanted = OFFERED * len(WORKLOADS)
-        return all(one["records"] >= wanted for one in devices.values()) and coordinator.is_quiet
+        return all(one["records"] >= ALL for one in devices.values()) and coordinator.is_quiet
 
     return is_done
 
@@ -272,11 +272,6 @@ def without_room(
 
     with mock.patch.object(kind, name, refused):
         yield
-
-
-def unaccounted(view: dict[str, Any], submitted: int) -> int:
-    """Jobs that are in no state."""
-    return submitted - sum(view["jobs"][one.value] for one in JobState)
 
 
 @contextmanager

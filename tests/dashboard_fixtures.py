@@ -17,13 +17,12 @@ from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.core.limits import Limits
 from fleet.dashboard.dashboard import Dashboard
-from fleet.engine.context import EngineContext, Launch, no_driver
+from fleet.engine.context import CoordinatorSettings, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.interchange.export_store import export
 from fleet.models.registry import Registry
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.dataset_fixtures import cpu_device

@@ -39,9 +39,28 @@ def job(name: str, device: str, *, size: int = 2, expected_secs: float = 10.0) -
     )
 
 
+def finished(at_secs: float, device: str, job_id: str, fencing_token: int, **changes: Any) -> ev.JobFinished:
+    """A job under a lease that brought two records."""
+    told = {"incarnation": 1, "outcomes": {"ok": 2}, "device_secs": 10.0} | changes
+    of = {"device_id": DeviceId(device), "job_id": JobId(job_id), "fencing_token": fencing_token}
+    return ev.JobFinished(at_secs=at_secs, **of, **told)
+
+
 def request_of(entry: dict[str, Any]) -> Request:
     """The request of an entry of a written state."""
     return value_from_json(Request, entry["request"])
+
+
+def reopened(state: FleetState) -> FleetState:
+    """The state as a snapshot gives it back."""
+    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+
+
+def shown(state: FleetState, request_id: str) -> dict[str, Any]:
+    """A request that is kept, as its clients see it."""
+    found = state.request(RequestId(request_id))
+    assert found is not None
+    return found
 
 
 class World:
@@ -165,8 +184,8 @@ class World:
                 self.driven.add(one.request_id)
         running = {
             request_id
-            for request_id, shown in self._requests()
-            if shown["state"] == RequestState.RUNNING and RequestKind(shown["kind"]).has_driver
+            for request_id, found in self._requests()
+            if found["state"] == RequestState.RUNNING and RequestKind(found["kind"]).has_driver
         }
         assert self.driven == running
         # An onboarding waits for other onboardings only.
@@ -181,13 +200,10 @@ class World:
         assert JobState.QUEUED not in states
 
     def _kind(self, request_id: RequestId) -> RequestKind:
-        shown = self.state.request(request_id)
-        assert shown is not None
-        return RequestKind(shown["kind"])
+        return RequestKind(shown(self.state, request_id)["kind"])
 
     def _requests(self) -> list[tuple[RequestId, dict[str, Any]]]:
-        shown = {one: self.state.request(one) for one in self.state.request_ids()}
-        return [(key, value) for key, value in shown.items() if value is not None]
+        return [(one, shown(self.state, one)) for one in self.state.request_ids()]
 
     def reserved(self) -> set[DeviceId]:
         """Devices that the driver of a running request measures on."""
@@ -245,9 +261,8 @@ class World:
     def _check_grant(self, grant: ev.GrantLease) -> None:
         earlier = [one.fencing_token for one in self.grants if one.device_id == grant.device_id]
         assert grant.fencing_token == max(earlier, default=0) + 1
-        shown = self.state.describe(grant.device_id)
-        assert shown["incarnation"] == grant.incarnation
-        assert shown["state"] == DeviceState.LEASED
+        told = self.state.describe(grant.device_id)
+        assert (told["incarnation"], told["state"]) == (grant.incarnation, DeviceState.LEASED)
         assert self.state.job_state(grant.job_id) is JobState.LEASED
         granted = self.state.job(grant.job_id)
         assert granted is not None

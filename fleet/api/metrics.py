@@ -137,7 +137,7 @@ def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
-    """How the coordinator itself does; see `fleet.engine.health`."""
+    """How the coordinator itself does; see `fleet.engine.fleet_view.health_of`."""
     turns = HistogramMetricFamily("fleet_turn_seconds", "Time of a turn, without its wait for messages.")
     _add(turns, [], health["turns"])
     yield turns

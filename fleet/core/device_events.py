@@ -224,17 +224,3 @@ def agent_died(core: Core, event: ev.AgentDied) -> list[Instruction]:
     leasing = core.leasing
     end = leasing.lose if event.is_outage else leasing.fail
     return end(device, event.reason) + leasing.settle(device)
-
-
-def quarantine_lifted(core: Core, event: ev.QuarantineLifted) -> list[Instruction]:
-    """Start a device at once, or queue a job again; nothing to lift is no fault."""
-    leasing, device = core.leasing, core.device(event)
-    if event.job_id is not None:
-        entry = leasing.jobs.get(event.job_id)
-        if entry and entry.state is JobState.QUARANTINED and entry.job.device_id == device.device_id:
-            leasing.jobs.lift(entry)
-        return leasing.settle(device)
-    if device.state not in (DeviceState.QUARANTINED, DeviceState.LOST):
-        return []
-    device.proved()
-    return leasing.start(device) + leasing.settle(device)

@@ -1,4 +1,4 @@
-"""Words that events and instructions are made of: states, jobs, policies, reasons. Values only.
+"""Words that events and instructions are made of: states, jobs, policies, reasons, what all events have.
 
 `fleet.core.events` gives them out again; import them from there.
 """
@@ -25,7 +25,7 @@ class DeviceState(StrEnum):
     IDLE = "idle"
     #: At least one lease is out.
     LEASED = "leased"
-    #: Failed too often in a row; started again by hand or after a while.
+    #: Failed too often in a row; started again after a while.
     QUARANTINED = "quarantined"
     #: Its agent ended; the next start waits for its back-off.
     LOST = "lost"
@@ -36,7 +36,7 @@ class DeviceState(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is in its life; `done` and `cancelled` are ends, `quarantined` may be lifted."""
+    """Where a job is in its life; `done` and `cancelled` are ends."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -88,6 +88,35 @@ class ReasonKind(StrEnum):
     NEW_ENVIRONMENT = "new_environment"
     #: Somebody asks for it: at once, and once.
     REQUEST = "request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What all events have."""
+
+    at_secs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFact(Fact):
+    """What all events of a device have."""
+
+    device_id: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFact(DeviceFact):
+    """What all events of an agent have."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseFact(DeviceFact):
+    """What all events of a lease have."""
+
+    job_id: JobId
+    fencing_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

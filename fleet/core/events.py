@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 
 from agents.records import CandidateId, DeviceId
 from fleet.core.event_words import (
+    AgentFact,
     Busy,
+    DeviceFact,
     DevicePolicy,
     DeviceState,
+    Fact,
     Job,
     JobId,
     JobState,
+    LeaseFact,
     Origin,
     ReasonKind,
     TimeWindow,
@@ -50,13 +54,12 @@ RULES = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStarted:
+class CoordinatorStarted(Fact):
     """A coordinator took over: every agent of the one before is gone, every lease is released.
 
     `StartAgent` follows for every device that is neither retired, absent nor quarantined.
     """
 
-    at_secs: float
     #: Records of each device in the store: the truth that the state's own counts are set to. Devices that
     #: are not named keep theirs.
     records: Mapping[DeviceId, int] = field(default_factory=dict)
@@ -74,30 +77,25 @@ class CoordinatorStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSet:
+class ClockSet(Fact):
     """The wall clock is not where it was: somebody set it, or the coordinator did not run for a while.
 
     Budgets and windows go by it, and nothing else.
     """
 
-    at_secs: float
     #: Unix seconds that it shows.
     wall_secs: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStopping:
+class CoordinatorStopping(Fact):
     """No lease is granted and no agent is started any more; running leases may end."""
-
-    at_secs: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAdded:
+class DeviceAdded(DeviceFact):
     """A device belongs to the fleet. Told again for a known device it changes what is said here only."""
 
-    at_secs: float
-    device_id: DeviceId
     #: A value of `Family`.
     family: str
     policy: DevicePolicy = field(default_factory=DevicePolicy)
@@ -106,58 +104,45 @@ class DeviceAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChanged:
+class DeviceChanged(DeviceFact):
     """Another spec holds for a device: its agent is ended and started anew, its jobs wait for that."""
 
-    at_secs: float
-    device_id: DeviceId
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLeftOut:
+class DeviceLeftOut(DeviceFact):
     """A device is not looked after by this coordinator: it gets no agent, and keeps jobs and model.
 
     `DeviceAdded` brings it back. A retired device stays retired.
     """
 
-    at_secs: float
-    device_id: DeviceId
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRetired:
+class DeviceRetired(DeviceFact):
     """A device left the fleet: its jobs are cancelled, its agent is stopped. `DeviceAdded` brings it back.
 
     What its spool still holds is stored then, and counts for no job.
     """
 
-    at_secs: float
-    device_id: DeviceId
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStarted:
+class AgentStarted(AgentFact):
     """The agent's process is there; whether it can measure, the probe tells next."""
-
-    at_secs: float
-    device_id: DeviceId
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePassed:
+class ProbePassed(AgentFact):
     """The device is what its file claims: it may get leases.
 
     The shell tells this after it has taken in what the agent's spool still held, because a lease that is
     granted now makes results of the job's earlier lease late.
     """
 
-    at_secs: float
-    device_id: DeviceId
-    incarnation: int
     environment_id: str
     #: Seconds that the host's local time is ahead of UTC just now; None where it is not known (taken as 0).
     utc_offset_secs: float | None = None
@@ -166,26 +151,20 @@ class ProbePassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRefused:
+class ProbeRefused(AgentFact):
     """The device is not what its file claims, or the agent could not begin (`AgentRefused`)."""
 
-    at_secs: float
-    device_id: DeviceId
-    incarnation: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentHeartbeat:
+class AgentHeartbeat(AgentFact):
     """A sign of life. It renews the device's leases where it shows progress, or work that may end in some.
 
     Not every heartbeat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor
     apply one that is none.
     """
 
-    at_secs: float
-    device_id: DeviceId
-    incarnation: int
     #: The lease at work; None where the agent has none.
     fencing_token: int | None = None
     #: Candidates finished in that lease.
@@ -198,37 +177,29 @@ class AgentHeartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDied:
+class AgentDied(AgentFact):
     """The agent ended without being asked to, or is out of reach. Its leases are released.
 
     No job is blamed by this alone; where the death is a job's doing (`FleetState.at_work` names the lease),
     `JobCrashed` says so, before or after.
     """
 
-    at_secs: float
-    device_id: DeviceId
-    incarnation: int
     reason: str
     #: Nothing is heard of it or of its host, which may be asleep or cut off: it counts against nobody.
     is_outage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class JobSubmitted(Fact):
     """A job waits for its device. Its id must be new."""
 
-    at_secs: float
     job: Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished:
+class JobFinished(LeaseFact):
     """Every candidate of a job has its record in the store. Counted only if `FleetState.verdict` says so."""
 
-    at_secs: float
-    device_id: DeviceId
-    job_id: JobId
-    fencing_token: int
     #: Of the agent that delivered the results; it may be a later one than that which measured.
     incarnation: int
     #: Records by outcome.
@@ -240,119 +211,78 @@ class JobFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCrashed:
+class JobCrashed(LeaseFact):
     """The agent died of a job under one lease; the third time quarantines the job.
 
     Under a running lease this tells of the agent's death too, so that `AgentDied` may follow or not.
     """
 
-    at_secs: float
-    device_id: DeviceId
-    job_id: JobId
-    fencing_token: int
     stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled:
+class JobCancelled(DeviceFact):
     """A queued or leased job is not wanted any more; what a lease that runs still delivers is late."""
 
-    at_secs: float
-    device_id: DeviceId
     job_id: JobId
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseReturned:
+class LeaseReturned(LeaseFact):
     """A lease ends early, and nobody is to blame: it was not sent, or its agent left it unfinished.
 
     A job of which nothing was sent waits behind all others of its device; one that was begun is the next.
     """
 
-    at_secs: float
-    device_id: DeviceId
-    job_id: JobId
-    fencing_token: int
     reason: str = ""
     #: Whether the job was begun: the results that it has brought count.
     has_results: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultArrivedLate:
+class ResultArrivedLate(LeaseFact):
     """Records of a lease that was taken back arrived. They are kept apart and counted as late only."""
 
-    at_secs: float
-    device_id: DeviceId
-    job_id: JobId
-    fencing_token: int
     incarnation: int
     #: Records that arrived.
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineLifted:
-    """Somebody lets a device (`job_id` None) or one of its jobs try again."""
-
-    at_secs: float
-    device_id: DeviceId
-    job_id: JobId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftAlarm:
+class DriftAlarm(DeviceFact):
     """A device no longer behaves as its champion has learned it."""
 
-    at_secs: float
-    device_id: DeviceId
     text: str = ""
     #: Whether most of its last records are suspect: `DriftEnded` tells when that is over.
     is_unsteady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriftEnded:
+class DriftEnded(DeviceFact):
     """A device that drifted is steady again: as it was before, or at another level for good."""
 
-    at_secs: float
-    device_id: DeviceId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentChanged:
-    """A device's records now carry another environment id (driver, TVM, kernel)."""
-
-    at_secs: float
-    device_id: DeviceId
-    environment_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsStored:
+class RecordsStored(DeviceFact):
     """The store took in records of a device that it did not have before. Repeats are not told."""
 
-    at_secs: float
-    device_id: DeviceId
     #: New records, and how many of them are `ok`.
     count: int
     ok: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingStarted:
+class TrainingStarted(Fact):
     """The training that was asked for runs."""
 
-    at_secs: float
     family: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFinished:
+class TrainingFinished(Fact):
     """The training ended and its challengers were judged, whether or not one was published."""
 
-    at_secs: float
     family: str
     #: Version that it made; empty where nothing was kept.
     version: str = ""
@@ -364,10 +294,9 @@ class TrainingFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFailed:
+class TrainingFailed(Fact):
     """The training ended without a model; it is asked for again after a back-off."""
 
-    at_secs: float
     family: str
     reason: str
     #: Whether the same records would only fail again: it is asked for again once there are new ones.
@@ -375,68 +304,60 @@ class TrainingFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPublished:
+class ModelPublished(Fact):
     """A model version is the champion of some devices now."""
 
-    at_secs: float
     version: str
     device_ids: tuple[DeviceId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRolledBack:
+class ModelRolledBack(DeviceFact):
     """The champion of a device was taken back to an earlier version (empty: to none)."""
 
-    at_secs: float
-    device_id: DeviceId
     version: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFull:
+class DiskFull(Fact):
     """Nothing more can be stored: no lease is granted, and none expires, because results cannot be taken."""
 
-    at_secs: float
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFreed:
+class DiskFreed(Fact):
     """There is room again."""
-
-    at_secs: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Fact):
     """Time has passed. Only this expires leases, ends back-offs and opens budgets and windows.
 
     The shell tells it once a turn, after everything that had arrived, and asks `FleetState.is_news` first.
     """
-
-    at_secs: float
 
 
 # fmt: off
 Event = (
     CoordinatorStarted | ClockSet | CoordinatorStopping | DeviceAdded | DeviceChanged | DeviceLeftOut
     | DeviceRetired | AgentStarted | ProbePassed | ProbeRefused | AgentHeartbeat | AgentDied | JobSubmitted
-    | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate | QuarantineLifted
-    | DriftAlarm | DriftEnded | EnvironmentChanged | RecordsStored
+    | JobFinished | JobCrashed | JobCancelled | LeaseReturned | ResultArrivedLate
+    | DriftAlarm | DriftEnded | RecordsStored
     | TrainingStarted | TrainingFinished | TrainingFailed | ModelPublished | ModelRolledBack
     | DiskFull | DiskFreed | Tick
     | RequestSubmitted | RequestProgressed | RequestEnded | RequestCancelled
 )
 
 __all__ = [
-    "RULES", "AgentDied", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
+    "RULES", "AgentDied", "AgentFact", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
     "CoordinatorStarted", "CoordinatorStopping",
-    "DeviceAdded", "DeviceChanged", "DeviceLeftOut", "DevicePolicy", "DeviceRetired", "DeviceState",
-    "DiskFreed", "DiskFull", "DriftAlarm", "DriftEnded",
-    "EnvironmentChanged", "Event", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
-    "JobFinished", "JobId", "JobState", "JobSubmitted", "LeaseReturned", "ModelPublished",
-    "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine", "QuarantineLifted",
+    "DeviceAdded", "DeviceChanged", "DeviceFact", "DeviceLeftOut", "DevicePolicy", "DeviceRetired",
+    "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm", "DriftEnded",
+    "Event", "Fact", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
+    "JobFinished", "JobId", "JobState", "JobSubmitted", "LeaseFact", "LeaseReturned", "ModelPublished",
+    "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine",
     "ReasonKind", "RecordsStored", "RequestCancelled", "RequestEnded", "RequestProgressed",
     "RequestSubmitted", "ResultArrivedLate", "RetireDevice", "ShowRequest", "StartAgent", "StartDriver",
     "StartTraining", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",

@@ -19,7 +19,7 @@ from fleet.core.events import Job, JobId, JobState
 PATIENCE = 15
 #: Requests by device whose turns are remembered.
 _SERVED_KEPT = 16
-#: Quarantined jobs that can still be lifted; of older ones the number is kept.
+#: Quarantined jobs that are kept, for what spools still hold of them; of older ones the number is kept.
 _QUARANTINED_KEPT = 1000
 
 
@@ -132,11 +132,6 @@ class Jobs:
             oldest, _ = self._quarantined.popitem(last=False)
             del self._entries[oldest]  # its number stays among the quarantined
         return True
-
-    def lift(self, entry: Entry) -> None:
-        """Let a quarantined job try again."""
-        entry.crashes, entry.reason = 0, ""
-        self.requeue(entry, first=False)
 
     def end(self, entry: Entry, state: JobState) -> None:
         """Count a job as `done` or `cancelled` and forget it."""

@@ -29,11 +29,7 @@ from fleet.core.limits import Limits
 
 
 class Leasing:
-    """Devices, their jobs and leases, and one next time for each device.
-
-    Args:
-        limits: Numbers of the rules.
-    """
+    """Devices, their jobs and leases, and one next time for each device."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -57,12 +57,6 @@ def _moved(core: Core, device: Device) -> list[Instruction]:
     return onboard_drifted(core, device)
 
 
-def environment_changed(core: Core, event: ev.EnvironmentChanged) -> list[Instruction]:
-    """Ask for a training as soon as there are records of the new environment."""
-    enter_environment(core, core.device(event), event.environment_id)
-    return []
-
-
 def training_started(core: Core, event: ev.TrainingStarted) -> list[Instruction]:
     """The training that was asked for runs."""
     _check_training(core, event, event.family, Phase.ASKED)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from agents.records import DeviceId
+from fleet.core.event_words import Fact
 
 RequestId = NewType("RequestId", str)
 
@@ -105,18 +106,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSubmitted:
+class RequestSubmitted(Fact):
     """A request waits for its turn. Its id must be new."""
 
-    at_secs: float
     request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestProgressed:
+class RequestProgressed(Fact):
     """A running request has come further."""
 
-    at_secs: float
     request_id: RequestId
     #: Steps that are done, and of how many; 0 of 0 where nobody knows.
     done: int
@@ -130,10 +129,9 @@ class RequestProgressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestEnded:
+class RequestEnded(Fact):
     """The driver of a request has ended."""
 
-    at_secs: float
     request_id: RequestId
     #: The request's result, plain JSON values by name.
     result: Mapping[str, Any]
@@ -142,9 +140,8 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCancelled:
+class RequestCancelled(Fact):
     """A request is not wanted any more; what works for it alone is stopped."""
 
-    at_secs: float
     request_id: RequestId
     reason: str = ""

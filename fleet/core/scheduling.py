@@ -38,15 +38,6 @@ _LEAST_ASK = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadView:
-    """What a workload is worth."""
-
-    #: How often the fleet's networks run it, and its floating-point operations.
-    weight: float
-    flops: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """What is known of one workload on one device."""
 
@@ -85,7 +76,8 @@ class FleetView:
 
     #: Devices with room for leases, and those on the same hosts: they may have to wait for a new one.
     devices: Mapping[DeviceId, DeviceView]
-    workloads: Mapping[WorkloadId, WorkloadView]
+    #: Weight x FLOPs of each: how often the fleet's networks run it, and its floating-point operations.
+    workloads: Mapping[WorkloadId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +151,7 @@ class _Choice:
 
 def _plan_device(
     device: DeviceView,
-    workloads: Mapping[WorkloadId, WorkloadView],
+    workloads: Mapping[WorkloadId, float],
     room: int,
     seed: int,
     exploration: float,
@@ -183,7 +175,7 @@ def _plan_device(
     ]
 
 
-def _choices(device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView]) -> list[_Choice]:
+def _choices(device: DeviceView, workloads: Mapping[WorkloadId, float]) -> list[_Choice]:
     """The workloads with what one more candidate of each is worth, as far as the device can get any."""
     none = Cell()
     cells = [(workload_id, device.cells.get(workload_id, none)) for workload_id in workloads]
@@ -201,15 +193,15 @@ def _choices(device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView]) -
     ]
 
 
-def _can_measure(device: DeviceView, workloads: Mapping[WorkloadId, WorkloadView]) -> bool:
+def _can_measure(device: DeviceView, workloads: Mapping[WorkloadId, float]) -> bool:
     none = Cell()
     cells = (device.cells.get(workload_id, none) for workload_id in workloads)
     return any(cell.unpaired > 0 or not cell.is_exhausted for cell in cells)
 
 
-def _worth(workload: WorkloadView) -> float:
+def _worth(weighted_flops: float) -> float:
     """Weight x FLOPs, damped: the time that a network spends in it, as far as one can tell for any device."""
-    return float(max(workload.weight * workload.flops, 1.0) ** _WORTH_POWER)
+    return float(max(weighted_flops, 1.0) ** _WORTH_POWER)
 
 
 def _urge(interval: float | None, usual: float) -> float:

@@ -6,12 +6,11 @@ Made by `state.py`. It looks things up and refuses what cannot have happened; it
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
-from fleet.core.events import Event, JobId, Verdict
+from fleet.core.events import AgentFact, DeviceFact, Event, Fact, JobId, LeaseFact, Verdict
 from fleet.core.job_state import Entry
 from fleet.core.leases import Leasing
 from fleet.core.refresh_triggers import Triggers
@@ -50,19 +49,19 @@ class Core:
             return Verdict.REPEATED
         return Verdict.LATE
 
-    def device(self, event: Any) -> Device:
+    def device(self, event: DeviceFact | ev.JobSubmitted) -> Device:
         """The device of an event.
 
         Raises:
             StateError: It was never added.
         """
-        device_id = device_of(event)
-        device = self.leasing.devices.get(device_id) if device_id is not None else None
+        device_id = event.device_id if isinstance(event, DeviceFact) else event.job.device_id
+        device = self.leasing.devices.get(device_id)
         if device is None:
             raise self.impossible(event, "the device was never added")
         return device
 
-    def lease_holder(self, event: Any) -> Device:
+    def lease_holder(self, event: LeaseFact) -> Device:
         """The device of an event that names a lease, which must have been granted."""
         device = self.device(event)
         if not 0 < event.fencing_token <= device.fencing_token:
@@ -80,11 +79,11 @@ class Core:
         assert entry is not None
         return entry
 
-    def is_current(self, device: Device, event: Any) -> bool:
+    def is_current(self, device: Device, event: AgentFact) -> bool:
         """Whether an event is about the agent that the device has now, not about one that was given up."""
         if event.incarnation > device.incarnation:
             raise self.impossible(event, f"its last agent has incarnation {device.incarnation}")
-        return bool(event.incarnation == device.incarnation and device.state in WITH_AGENT)
+        return event.incarnation == device.incarnation and device.state in WITH_AGENT
 
     def remember(self, device_id: DeviceId, event: Event) -> None:
         """Keep an event among the last ones of a device."""
@@ -93,7 +92,7 @@ class Core:
             recent.pop()  # a row of heartbeats would drive out what says more
         recent.append(event)
 
-    def impossible(self, event: Event, why: str) -> StateError:
+    def impossible(self, event: Fact, why: str) -> StateError:
         """The error for an event that cannot have happened."""
         device_id = device_of(event)
         recent = self.recent.get(device_id, ()) if device_id is not None else ()
@@ -104,8 +103,8 @@ class Core:
         )
 
 
-def device_of(event: Event) -> DeviceId | None:
+def device_of(event: Fact) -> DeviceId | None:
     """The device that an event is about; None where it is about the fleet."""
     if isinstance(event, ev.JobSubmitted):
         return event.job.device_id
-    return getattr(event, "device_id", None)
+    return event.device_id if isinstance(event, DeviceFact) else None

@@ -32,17 +32,16 @@ from fleet.daemon.garbage_collection import seldom_collected
 from fleet.daemon.open_files import raise_open_files
 from fleet.drivers.launch import launcher
 from fleet.durable import disk_errors, write_durably
-from fleet.engine.context import EngineContext, Launch
+from fleet.engine.context import CoordinatorSettings, EngineContext, Launch
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.trainer_process import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport

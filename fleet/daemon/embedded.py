@@ -96,7 +96,7 @@ def run_embedded(
 
     engines = engine(settings, options, console, launch=launch)
     with stop_signals() as stopped, engines as (coordinator, _, _notices):
-        answer = coordinator.desk.submit(request)
+        answer, shown = coordinator.desk.submit(request), coordinator.desk.get(request.request_id)
         while not stopped and not (answer.done() and answer.exception()):
             shown = coordinator.desk.get(request.request_id)
             if shown is not None and shown["ended_at"] is not None:

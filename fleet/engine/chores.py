@@ -33,13 +33,7 @@ _OPEN = frozenset({JobState.QUEUED, JobState.LEASED})
 
 
 class Chores:
-    """Knows what is due.
-
-    Args:
-        parts: What a coordinator consists of.
-        updates: Follows the device files.
-        ingest: Knows which agents are silent.
-    """
+    """Knows what is due."""
 
     def __init__(self, parts: Composition, updates: DeviceUpdates, ingest: Ingest) -> None:
         self._parts, self._updates, self._ingest = parts, updates, ingest
@@ -69,10 +63,10 @@ class Chores:
     def _put_devices(self) -> None:
         """Store what agents saw of their devices."""
         parts, began = self._parts, time.perf_counter()
-        while parts.agents.descriptors and time.perf_counter() - began < _DEVICES_SECS:
-            device_id = next(iter(parts.agents.descriptors))
-            parts.store.put_device(parts.roster.known[device_id], parts.agents.descriptors[device_id])
-            del parts.agents.descriptors[device_id]
+        while parts.descriptors and time.perf_counter() - began < _DEVICES_SECS:
+            device_id = next(iter(parts.descriptors))
+            parts.store.put_device(parts.roster.known[device_id], parts.descriptors[device_id])
+            del parts.descriptors[device_id]
 
     def _do_round(self, now: float, *, is_over: bool) -> None:
         parts = self._parts
@@ -85,7 +79,7 @@ class Chores:
         if self._headless and not is_over:
             self._ask_for_first_heads(now)
         wall = parts.clock.wall()
-        for device_id, incarnation in parts.agents.up.items():
+        for device_id, incarnation in parts.up.items():
             if device_id not in parts.roster.specs:
                 continue  # it left, and its agent is told to end
             parts.discovery.agent_up(parts.roster.specs[device_id], incarnation)

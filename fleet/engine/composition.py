@@ -6,29 +6,21 @@ Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effe
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields
 
-from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Workload
-from fleet.collection.trust import imported_traces
+from agents.records import Descriptor, DeviceId
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
-from fleet.core.events import Job
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
-from fleet.engine.context import EngineContext, Trainer
+from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
-from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.notices import Notices, Steadiness
+from fleet.engine.notices import Steadiness
 from fleet.engine.roster import Roster
-from fleet.engine.settings import CoordinatorSettings
 from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
-from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.planner.context import PlannerContext
+from fleet.planner.context import JobSink, PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
@@ -37,28 +29,18 @@ from fleet.requests.desk import RequestDesk
 from fleet.results.dead_letters import DeadLetters
 from fleet.results.record_sink import RecordSink
 from fleet.store.intake import Intake
-from fleet.store.store import Store
-from fleet.store.trace_lookup import ImportedAsked, ParentsAsked, StoreThread, find_candidates
-from fleet.transport.transport import AgentTransport
-
-
-@dataclass(slots=True)
-class Agents:
-    """The agents that are up."""
-
-    #: Incarnation of each agent.
-    up: dict[DeviceId, int] = field(default_factory=dict)
-    #: Descriptors of their devices that are not in the store yet.
-    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
+from fleet.store.trace_lookup import StoreThread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Composition:
-    """Everything that a coordinator consists of."""
+class Composition(EngineContext):
+    """Everything that a coordinator consists of: what it was given, and what was made of that."""
 
-    context: EngineContext
     roster: Roster
-    agents: Agents
+    #: Incarnation of each agent that is up.
+    up: dict[DeviceId, int]
+    #: Descriptors of devices that are not in the store yet.
+    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
     event_log: EventLog
     intake: Intake
     pools: CandidatePools
@@ -78,36 +60,6 @@ class Composition:
     desk: RequestDesk = field(default_factory=RequestDesk)
 
     @property
-    def settings(self) -> CoordinatorSettings:
-        """As given."""
-        return self.context.settings
-
-    @property
-    def transport(self) -> AgentTransport:
-        """The way to the agents."""
-        return self.context.transport
-
-    @property
-    def store(self) -> Store:
-        """The open store."""
-        return self.context.store
-
-    @property
-    def notices(self) -> Notices:
-        """Told what people should know."""
-        return self.context.notices
-
-    @property
-    def trainer(self) -> Trainer | None:
-        """Trains when the state asks for it."""
-        return self.context.trainer
-
-    @property
-    def clock(self) -> FleetClock:
-        """Gives the seconds that decisions go by, and the wall clock."""
-        return self.context.clock
-
-    @property
     def state(self) -> FleetState:
         """Of the event log, which alone changes it."""
         return self.event_log.state
@@ -121,71 +73,10 @@ class Composition:
 
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
         """Let go of an agent that has ended or was given up: it will answer nothing any more."""
-        if self.agents.up.get(device_id) == incarnation:
-            del self.agents.up[device_id]
+        if self.up.get(device_id) == incarnation:
+            del self.up[device_id]
             self.discovery.agent_gone(device_id)
             self.planner.agent_gone(device_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """Candidates that wait for the opinion of a head, as they come back from the thread."""
-
-    device_id: DeviceId
-    request_id: str
-    candidates: tuple[Candidate, ...]
-
-
-def _ranked(ranker: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
-    """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
-    found = ranker.rank(workload, drawn.device_id, drawn.candidates) if ranker is not None else None
-    if found is None:
-        return list(drawn.candidates), ""
-    return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
-
-
-class _JobSink:
-    """What the planner asks for (`fleet.planner.context.JobSink`) goes to agents, thread and state."""
-
-    def __init__(
-        self, context: EngineContext, agents: Agents, thread: StoreThread, event_log: EventLog, roster: Roster
-    ) -> None:
-        self._transport, self._agents, self._thread = context.transport, agents, thread
-        self._event_log, self._roster = event_log, roster
-        self._ranker, self._notices, self._clock = context.ranker, context.notices, context.clock
-
-    def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
-        self._transport.propose(device_id, self._agents.up[device_id], request)
-
-    def search(
-        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
-    ) -> None:
-        sharing = self._roster.sharing
-        family = sharing[requests[0][0]]
-        devices_of_family = [one for one, name in sharing.items() if name == family]
-        question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
-        self._thread.ask(ParentsAsked(family=family, requests=tuple(requests)), question)
-
-    def search_imported(
-        self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
-    ) -> None:
-        family = self._roster.known[device_id].family
-        question = partial(imported_traces, family=family, wanted=list(candidate_ids))
-        self._thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
-
-    def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
-        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
-        self._notices.say(text, kind="imported")
-
-    def rank(
-        self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
-    ) -> None:
-        question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
-        self._thread.do(question, partial(_ranked, self._ranker, workload, question))
-
-    def submit(self, job: Job) -> None:
-        self._event_log.tell(ev.JobSubmitted(at_secs=self._clock(), job=job))
 
 
 def assemble(context: EngineContext) -> Composition:
@@ -197,7 +88,7 @@ def assemble(context: EngineContext) -> Composition:
     pools = CandidatePools(root / "pools", live=roster.live_names)
     for note in (*store.repairs, *event_log.notes, *pools.notes):
         context.notices.alarm("", note, "storage")
-    agents, tallies = Agents(), Tallies()
+    tallies, up = Tallies(), dict[DeviceId, int]()
     thread, intake = StoreThread(store.path), Intake(store)
     coverage, summary = Coverage(roster.sharing, ()), TableSummary.open(store)
     planning = PlannerContext(
@@ -205,7 +96,16 @@ def assemble(context: EngineContext) -> Composition:
         pools=pools,
         families=roster.sharing,
         spaces=roster.spaces,
-        job_sink=_JobSink(context, agents, thread, event_log, roster),
+        job_sink=JobSink(
+            transport=context.transport,
+            up=up,
+            thread=thread,
+            sharing=roster.sharing,
+            known=roster.known,
+            ranker=context.ranker,
+            say=context.notices.say,
+            submit=lambda job: event_log.tell(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        ),
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,
@@ -217,10 +117,10 @@ def assemble(context: EngineContext) -> Composition:
     planner = JobPlanner(planning)
     letters = DeadLetters(root / "dead_letters.sqlite")
     return Composition(
-        context=context,
+        **{one.name: getattr(context, one.name) for one in fields(context)},
         roster=roster,
         imports=planning.imports,
-        agents=agents,
+        up=up,
         event_log=event_log,
         intake=intake,
         pools=pools,

@@ -8,24 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol as TypingProtocol
 
-from agents.records import DeviceId, DeviceSpec
+from agents.records import DeviceId, DeviceSpec, Protocol
 from fleet.config.device_changes import DeviceFiles
-from fleet.core.events import Event, TrainingReason
+from fleet.core.events import DevicePolicy, Event, TrainingReason
+from fleet.core.limits import Limits
 from fleet.core.request_words import Request
+from fleet.core.scheduling import EXPLORATION
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.requests.channel import DriverChannel
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
 
-class Trainer(Protocol):
+class Trainer(TypingProtocol):
     """Trains in the background (`fleet.refresh.refresher.Refresher`); nothing here waits."""
 
     @property
@@ -45,7 +48,7 @@ class Trainer(Protocol):
         """What happened since the last call."""
 
 
-class Driver(Protocol):
+class Driver(TypingProtocol):
     """The driver of a request at work (`fleet.drivers.launch.DriverProcess`)."""
 
     @property
@@ -71,7 +74,7 @@ def no_driver(request: Request) -> Driver:
     raise FleetError(f"no {request.kind} is done here")
 
 
-class DeviceSource(Protocol):
+class DeviceSource(TypingProtocol):
     """Where devices are described (`fleet.collection.device_choice.DeviceChoice`)."""
 
     @property
@@ -90,11 +93,7 @@ class DeviceSource(Protocol):
 
 
 class FixedDevices:
-    """Devices that stay as they are.
-
-    Args:
-        specs: The devices.
-    """
+    """Devices that stay as they are."""
 
     def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
         self.files = DeviceFiles(specs=dict(specs))
@@ -106,6 +105,34 @@ class FixedDevices:
     def retire(self, device_id: DeviceId) -> None:
         """See `DeviceSource`."""
         raise FleetError(f"device {device_id} has no file here that could be taken away")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """How to time, what to measure, when each device may be used: plain values, made of the configuration."""
+
+    #: The fleet's protocol, which a device may change for itself.
+    protocol: Protocol
+    choice: WorkloadChoice
+    #: When devices may be used that are not named among the policies.
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
+    policies: Mapping[DeviceId, DevicePolicy] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    #: Candidates of the daily A/A run of a device; 0 for none.
+    noise: int = 0
+    #: Share of the candidates that close no gap that is random.
+    exploration: float = EXPLORATION
+    seed: int = 0
+    #: Families whose first head is one of the model that comes with the program.
+    first_heads: frozenset[str] = frozenset()
+    #: Plan for every device once, and no more.
+    once: bool = False
+    #: Least seconds between two rounds of upkeep of the store.
+    upkeep_secs: float = 3600.0
+
+    def policy_of(self, device_id: DeviceId) -> DevicePolicy:
+        """When a device may be used."""
+        return self.policies.get(device_id, self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS
-from fleet.engine.fleet_view import Around, Rates, make_view
-from fleet.engine.health import health_of
+from fleet.engine.fleet_view import Around, Rates, health_of, make_view
 from fleet.engine.ingest import Ingest
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.request_drivers import RequestDrivers
@@ -51,9 +50,6 @@ _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 
 class Coordinator:
     """Knows the fleet, and runs it turn by turn.
-
-    Args:
-        context: All that it is given.
 
     Raises:
         FleetError: The journal cannot be replayed, or the disk is full or failed.
@@ -133,7 +129,7 @@ class Coordinator:
             self._parts.event_log.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
             self._flush()
             # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
-            for device_id, incarnation in self._parts.agents.up.items():
+            for device_id, incarnation in self._parts.up.items():
                 self._parts.transport.conclude(device_id, incarnation)
 
     @property

@@ -18,12 +18,7 @@ from fleet.engine.roster import RosterError
 
 
 class DeviceUpdates:
-    """Keeps the coordinator's devices as they are described.
-
-    Args:
-        parts: What a coordinator consists of.
-        source: Where devices are described.
-    """
+    """Keeps the coordinator's devices as they are described."""
 
     def __init__(self, parts: Composition, source: DeviceSource) -> None:
         self._parts, self._source = parts, source

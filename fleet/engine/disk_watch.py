@@ -23,12 +23,6 @@ _PROBE_BYTES = 4 << 20
 class DiskWatch:
     """Tells the state of a full disk, and of room.
 
-    Args:
-        folder: Where room is looked for.
-        event_log: Told of both.
-        notices: Told too.
-        clock: Seconds that the coordinator ran.
-
     Attributes:
         folder: Where room is looked for.
         is_full: Whether the last write found no room.

@@ -69,12 +69,7 @@ class _Question:
 
 
 class DriverQuestions:
-    """Questions of drivers that have no answer yet.
-
-    Args:
-        parts: What a coordinator consists of.
-        send: Sends an answer to the driver of a request, if it still runs.
-    """
+    """Questions of drivers that have no answer yet."""
 
     def __init__(self, parts: Composition, send: Callable[[RequestId, Mapping[str, Any]], None]) -> None:
         self._parts, self._send = parts, send
@@ -94,30 +89,19 @@ class DriverQuestions:
         self._questions[key] = question
         if unknown := [one for one in device_ids if one not in parts.roster.specs]:
             self._answer(key, unusable=f"{unknown[0]} is no device of the fleet just now")
-        elif op == "flush":
-            self._flush(key)
-        elif op in OPS:
-            self._take_import(key, question)
         elif op == "measure":
             self._measure(key, question)
         else:
-            self._pursue(key, question)
+            self._go_on(key, question)
 
     def pursue_all(self) -> None:
         """Ask agents that have come up, and answer where a device cannot be waited for, or there is room."""
         for key, question in list(self._questions.items()):
-            match question.op:
-                case "flush" if self._parts.disk.may_try:
-                    self._flush(key)
-                case op if op in OPS and self._parts.disk.may_try:
-                    self._take_import(key, question)
-                case op if op == "flush" or op in OPS:
-                    pass
-                case "measure":
-                    if reason := self._out_of_order(question):
-                        self._answer(key, unusable=reason)
-                case _:
-                    self._pursue(key, question)
+            if question.op == "measure":
+                if reason := self._out_of_order(question):
+                    self._answer(key, unusable=reason)
+            elif self._parts.disk.may_try or question.op not in OPS | {"flush"}:
+                self._go_on(key, question)
 
     def forget(self, request_id: RequestId) -> None:
         """Let go of what a driver asked that is gone."""
@@ -164,6 +148,14 @@ class DriverQuestions:
                 if not question.jobs:
                     self._answer(key, value=[record_to_json(one) for one in question.records])
 
+    def _go_on(self, key: str, question: _Question) -> None:
+        if question.op == "flush":
+            self._flush(key)
+        elif question.op in OPS:
+            self._take_import(key, question)
+        else:
+            self._pursue(key, question)
+
     def _flush(self, key: str) -> None:
         """Bring what was measured into the table, for whoever reads it; on a full disk that waits."""
         try:
@@ -197,7 +189,7 @@ class DriverQuestions:
         waits = [
             one
             for one, told in zip(question.device_ids, found, strict=True)
-            if told["state"] not in USABLE or one not in parts.agents.up or one in parts.agents.descriptors
+            if told["state"] not in USABLE or one not in parts.up or one in parts.descriptors
         ]
         if waits:
             return
@@ -208,7 +200,7 @@ class DriverQuestions:
         if question.op == "environment":
             self._answer(key, value=found[0]["environment_id"])
             return
-        question.incarnation = parts.agents.up[device_id]
+        question.incarnation = parts.up[device_id]
         if question.op == "workloads":
             parts.transport.list_workloads(device_id, question.incarnation, question.values["networks"])
             return

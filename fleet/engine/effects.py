@@ -12,25 +12,20 @@ from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.core.request_words import RequestId
 from fleet.coverage.table_summary import Saving
-from fleet.engine.composition import Composition, Drawn
+from fleet.engine.composition import Composition
 from fleet.engine.context import FixedDevices
-from fleet.engine.lease_dispatcher import LeaseDispatcher
+from fleet.engine.lease_dispatcher import LeaseDispatcher, LeaseSearch, LeaseSearches
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
-from fleet.planner.lease_searches import LeaseSearch, LeaseSearches
+from fleet.planner.context import Drawn
 from fleet.planner.noise_runs import NoisePlan
 from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
 
 
 class EffectRunner:
     """Does what the state says.
-
-    Args:
-        parts: What a coordinator consists of.
-        drivers: Of its requests.
-        dispatcher: Sends jobs to agents.
 
     Attributes:
         fed: Devices that were planned for since the start.
@@ -112,7 +107,7 @@ class EffectRunner:
         """Have the file of a device taken away: `DeviceUpdates` sees that, and follows."""
         parts = self._parts
         try:
-            (parts.context.source or FixedDevices({})).retire(device_id)
+            (parts.source or FixedDevices({})).retire(device_id)
         except (FleetError, OSError) as error:
             now, reason = parts.clock(), str(error)
             ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
@@ -131,7 +126,7 @@ class EffectRunner:
         room = {
             one: count
             for one, count in self._wants.items()
-            if one in parts.agents.up and parts.planner.workloads_of(one)
+            if one in parts.up and parts.planner.workloads_of(one)
         }
         for one in room:
             del self._wants[one]
@@ -150,7 +145,7 @@ class EffectRunner:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case LeaseSearches() as asked:
-                for grant, search in self._dispatcher.searching.answered(asked, answer, parts.clock()):
+                for grant, search in self._dispatcher.answered(asked, answer, parts.clock()):
                     self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
@@ -179,17 +174,16 @@ class EffectRunner:
         for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
         """
         parts, now = self._parts, self._parts.clock()
-        searching = self._dispatcher.searching
-        searching.look_again(now)
+        self._dispatcher.look_again(now)
         if parts.disk.is_full:
             return  # no lease expires
         until = now + parts.state.limits.lease_secs / 2
-        for grant in searching.waiting(until):
+        for grant in self._dispatcher.waiting(until):
             deadline = parts.state.deadline(grant.device_id, grant.fencing_token)
             if deadline is not None and deadline > until:  # the heartbeats of another lease renewed it
-                searching.renewed(replace(grant, deadline_secs=deadline))
+                self._dispatcher.renewed(replace(grant, deadline_secs=deadline))
                 continue
-            searching.let_go(grant.job_id)
+            self._dispatcher.let_go(grant.job_id)
             if deadline is None:
                 continue
             device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
@@ -222,6 +216,6 @@ class EffectRunner:
         """Go on with a lease, if it still is one."""
         parts = self._parts
         verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.fencing_token)
-        is_up = parts.agents.up.get(grant.device_id) == grant.incarnation
+        is_up = parts.up.get(grant.device_id) == grant.incarnation
         if verdict is ev.Verdict.COUNTS and is_up:
             self._grant(grant, searched)

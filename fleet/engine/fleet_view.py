@@ -1,20 +1,25 @@
-"""One picture of the fleet, JSON-ready: what status, API and metrics show. Pure.
+"""One picture of the fleet, JSON-ready: what status, API and metrics show.
 
 `fleet.engine.coordinator` makes it once a second; whoever shows it reads that copy and never the state
-itself.
+itself. It shows as well how the coordinator does: how long turns and the disk take, what piles up.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.state import FleetState
 from fleet.coverage.table_summary import Counts
+from fleet.engine.composition import Composition
+from fleet.engine.ingest import Ingest
+from fleet.histogram import Histogram
 
 #: Seconds over which the rate of records is told.
 RATE_SECS = 60.0
@@ -41,7 +46,7 @@ class Around:
     alarms: tuple[Mapping[str, Any], ...]
     #: State of the trainer in its own words; empty where there is none.
     trainer: Mapping[str, Any]
-    #: How the coordinator itself does (`fleet.engine.health`).
+    #: How the coordinator itself does (`health_of`).
     health: Mapping[str, Any]
     #: Gaps between turns, and settings of the wall clock (`FleetClock.counters`).
     clock: Mapping[str, float] = field(default_factory=dict)
@@ -113,3 +118,39 @@ def make_view(
         "alarms": [dict(one) for one in around.alarms],
         "health": dict(around.health),
     }
+
+
+def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str, Any]:
+    """Look at all of it; some microseconds.
+
+    Returns:
+        JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `journal_bytes`,
+        `intake_bytes`; `unacknowledged` records and `unacknowledged_secs`, the age of the oldest;
+        `waiting_secs`, the same of those that wait for the table; `training_secs`, the age of the training
+        that runs; `free_bytes` of each folder that can be looked at.
+    """
+    journal, log = parts.event_log.journal, parts.intake.log
+    # The state shows its times by the wall clock as it knows it.
+    training, wall = parts.state.training(), parts.clock() + parts.state.wall_ahead_secs
+    unacknowledged, unacknowledged_secs = ingest.unacknowledged
+    folders = {"store": parts.store.path, "daemon": parts.disk.folder}
+    return {
+        "turns": turns.view,
+        "disk_waits": {"journal": journal.waits.view, "intake": log.waits.view},
+        "journal_bytes": journal.size_bytes,
+        "intake_bytes": log.held_bytes,
+        "unacknowledged": unacknowledged,
+        "unacknowledged_secs": unacknowledged_secs,
+        "waiting_secs": parts.intake.waiting_secs,
+        "training_secs": wall - training["since"] if training["state"] == "running" else 0.0,
+        "free_bytes": {
+            name: free for name, path in folders.items() if (free := _free_bytes(path)) is not None
+        },
+    }
+
+
+def _free_bytes(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None

@@ -7,7 +7,7 @@ an agent that is up may get a lease at once, and that would make what its spool 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agents.device.messages import (
     AgentGone,
@@ -29,20 +29,44 @@ from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
 from fleet.engine.composition import Composition
 from fleet.engine.lease_dispatcher import LeaseDispatcher
-from fleet.engine.liveness import LivenessMonitor
 from fleet.engine.notices import announce_message
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
 from fleet.results.record_sink import Taken
 
+#: Three heartbeats of a replay device, the slowest of all.
+_LEAST_SILENCE_SECS = 30.0
+
+
+class LivenessMonitor:
+    """Notes when each agent was heard last.
+
+    A lease that no heartbeat renews expires, and its agent is ended. An agent without a lease, stopped by a
+    signal or out of reach, would be taken for idle for ever, and its answers would be waited for.
+
+    Args:
+        most_secs: Longest silence; never less than some heartbeats.
+        clock: Seconds in which this process listened (`fleet.engine.fleet_clock`): a pause of its own must
+            not pass for a silence of theirs.
+    """
+
+    def __init__(self, most_secs: float, clock: Callable[[], float]) -> None:
+        self._most_secs, self._clock = max(_LEAST_SILENCE_SECS, most_secs), clock
+        self._heard: dict[tuple[DeviceId, int], float] = {}
+
+    def heard(self, message: Message) -> None:
+        """Note a sign of life."""
+        self._heard[message.device_id, message.incarnation] = self._clock()
+
+    def silent(self, up: Mapping[DeviceId, int]) -> list[tuple[DeviceId, int]]:
+        """Those of the agents that are up, each in one of its lives, that were not heard for too long."""
+        now = self._clock()
+        self._heard = {key: self._heard.get(key, now) for key in up.items()}
+        return [key for key, at in self._heard.items() if now - at > self._most_secs]
+
 
 class Ingest:
     """Hears the agents.
-
-    Args:
-        parts: What a coordinator consists of.
-        drivers: Of its requests.
-        dispatcher: Sends jobs to agents.
 
     Attributes:
         held: Arrivals that found no room; they are tried again.
@@ -89,7 +113,7 @@ class Ingest:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
-            unsent = self._dispatcher.searching.unsent if isinstance(message, AgentGone) else ()
+            unsent = self._dispatcher.unsent if isinstance(message, AgentGone) else ()
             clock = parts.clock
             for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
                 parts.event_log.tell(event)
@@ -108,7 +132,7 @@ class Ingest:
         Their host may be asleep or out of reach: that counts against nobody.
         """
         parts = self._parts
-        for device_id, incarnation in self._silence.silent(parts.agents.up):
+        for device_id, incarnation in self._silence.silent(parts.up):
             if not parts.state.describe(device_id)["leases"]:
                 reason = "its agent says nothing any more"
                 parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
@@ -190,13 +214,13 @@ class Ingest:
             return
         match message:
             case AgentUp():
-                parts.agents.up[device_id] = incarnation
-                parts.agents.descriptors[device_id] = message.descriptor
+                parts.up[device_id] = incarnation
+                parts.descriptors[device_id] = message.descriptor
                 parts.planner.hosts[device_id] = message.host
                 if spec := parts.roster.specs.get(device_id):  # one that left may answer yet
                     parts.discovery.agent_up(spec, incarnation)
             case Described():
-                parts.agents.descriptors[device_id] = message.descriptor
+                parts.descriptors[device_id] = message.descriptor
             case AgentRefused() | AgentGone():
                 parts.agent_gone(device_id, incarnation)
             case Failed(what=Asked.MEASURE):

@@ -29,15 +29,12 @@ _MOST_MESSAGES = 64
 class RequestDrivers:
     """All drivers of a coordinator.
 
-    Args:
-        parts: What a coordinator consists of.
-
     Attributes:
         questions: What the drivers wait for.
     """
 
     def __init__(self, parts: Composition) -> None:
-        self._parts, self._launch = parts, parts.context.launch
+        self._parts, self._launch = parts, parts.launch
         self._drivers: dict[RequestId, Driver] = {}
         self._starts: dict[RequestId, int] = {}
         #: Requests whose drivers found no room to start.

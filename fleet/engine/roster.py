@@ -24,11 +24,6 @@ class RosterError(FleetError):
 class Roster:
     """Who belongs to the fleet.
 
-    Args:
-        stored: Devices that the store knows, as they were last.
-        specs: Devices that are looked after.
-        protocol: How the fleet measures.
-
     Attributes:
         specs: Devices that are looked after.
         known: These, and those that left or that only the store knows, as they were last.

@@ -41,11 +41,7 @@ class Ranking:
 
 
 class CandidateRanker:
-    """Ranks candidates by the champions of a registry. May be called from several threads, one at a time.
-
-    Args:
-        registry: Who serves which device.
-    """
+    """Ranks candidates by the champions of a registry. May be called from several threads, one at a time."""
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
@@ -56,11 +52,6 @@ class CandidateRanker:
 
     def rank(self, workload: Workload, device_id: str, candidates: Sequence[Candidate]) -> Ranking | None:
         """Put candidates of one workload in the order in which a device should measure them.
-
-        Args:
-            workload: What all of them schedule.
-            device_id: The device.
-            candidates: Proposed ones.
 
         Returns:
             None where the device has no champion, or the champion cannot be asked (`why_not` says why): the

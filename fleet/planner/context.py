@@ -4,49 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
+from fleet.collection.trust import imported_traces
 from fleet.core.events import Job
 from fleet.core.scheduling import EXPLORATION, Ask
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.plan_view import UncertaintyOf
+from fleet.store.trace_lookup import ImportedAsked, ParentsAsked, StoreThread, find_candidates
+from fleet.transport.transport import AgentTransport
 
 
-class JobSink(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Candidates that wait for the opinion of a head, as they come back from the thread."""
+
+    device_id: DeviceId
+    request_id: str
+    candidates: tuple[Candidate, ...]
+
+
+def _ranked(ranker: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
+    """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
+    found = ranker.rank(workload, drawn.device_id, drawn.candidates) if ranker is not None else None
+    if found is None:
+        return list(drawn.candidates), ""
+    return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSink:
     """What a planner may ask for; nothing of it waits."""
+
+    transport: AgentTransport
+    #: Incarnation of each agent that is up.
+    up: Mapping[DeviceId, int]
+    thread: StoreThread
+    #: Name under which every device shares candidates, and all known devices.
+    sharing: Mapping[DeviceId, str]
+    known: Mapping[DeviceId, DeviceSpec]
+    ranker: CandidateRanker | None
+    #: Told what people should know.
+    say: Callable[..., None]
+    #: Told of every job.
+    submit: Callable[[Job], None]
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """Ask the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows."""
+        self.transport.propose(device_id, self.up[device_id], request)
 
     def search(
         self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
     ) -> None:
-        """Look for traces in the store, put what is found into the pools, then call `JobPlanner.searched`.
+        """Look for traces in the store and put what is found into the pools; `JobPlanner.searched` follows.
 
         Args:
             requests: Devices that share candidates, each with the id of a request; each is told.
             candidate_ids: What is looked for, for all of them.
         """
+        family = self.sharing[requests[0][0]]
+        devices_of_family = [one for one, name in self.sharing.items() if name == family]
+        question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
+        self.thread.ask(ParentsAsked(family=family, requests=tuple(requests)), question)
 
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
         """Look for traces of imported candidates in the store; `JobPlanner.found_imported` follows."""
+        family = self.known[device_id].family
+        question = partial(imported_traces, family=family, wanted=list(candidate_ids))
+        self.thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """Tell people that imported candidates are not measured: how many, by reason."""
+        told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
+        self.say(text, kind="imported")
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
     ) -> None:
         """Put candidates in the order of the device's head; `JobPlanner.ranked` follows."""
-
-    def submit(self, job: Job) -> None:
-        """Hand in a job."""
+        question = Drawn(device_id=device_id, request_id=request_id, candidates=tuple(candidates))
+        self.thread.do(question, partial(_ranked, self.ranker, workload, question))
 
 
 @dataclass(slots=True)

@@ -41,12 +41,7 @@ class Excluded:
 
 
 class DedupFilter:
-    """What is known of each workload, as far as agents are told.
-
-    Args:
-        coverage: Knows all candidates.
-        most: How many an agent is told at most.
-    """
+    """What is known of each workload, as far as agents are told."""
 
     def __init__(self, coverage: Coverage, most: int = MOST_EXCLUDED) -> None:
         self._coverage, self._most = coverage, most

@@ -16,14 +16,7 @@ from fleet.planner.queues import Queues
 
 
 class JobFactory:
-    """Makes jobs and numbers of one life of a coordinator.
-
-    Args:
-        token: Begins every id.
-        seed: Of the order of candidates in jobs.
-        queues: Knows how long candidates of a device take.
-        coverage: Knows how often a device has tried each candidate.
-    """
+    """Makes jobs and numbers of one life of a coordinator."""
 
     def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
         self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage
@@ -76,12 +69,7 @@ class JobFactory:
 def mixed(
     chosen: Sequence[tuple[WorkloadId, CandidateId]], draws: random.Random
 ) -> list[list[tuple[WorkloadId, CandidateId]]]:
-    """Cut candidates into jobs of a few workloads each, in random order.
-
-    Args:
-        chosen: Candidates with their workloads.
-        draws: Of the order.
-    """
+    """Cut candidates into jobs of a few workloads each, in random order."""
     by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
     for pair in chosen:
         by_workload.setdefault(pair[0], []).append(pair)

@@ -1,6 +1,6 @@
 """From "this device has room" to jobs: gaps are filled at once, new candidates come from the device's agent.
 
-`fleet.engine.coordinator` calls it with arrivals and carries out its questions through `JobSink`. How much of
+`fleet.engine.coordinator` calls it with arrivals; its own questions go through `JobSink`. How much of
 each kind is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
 nothing: a request that needs an answer of an agent or of the store is *pending* until the answers are in.
 """
@@ -42,9 +42,6 @@ class _Sought:
 
 class JobPlanner:
     """Makes jobs for devices with room.
-
-    Args:
-        context: What it knows and asks.
 
     Attributes:
         queues: The jobs that have not ended.

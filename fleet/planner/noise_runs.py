@@ -39,13 +39,7 @@ class NoiseRuns:
     """A/A runs of all devices.
 
     Args:
-        coverage: Knows the last run, and what was measured.
-        thread: Reads the records.
-        pools: Gets the traces.
-        planner: Makes job ids.
-        intake: Has records that are not in the table yet.
         count: Candidates of a run; 0 for no runs.
-        seed: Of the choice.
     """
 
     def __init__(
@@ -71,12 +65,8 @@ class NoiseRuns:
     def is_due(self, device_id: DeviceId, now: float, wall: float) -> bool:
         """Whether a device that is up should have its run now.
 
-        A device with few records has none yet: its first run would be all that it measures.
-
-        Args:
-            device_id: The device.
-            now: Seconds that the coordinator ran.
-            wall: Unix seconds: the records of the last run carry such.
+        A device with few records has none yet: its first run would be all that it measures. `now` are seconds
+        that the coordinator ran, `wall` Unix seconds: the records of the last run carry such.
         """
         if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
             return False

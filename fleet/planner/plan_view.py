@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
-from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView, WorkloadView
+from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView
 from fleet.coverage.coverage import Coverage
 from fleet.planner.queues import Queues
 
@@ -28,8 +28,6 @@ class PlanViews:
     """Makes the views.
 
     Args:
-        coverage: What is measured and what is known.
-        queues: The jobs that have not ended.
         turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
         is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
         uncertainty: How unsure heads are; without it no workload is preferred for that.
@@ -61,11 +59,7 @@ class PlanViews:
         device_ids: Iterable[DeviceId],
         workloads_of: Mapping[DeviceId, Mapping[WorkloadId, Workload]],
     ) -> FleetView:
-        """Draw the view for devices that measure the same workloads.
-
-        Args:
-            device_ids: Those that ask.
-            workloads_of: What every device measures.
+        """Draw the view for devices that ask, all of which measure the same workloads.
 
         Returns:
             With the new devices that share timing cores with any of them.
@@ -79,11 +73,8 @@ class PlanViews:
             # Nobody waits for one that has enough records, so its counts are not needed.
             if is_alike and one not in devices and self._coverage.records(one) < NEW_RECORDS:
                 devices[one] = self._device(one, workloads)
-        views = {
-            one.workload_id: WorkloadView(weight=float(one.weight), flops=one.flops)
-            for one in workloads.values()
-        }
-        return FleetView(devices=devices, workloads=views)
+        weighted = {one.workload_id: one.weight * one.flops for one in workloads.values()}
+        return FleetView(devices=devices, workloads=weighted)
 
     def _place(self, device_id: DeviceId) -> str:
         """What it takes turns for, and where; empty where it shares nothing, or has no agent."""

@@ -79,11 +79,7 @@ class RequestCoalescer:
             self._open.setdefault(key, []).append(request)
 
     def due(self, seed: int) -> list[tuple[DeviceId, ProposeRequest]]:
-        """What agents are to be asked now.
-
-        Args:
-            seed: Of the draws.
-        """
+        """What agents are to be asked now; the seed is that of the draws."""
         made: list[tuple[DeviceId, ProposeRequest]] = []
         for key, requests in self._open.items():
             chosen = max(requests, key=lambda one: (one.is_idle, one.count))

@@ -16,11 +16,7 @@ from fleet.models.registry_reader import RegistryReader
 
 
 class Uncertainty:
-    """Knows what the champions of a registry were judged to be.
-
-    Args:
-        registry: Who serves which device.
-    """
+    """Knows what the champions of a registry were judged to be."""
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry

@@ -1,37 +1,115 @@
 """Finds out what the devices measure: from what was kept, else from the first agent that is up.
 
-`fleet.engine.coordinator` reports agents and their lists. The choice itself is in
-`fleet.planner.workload_choice`.
+`fleet.engine.coordinator` reports agents and their lists. To list the operators of networks takes an agent
+some seconds, so the choice is kept beside the journal and a restart begins at once. The file may be deleted;
+the same settings choose the same again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
 from agents.trust import is_live
-from fleet.collection.selection import none_fits
+from fleet.collection.selection import choose_workloads, none_fits
 from fleet.coverage.table_summary import TableSummary
+from fleet.durable import disk_errors, write_durably
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
-from fleet.planner.workload_choice import REPLAYED, KeptChoices, WorkloadChoice, group_of
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
+
+_SCHEMA = 1
+#: The group of devices that answer from records.
+REPLAYED = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadChoice:
+    """What is chosen from, and how many."""
+
+    networks: tuple[str, ...]
+    count: int
+    min_flops: float = 0.0
+    max_flops: float = float("inf")
+
+    def choose(self, listed: Sequence[Workload]) -> list[Workload]:
+        """Choose among the workloads that an agent has listed."""
+        return choose_workloads(listed, count=self.count, min_flops=self.min_flops, max_flops=self.max_flops)
+
+    def key(self, specs: Sequence[DeviceSpec]) -> str:
+        """Differs where the choice, or what replay devices were recorded from, differs."""
+        sources = {(one.replay.records, one.replay.device) for one in specs if one.replay is not None}
+        bounds = {name: repr(value) for name, value in asdict(self).items()}
+        bounds["networks"] = repr(tuple(map(_content_of, self.networks)))
+        return content_hash(canonical_json(bounds), canonical_json(sorted(sources)))
+
+
+def _content_of(network: str) -> str:
+    """The name of a network; of a file one that changes with its content."""
+    try:
+        return read_network_name(network).label()
+    except NetworkRefusedError:  # whoever reads it says so
+        return network
+
+
+def group_of(spec: DeviceSpec) -> str:
+    """Devices of one group choose from one list: programs are the same for all devices that time them."""
+    return "live" if is_live(spec) else REPLAYED
+
+
+class KeptChoices:
+    """The file of chosen workloads, by group."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._groups: dict[str, dict[str, object]] = {}
+        try:
+            value = json.loads(path.read_text())
+            if value["schema"] == _SCHEMA:
+                self._groups = dict(value["groups"])
+        except (OSError, ValueError, KeyError, TypeError):
+            # The file is a cache: if it is damaged, the workloads are listed again.
+            self._groups = {}
+
+    def get(
+        self,
+        group: str,
+        key: str,
+        read: Callable[[Collection[WorkloadId]], Mapping[WorkloadId, Workload]],
+    ) -> list[Workload] | None:
+        """What was chosen for a group; None where nothing was, or other settings (`WorkloadChoice.key`) did.
+
+        `read` gives those of some workloads that are known.
+        """
+        kept = self._groups.get(group)
+        ids = kept.get("ids") if isinstance(kept, dict) and kept.get("key") == key else None
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            return None
+        known = read(ids)
+        return [known[one] for one in ids] if all(one in known for one in ids) else None
+
+    def put(self, group: str, key: str, chosen: Sequence[Workload]) -> None:
+        """Keep a choice.
+
+        Raises:
+            StoreError: The disk is full or failed.
+        """
+        self._groups[group] = {"key": key, "ids": [one.workload_id for one in chosen]}
+        with disk_errors("keeping the choice of workloads", self._path.parent):
+            write_durably(self._path, canonical_json({"schema": _SCHEMA, "groups": self._groups}).encode())
 
 
 class WorkloadDiscovery:
     """Workloads of the devices, by group.
 
     Args:
-        choice: What is chosen from, and how many.
         path: File of what was chosen before.
-        store: Keeps the workloads.
-        context: Of the planner: what the store has of the workloads is read into it.
-        planner: Gets the workloads of each device.
-        transport: The way to the agents.
         specs: The devices of now; none where nothing is measured but for requests.
-        summary: What need not be read of the store again.
     """
 
     def __init__(
@@ -140,12 +218,7 @@ class WorkloadDiscovery:
 
 
 class WorkloadModules:
-    """What was listed for requests, or is stored.
-
-    Args:
-        store: Has the modules.
-        known: Every known device.
-    """
+    """What was listed for requests, or is stored."""
 
     def __init__(self, store: Store, known: Mapping[DeviceId, DeviceSpec]) -> None:
         self._store, self._known = store, known

@@ -49,7 +49,7 @@ def a_histogram(*secs: float) -> dict[str, Any]:
     return made.view
 
 
-#: As `fleet.engine.health` gives it.
+#: As `fleet.engine.fleet_view.health_of` gives it.
 HEALTH = {
     "turns": a_histogram(0.002, 0.3),
     "disk_waits": {"journal": a_histogram(0.004), "intake": a_histogram(20.0)},

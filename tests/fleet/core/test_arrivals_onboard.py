@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from fleet.core import events as ev
 from fleet.core.events import StartDriver
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
-from tests.fleet_world import LIMITS, job
+from tests.fleet_world import LIMITS, job, reopened, shown
 
 OLD, NEW = DeviceId("old"), DeviceId("new")
 ASKED = RequestId("onboarding-new-1")
@@ -29,40 +28,24 @@ def fleet(*, rules: int = ev.RULES, **limits: Any) -> FleetState:
     return state
 
 
-def reopened(state: FleetState) -> FleetState:
-    """The state as a snapshot gives it back."""
-    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
-
-
-def shown(state: FleetState, request_id: str) -> dict[str, Any]:
-    found = state.request(RequestId(request_id))
-    assert found is not None
-    return found
-
-
 def drivers(made: list[Any]) -> list[StartDriver]:
     return [one for one in made if isinstance(one, StartDriver)]
 
 
 def comes(
-    state: FleetState,
-    device_id: DeviceId,
-    *,
-    incarnation: int = 1,
-    environment: str = "e1",
-    host: str = "here",
-    family: str = "cpu",
+    state: FleetState, device_id: DeviceId, incarnation: int = 1, environment: str = "e1", **more: str
 ) -> list[Any]:
+    host, family = more.get("host", "here"), more.get("family", "cpu")
     if incarnation == 1:
         state.apply(ev.DeviceAdded(at_secs=120.0, device_id=device_id, family=family, neighbourhood="cores"))
-    state.apply(ev.AgentStarted(at_secs=120.0, device_id=device_id, incarnation=incarnation))
-    told = {"device_id": device_id, "incarnation": incarnation, "environment_id": environment, "host": host}
-    return state.apply(ev.ProbePassed(at_secs=120.0, **told))
+    told = {"at_secs": 120.0, "device_id": device_id, "incarnation": incarnation}
+    state.apply(ev.AgentStarted(**told))
+    return state.apply(ev.ProbePassed(**told, environment_id=environment, host=host))
 
 
 def again(state: FleetState, device_id: DeviceId, incarnation: int, environment: str) -> list[Any]:
     state.apply(ev.DeviceChanged(at_secs=130.0, device_id=device_id))
-    return comes(state, device_id, incarnation=incarnation, environment=environment)
+    return comes(state, device_id, incarnation, environment)
 
 
 def ended(state: FleetState, reason: str = "", request_id: RequestId = ASKED) -> list[Any]:
@@ -77,8 +60,7 @@ def leases(state: FleetState, device_id: DeviceId, number: int) -> int:
 
 def test_a_new_device_gets_a_head_at_once() -> None:
     state = fleet()
-    made = comes(state, NEW)
-    assert StartDriver(request_id=ASKED) in made
+    assert StartDriver(request_id=ASKED) in comes(state, NEW)
     asked = shown(state, ASKED)
     assert asked["state"] == "running"
     assert asked["arguments"] == {"device": "new", "samples": 64, "fewer": True}
@@ -87,6 +69,7 @@ def test_a_new_device_gets_a_head_at_once() -> None:
 def test_nothing_is_asked_where_nobody_could_teach_it_or_it_is_switched_off() -> None:
     assert not drivers(comes(fleet(), NEW, family="gpu"))
     assert not drivers(comes(fleet(arrival_samples=0, return_samples=0), NEW))
+    assert fleet().open_requests() == [], "no fingerprint without the limit"
 
 
 def test_a_device_that_waited_for_a_first_model_gets_its_head_when_there_is_one() -> None:
@@ -122,11 +105,11 @@ def test_neighbours_wait_for_an_arrival_and_devices_of_other_hosts_do_not() -> N
     comes(state, DeviceId("far"), host="there")
     ended(state, request_id=RequestId("onboarding-far-1"))
     comes(state, NEW)
+    state = reopened(state)
     assert leases(state, NEW, 1) == 0
     assert leases(state, OLD, 2) == 0
     assert leases(state, DeviceId("far"), 3) == 1
-    computes = ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False)
-    state.apply(computes)
+    state.apply(ev.RequestProgressed(at_secs=135.0, request_id=ASKED, done=1, of=1, is_measuring=False))
     # Its head is made in half the time where nothing is compiled beside it.
     assert len(state.describe(OLD)["leases"]) == len(state.describe(NEW)["leases"]) == 0
     ended(state)
@@ -223,10 +206,7 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     state = fleet()
     state.apply(ev.CoordinatorStarted(at_secs=150.0, limits=LIMITS))
     assert not drivers(drifts(state, 200.0))
-
-
-def test_a_steady_device_that_never_drifted_asks_for_nothing() -> None:
-    assert steady(fleet(), 200.0) == []
+    assert steady(fleet(), 200.0) == [], "it never drifted"
 
 
 def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
@@ -259,10 +239,9 @@ def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile(
     rules: int, is_asked: bool
 ) -> None:
     state = fleet(rules=rules)
-    alarm = ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True)
-    state.apply(alarm)
+    state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True))
     # A start tells of the champions that there are.
-    copy = FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    copy = reopened(state)
     comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0, rules=rules)))
     copy.apply(ev.ModelPublished(at_secs=262.0, version="v000001", device_ids=(OLD,)))
     assert copy.unsteady() == [OLD]
@@ -289,23 +268,13 @@ def comes_up(state: FleetState, made: list[Any]) -> list[Any]:
     return made
 
 
-def test_a_snapshot_keeps_all_of_it() -> None:
-    state = fleet()
-    comes(state, NEW)
-    copy = reopened(state)
-    assert leases(copy, OLD, 2) == leases(state, OLD, 2) == 0
-    assert ended(copy) == ended(state)
-    assert copy.to_json() == state.to_json()
-
-
 def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
     state = fleet(fingerprints=True)
     [asked] = state.open_requests()
     assert (asked.kind, asked.arguments) == ("collection", {"devices": ["old"], "fingerprint": True})
     assert state.request(asked.request_id)["state"] == "running"
     # It keeps the background off no device, and is no reason for another to wait.
-    made = comes(state, NEW)
-    assert StartDriver(request_id=ASKED) in made
+    assert StartDriver(request_id=ASKED) in comes(state, NEW)
     ended(state, request_id=asked.request_id)
     ended(state)
     state.apply(ev.ModelPublished(at_secs=150.0, version="v000002", device_ids=(OLD, NEW)))
@@ -323,14 +292,8 @@ def test_a_fingerprint_waits_for_all_else() -> None:
     assert state.to_json()["leasing"]["devices"][0]["fingerprinted_in"] == "e1"
     assert (asked.priority, asked.is_background) == (0, True)
     comes(state, NEW)  # on the same host: the neighbours wait
-    waits = replace(
-        job("f1", OLD), origin="fingerprint", request_id=asked.request_id, priority=asked.priority
-    )
-    made = state.apply(ev.JobSubmitted(at_secs=130.0, job=waits))
+    told = {"origin": "fingerprint", "request_id": asked.request_id, "priority": asked.priority}
+    made = state.apply(ev.JobSubmitted(at_secs=130.0, job=replace(job("f1", OLD), **told)))
     assert not any(isinstance(one, ev.GrantLease) for one in made)
     made = ended(state)
     assert [one.job_id for one in made if isinstance(one, ev.GrantLease)] == ["f1"]
-
-
-def test_without_the_limit_no_fingerprint_is_asked_for() -> None:
-    assert fleet().open_requests() == []

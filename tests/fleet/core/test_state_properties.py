@@ -17,7 +17,7 @@ from fleet.core.event_json import event_from_json
 from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
-from tests.fleet_world import LIMITS, World, job
+from tests.fleet_world import LIMITS, World, finished, job, reopened
 
 DEVICES = st.sampled_from(["a", "b"])
 ANY_DEVICE = st.sampled_from(["a", "a", "a", "b", "b", "b", "stranger"])
@@ -127,15 +127,9 @@ class Fleet(RuleBasedStateMachine):
         known = DeviceId(device) in self.world.state.device_ids()
         fencing_token = self.world.device(device)["epoch"] - lease if known else 1
         self.at(step)
-        self.tell(
-            ev.AgentHeartbeat,
-            device,
-            incarnation=self.incarnation(device, behind),
-            fencing_token=None if fencing_token <= 0 else fencing_token,
-            done=done,
-            busy=busy,
-            is_host_idle=idle,
-        )
+        lease_told = {"fencing_token": None if fencing_token <= 0 else fencing_token, "done": done}
+        told = {"incarnation": self.incarnation(device, behind), "busy": busy, "is_host_idle": idle}
+        self.tell(ev.AgentHeartbeat, device, **lease_told, **told)
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 3))
     def submitted(self, device: str, count: int) -> None:
@@ -160,15 +154,9 @@ class Fleet(RuleBasedStateMachine):
     def finished(self, data: st.DataObject, secs: float, astray: int) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
-            self.tell(
-                ev.JobFinished,
-                grant.device_id,
-                job_id=grant.job_id,
-                fencing_token=grant.fencing_token + astray,
-                incarnation=grant.incarnation,
-                outcomes={"ok": 1, "run_failed": 1},
-                device_secs=secs,
-            )
+            of = grant.device_id, grant.job_id, grant.fencing_token + astray
+            told = {"outcomes": {"ok": 1, "run_failed": 1}, "device_secs": secs}
+            self.world.tell(finished(self.at(), *of, incarnation=grant.incarnation, **told))
 
     @rule(device=DEVICES, kinds=st.lists(st.sampled_from(ENDS), min_size=1, max_size=5))
     def leases_end(self, device: str, kinds: list[str]) -> None:
@@ -190,16 +178,8 @@ class Fleet(RuleBasedStateMachine):
             self.at(5.0)
             self.tell(ev.JobCrashed, device, job_id=job_id, fencing_token=fencing_token)
         else:
-            self.at(5.0)
-            self.tell(
-                ev.JobFinished,
-                device,
-                job_id=job_id,
-                fencing_token=fencing_token,
-                incarnation=self.incarnation(device, 0),
-                outcomes={"ok": 2},
-                device_secs=20.0,
-            )
+            told = {"incarnation": self.incarnation(device, 0), "device_secs": 20.0}
+            self.world.tell(finished(self.at(5.0), device, job_id, fencing_token, **told))
 
     @rule(data=st.data())
     def crashed(self, data: st.DataObject) -> None:
@@ -226,12 +206,6 @@ class Fleet(RuleBasedStateMachine):
         if self.world.submitted:
             name = data.draw(st.sampled_from(sorted(self.world.submitted)))
             self.tell(ev.JobCancelled, device, job_id=JobId(name))
-
-    @rule(data=st.data(), device=ANY_DEVICE, is_job=st.booleans())
-    def lifted(self, data: st.DataObject, device: str, is_job: bool) -> None:
-        names = sorted(self.world.submitted) or ["none"]
-        job_id = JobId(data.draw(st.sampled_from(names))) if is_job else None
-        self.tell(ev.QuarantineLifted, device, job_id=job_id)
 
     @rule(step=STEPS)
     def tick(self, step: float) -> None:
@@ -281,14 +255,13 @@ class Fleet(RuleBasedStateMachine):
     def trained(self, event: str, family: str) -> None:
         at_secs = self.at()
         family = self.world.state.training()["family"] or family
-        if event == "started":
-            self.world.tell(ev.TrainingStarted(at_secs=at_secs, family=family))
-        elif event == "finished":
-            self.world.tell(ev.TrainingFinished(at_secs=at_secs, family=family))
-        elif event == "failed":
-            self.world.tell(ev.TrainingFailed(at_secs=at_secs, family=family, reason="no memory"))
-        else:
-            self.world.tell(ev.ModelPublished(at_secs=at_secs, version="v", device_ids=(DeviceId("a"),)))
+        told = {
+            "started": ev.TrainingStarted(at_secs=at_secs, family=family),
+            "finished": ev.TrainingFinished(at_secs=at_secs, family=family),
+            "failed": ev.TrainingFailed(at_secs=at_secs, family=family, reason="no memory"),
+            "published": ev.ModelPublished(at_secs=at_secs, version="v", device_ids=(DeviceId("a"),)),
+        }
+        self.world.tell(told[event])
 
     @rule(
         number=st.integers(0, 5),
@@ -296,15 +269,15 @@ class Fleet(RuleBasedStateMachine):
         minutes=st.sampled_from([None, None, 1.0, 60.0]),
     )
     def requested(self, number: int, family: str, minutes: float | None) -> None:
-        made = Request(
-            request_id=RequestId(f"r{number}"),
-            kind=RequestKind.TRAINING,
-            arguments={"family": family},
-            minutes=minutes,
-        )
+        self.ask(RequestId(f"r{number}"), RequestKind.TRAINING, {"family": family}, minutes)
+
+    def ask(
+        self, request_id: RequestId, kind: RequestKind, arguments: dict[str, Any], minutes: float | None
+    ) -> None:
+        made = Request(request_id=request_id, kind=kind, arguments=arguments, minutes=minutes)
         at_secs = self.at()
-        if made.request_id not in self.world.state.request_ids():
-            self.ended.pop(made.request_id, None)  # it was so long ago that it is not kept
+        if request_id not in self.world.state.request_ids():
+            self.ended.pop(request_id, None)  # it was so long ago that it is not kept
         self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
 
     @rule(
@@ -316,14 +289,9 @@ class Fleet(RuleBasedStateMachine):
     def driver_requested(
         self, request_id: RequestId, kind: RequestKind, devices: set[str], minutes: float | None
     ) -> None:
-        named: dict[str, Any] = {"device": min(devices)}
-        if kind is RequestKind.COLLECTION:
-            named = {"devices": sorted(devices)}
-        made = Request(request_id=request_id, kind=kind, arguments=named, minutes=minutes)
-        at_secs = self.at()
-        if request_id not in self.world.state.request_ids():
-            self.ended.pop(request_id, None)
-        self.world.tell(ev.RequestSubmitted(at_secs=at_secs, request=made))
+        several = kind is RequestKind.COLLECTION
+        named = {"devices": sorted(devices)} if several else {"device": min(devices)}
+        self.ask(request_id, kind, named, minutes)
 
     @rule(request_id=DRIVEN, count=st.integers(1, 3))
     def job_of_a_request(self, request_id: RequestId, count: int) -> None:
@@ -360,23 +328,14 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(request_id=ANY_REQUEST, done=st.integers(0, 3), is_measuring=st.booleans())
     def request_progressed(self, request_id: RequestId, done: int, is_measuring: bool) -> None:
-        self.world.tell(
-            ev.RequestProgressed(
-                at_secs=self.at(),
-                request_id=request_id,
-                done=done,
-                of=3,
-                left_secs=1.0,
-                is_measuring=is_measuring,
-            )
-        )
+        told = {"done": done, "of": 3, "left_secs": 1.0, "is_measuring": is_measuring}
+        self.world.tell(ev.RequestProgressed(at_secs=self.at(), request_id=request_id, **told))
 
     @rule()
     def snapshots(self) -> None:
         written = self.world.state.to_json()
-        text = json.dumps(written)
-        assert FleetState.from_json(json.loads(text)).to_json() == written
-        self.snapshot = text, len(self.world.journal)
+        assert reopened(self.world.state).to_json() == written
+        self.snapshot = json.dumps(written), len(self.world.journal)
 
     @invariant()
     def numbers_never_go_back(self) -> None:
@@ -426,7 +385,7 @@ class Fleet(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         now = self.world.state.to_json()
-        assert FleetState.from_json(json.loads(json.dumps(now))).to_json() == now
+        assert reopened(self.world.state).to_json() == now
         assert self.world.replayed().to_json() == now
         if self.snapshot:
             text, done = self.snapshot
@@ -470,20 +429,11 @@ def test_a_budget_is_overspent_by_one_lease_at_most(
         leases = world.device("a")["leases"]
         if leases:
             first = leases[0]
-            world.tell(
-                ev.JobFinished(
-                    at_secs=world.now,
-                    device_id=device,
-                    job_id=first["job_id"],
-                    fencing_token=first["epoch"],
-                    incarnation=1,
-                    outcomes={"ok": 2},
-                    device_secs=actual[first["job_id"]],
-                )
-            )
+            secs = actual[first["job_id"]]
+            world.tell(finished(world.now, device, first["job_id"], first["epoch"], device_secs=secs))
             budget = world.device("a")["budget"]
-            assert budget["hour_secs"] <= limit + actual[first["job_id"]]
-            assert budget["day_secs"] <= 5 * limit + actual[first["job_id"]]
+            assert budget["hour_secs"] <= limit + secs
+            assert budget["day_secs"] <= 5 * limit + secs
         world.check()
         renew_and_tick(world, device)
     assert world.device("a")["state"] in (DeviceState.IDLE, DeviceState.LEASED)

@@ -17,8 +17,9 @@ import pytest
 
 from fleet.api.client import ADDRESS, ask
 from fleet.daemon.open_files import MOST_OPEN_FILES, raise_open_files
+from tests.coordinator_fixtures import ALL
 from tests.daemon_fixtures import ROOT
-from tests.fleet.daemon.test_daemon import ALL, records, settings
+from tests.fleet.daemon.test_daemon import records, settings
 
 __all__ = ["settings"]
 

@@ -33,11 +33,10 @@ from fleet.journal.journal import Journal
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import WORKLOADS, recorded_file, write_replay_device
+from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
 from tests.fleet.collection.test_proposing import Log
 from tests.record_fixtures import make_record
 
-ONE, TWO = DeviceId("one"), DeviceId("two")
 _Value = TypeVar("_Value")
 
 
@@ -120,7 +119,16 @@ def keys(records: Sequence[Record]) -> list[tuple[str, str, int]]:
 def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is_missing(
     settings: FleetConfig,
 ) -> None:
-    log = collect(settings)
+    ask, asked = LocalTransport.measure, dict[DeviceId, Protocol]()
+
+    def note(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
+        asked[lease.device_id] = batch.protocol
+        ask(transport, lease, incarnation, batch)
+
+    with mock.patch.object(LocalTransport, "measure", note):
+        log = collect(settings)
+    common = settings.timing_protocol()
+    assert asked == {ONE: common, TWO: replace(common, repeat=2, cooldown_ms=50.0)}, "each by its own"
     records = stored(settings)
     assert keys(log.records) == keys(records)
     of_one = {one.candidate_id for one in records if one.device_id == ONE}
@@ -131,19 +139,6 @@ def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is
     assert len(collect(more).records) == 2 * 2 * len(WORKLOADS)
     with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
         assert spool.pending() == [], "all that was stored is acknowledged"
-
-
-def test_every_device_times_by_its_own_protocol(settings: FleetConfig) -> None:
-    ask, asked = LocalTransport.measure, dict[DeviceId, Protocol]()
-
-    def note(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
-        asked[lease.device_id] = batch.protocol
-        ask(transport, lease, incarnation, batch)
-
-    with mock.patch.object(LocalTransport, "measure", note):
-        collect(settings)
-    common = settings.timing_protocol()
-    assert asked == {ONE: common, TWO: replace(common, repeat=2, cooldown_ms=50.0)}
 
 
 def test_after_a_driver_that_broke_the_same_command_goes_on(settings: FleetConfig) -> None:

@@ -15,11 +15,10 @@ from agents.records import DeviceSpec, Record, Workload
 from agents.sandbox.pool import WorkerPool
 from agents.trust import DERIVED
 from fleet.core.limits import Limits
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
-from fleet.engine.settings import CoordinatorSettings
-from fleet.planner.workload_choice import WorkloadChoice
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.hostile_fixtures import GENERIC, QUICK, check_records, forge, honest_traces, hostile_traces

@@ -23,8 +23,7 @@ from agents.row_file import read_rows
 from fleet.core.events import DevicePolicy, ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.ingest import Ingest
-from fleet.engine.liveness import LivenessMonitor
+from fleet.engine.ingest import Ingest, LivenessMonitor
 from fleet.errors import FleetError
 from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking
@@ -32,7 +31,10 @@ from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
+    ALL,
     OFFERED,
+    ONE,
+    TWO,
     WORKLOADS,
     Fleet,
     Killed,
@@ -41,8 +43,6 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-
-ALL = OFFERED * len(WORKLOADS)
 
 
 @pytest.fixture
@@ -63,12 +63,15 @@ def check_books(fleet: Fleet, view: dict[str, object]) -> None:
     assert jobs["quarantined"] == 0
 
 
-def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
-    both, fleet.specs = fleet.specs, {DeviceId("one"): fleet.specs[DeviceId("one")]}
+def test_it_measures_everything_once_on_every_device_and_a_restart_lists_nothing_again(fleet: Fleet) -> None:
+    both, fleet.specs = fleet.specs, {ONE: fleet.specs[ONE]}
     fleet.run(lambda one: one.view()["store"]["records"] > 20)
     fleet.specs = both
-    view = fleet.run(everything_measured(fleet))
+    with mock.patch.object(LocalTransport, "list_workloads") as listed:
+        view = fleet.run(everything_measured(fleet))
+    assert not listed.called
     check_books(fleet, view)
+    assert {name: one["incarnation"] for name, one in view["devices"].items()} == {"one": 2, "two": 1}
     assert view["store"]["records"] == 2 * ALL
     assert view["jobs"]["done"] > 2
     origins = {record.origin for record in Store.read(fleet.folder / "store").records()}
@@ -78,17 +81,16 @@ def test_it_measures_everything_once_on_every_device(fleet: Fleet) -> None:
 
 
 def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fleet) -> None:
-    one = DeviceId("one")
     with fleet.coordinator() as (coordinator, _):
         # The driver that asked is gone, and what the fleet itself measures is not listed yet.
         theirs = WorkloadsListed(
-            device_id=one, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1])
+            device_id=ONE, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1])
         )
         coordinator._ingest.hear([theirs])
         planner = coordinator._parts.planner
-        assert planner.workloads_of(one) == {}
-        Fleet.turn_until(coordinator, lambda _: bool(planner.workloads_of(one)))
-        assert len(planner.workloads_of(one)) == len(WORKLOADS)
+        assert planner.workloads_of(ONE) == {}
+        Fleet.turn_until(coordinator, lambda _: bool(planner.workloads_of(ONE)))
+        assert len(planner.workloads_of(ONE)) == len(WORKLOADS)
 
 
 def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
@@ -159,7 +161,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
         coordinator.turn(0.0)
     # What a training's end leaves in the journal.
     with fleet.coordinator() as (coordinator, _):
-        published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(DeviceId("one"),))
+        published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(ONE,))
         coordinator._parts.event_log.tell(published)
         coordinator.turn(0.0)
     view = fleet.run(everything_measured(fleet), turns=2000)
@@ -170,15 +172,6 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     assert {record.model_version for record in chosen} == {"v000009"}
     others = {(record.origin, record.model_version) for record in records if record.origin != "model"}
     assert {version for _, version in others} == {""}, others
-
-
-def test_a_restart_goes_on_and_lists_nothing_again(fleet: Fleet) -> None:
-    fleet.run(lambda one: one.view()["store"]["records"] > 20)
-    with mock.patch("fleet.transport.local.LocalTransport.list_workloads") as listed:
-        view = fleet.run(everything_measured(fleet))
-    assert not listed.called
-    check_books(fleet, view)
-    assert {one["incarnation"] for one in view["devices"].values()} == {2}
 
 
 def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet) -> None:
@@ -210,7 +203,7 @@ def test_a_device_in_a_new_environment_leaves_its_records_with_a_word(tmp_path: 
     fleet.run(everything_measured(fleet))
     fleet.run(lambda one: bool(one.view()["devices"]))
     assert not any("new environment" in line for line in fleet.lines)
-    spec = fleet.specs[DeviceId("one")]
+    spec = fleet.specs[ONE]
     assert spec.replay is not None
     # A replay device's seed is part of its environment, as a local device's visits are.
     fleet.specs = {spec.device_id: replace(spec, replay=replace(spec.replay, seed=9))}
@@ -257,7 +250,7 @@ def test_a_kill_between_store_and_journal_finishes_the_job_once(fleet: Fleet) ->
 def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -> None:
     with fleet.coordinator() as (coordinator, transport):
         fleet.turn(coordinator, 8)
-        transport.crash(DeviceId("one"), 1)
+        transport.crash(ONE, 1)
         view = fleet.finish(coordinator)
     assert view["devices"]["one"]["incarnation"] == 2
     assert view["store"]["records"] == 2 * ALL
@@ -266,7 +259,7 @@ def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -
 
 
 def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -> None:
-    fleet, one, ask = make_fleet(tmp_path, ("one",)), DeviceId("one"), LocalTransport.poll
+    fleet, ask = make_fleet(tmp_path, ("one",)), LocalTransport.poll
     cut: list[Results] = []
 
     def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
@@ -281,33 +274,26 @@ def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -
     with mock.patch.object(LocalTransport, "poll", poll), fleet.coordinator() as (coordinator, transport):
         Fleet.turn_until(coordinator, lambda _: bool(cut))
         # The other half is in its spool, which tells no seconds.
-        transport.crash(one, 1)
+        transport.crash(ONE, 1)
         Fleet.turn_until(coordinator, lambda each: each.view()["jobs"]["done"] > 0)
-        assert coordinator._parts.planner.queues.candidate_secs(one) == pytest.approx(2.0)
+        assert coordinator._parts.planner.queues.candidate_secs(ONE) == pytest.approx(2.0)
 
 
 def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:
-    one = DeviceId("one")
-    with (
-        mock.patch.object(LocalTransport, "acknowledge"),
-        fleet.coordinator() as (coordinator, transport),
-    ):
-        intake = coordinator._parts.intake
-        while not (intake.waiting and coordinator._parts.record_sink.counts[one].records):
+    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
+        parts = coordinator._parts
+        counts = parts.record_sink.counts
+        while not (parts.intake.waiting and counts[ONE].records):
             coordinator.turn(0.0)
         with mock.patch.object(Intake, "flush") as flush:
-            counted = coordinator._parts.record_sink.counts[one].records
-            transport.crash(one, 1)
-            while coordinator._parts.state.describe(one)["incarnation"] < 2 or one not in (
-                coordinator._parts.agents.up
-            ):
+            counted = counts[ONE].records
+            transport.crash(ONE, 1)
+            while parts.state.describe(ONE)["incarnation"] < 2 or ONE not in parts.up:
                 coordinator.turn(0.0)
             # All of its spool has come again, and nothing of it was in the table yet.
             assert not flush.called
-            assert intake.waiting >= counted
-            assert (
-                coordinator._parts.coverage.records(one) == coordinator._parts.record_sink.counts[one].records
-            )
+            assert parts.intake.waiting >= counted
+            assert parts.coverage.records(ONE) == counts[ONE].records
         fleet.turn(coordinator, 1, 2.0)
         view = coordinator.view()
         coordinator.close()
@@ -316,23 +302,22 @@ def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: 
 
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
     fleet.limits = Limits(job_candidates=8, lease_secs=30.0, stall_secs=30.0)
-    one = DeviceId("one")
     with fleet.coordinator() as (coordinator, transport):
-        while not coordinator.view()["devices"][one]["leases"]:
+        while not coordinator.view()["devices"][ONE]["leases"]:
             coordinator.turn(0.0)
             fleet.clock.now += 1.1
-        transport.freeze(one, 1)
-        fencing_token = coordinator.view()["devices"][one]["epoch"]
+        transport.freeze(ONE, 1)
+        fencing_token = coordinator.view()["devices"][ONE]["epoch"]
         # The device is stopped beyond its lease; its agent is ended, and another one started.
         fleet.turn(coordinator, 6, 10.0)
-        assert coordinator.view()["devices"][one]["incarnation"] >= 2
+        assert coordinator.view()["devices"][ONE]["incarnation"] >= 2
         # What the first one had measured comes out of its spool, under leases that were taken back.
         view = fleet.finish(coordinator)
     assert fencing_token >= 1
     check_books(fleet, view)
     late = fleet.set_aside("late")
-    assert len(late) == view["devices"][one]["late"]
-    assert {told["record"]["device_id"] for told in late} == {one}
+    assert len(late) == view["devices"][ONE]["late"]
+    assert {told["record"]["device_id"] for told in late} == {ONE}
 
 
 def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
@@ -395,17 +380,6 @@ def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
     check_books(fleet, view)
 
 
-def test_paired_candidates_come_back_from_the_store(fleet: Fleet) -> None:
-    both, fleet.specs = fleet.specs, {DeviceId("one"): fleet.specs[DeviceId("one")]}
-    fleet.run(everything_measured(fleet))
-    shutil.rmtree(fleet.folder / "root")
-    fleet.specs = both
-    view = fleet.run(everything_measured(fleet))
-    records = list(Store.read(fleet.folder / "store").records(device_id="two"))
-    assert {record.origin for record in records} == {"paired"}
-    check_books(fleet, view)
-
-
 def test_once_measures_what_is_planned_and_no_more(fleet: Fleet) -> None:
     view = fleet.run(lambda one: one.is_drained, once=True)
     assert 0 < view["store"]["records"] < 2 * ALL
@@ -447,11 +421,9 @@ def test_an_aa_run_that_waits_is_not_planned_again(fleet: Fleet) -> None:
 def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         fleet.turn(coordinator, 20, 1.1)
-    del fleet.specs[DeviceId("two")]
-    one = everything_measured(fleet)
-    view = fleet.run(
-        lambda coordinator: one(coordinator) or coordinator.view()["devices"]["one"]["records"] == ALL
-    )
+    del fleet.specs[TWO]
+    is_done = everything_measured(fleet)
+    view = fleet.run(lambda one: is_done(one) or one.view()["devices"]["one"]["records"] == ALL)
     assert view["devices"]["two"]["state"] == "retired"
     assert view["jobs"]["cancelled"] > 0
 

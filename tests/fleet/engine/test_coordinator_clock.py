@@ -1,4 +1,4 @@
-"""A coordinator whose clock jumps, or that is paused, and agents that are: nobody is blamed."""
+"""A coordinator whose clock jumps or that is paused, agents that are or say nothing: nobody is blamed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from unittest import mock
 import pytest
 
 from agents.device.batch import Batch
+from agents.device.messages import Heartbeat
 from agents.lease import Lease
-from agents.records import DeviceId
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.ingest import LivenessMonitor
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
+from tests.coordinator_fixtures import ALL, ONE, TWO, Clock, Fleet, everything_measured, make_fleet
 
-ALL = OFFERED * len(WORKLOADS)
 #: Fifty jobs are leased at once.
 MANY = tuple(f"d{number:02d}" for number in range(50))
 STEPS = [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0]
@@ -44,13 +44,6 @@ def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: LocalTr
     return held
 
 
-def hurt(fleet: Fleet, what: str, secs: float) -> None:
-    if what == "pause":
-        fleet.clock.pause(secs)
-    else:
-        fleet.clock.set(secs)
-
-
 # All steps are tried with fewer leases below.
 @pytest.mark.parametrize(("what", "secs"), [("pause", 600.0), ("set", 86_400.0), ("set", -3600.0)])
 def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, what: str, secs: float) -> None:
@@ -59,7 +52,7 @@ def test_fifty_leases_outlive_a_pause_and_a_clock_that_is_set(tmp_path: Path, wh
         held = turn_until_leased(fleet, coordinator, transport)
         assert len(held) >= 50
         for _ in range(3):  # as often as quarantines a job
-            hurt(fleet, what, secs)
+            getattr(fleet.clock, what)(secs)
             coordinator.turn(0.0)
             check_nobody_is_blamed(coordinator.view())
         for asked in held:
@@ -93,14 +86,13 @@ def test_a_clock_that_is_set_between_a_kill_and_the_next_start_blames_nobody(
 def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: Path) -> None:
     """Its lease expires and the device is taken up again, as often as would quarantine both."""
     fleet = make_fleet(tmp_path, ("one",), limits=Limits(job_candidates=8, lease_secs=30.0))
-    one = DeviceId("one")
     with fleet.coordinator() as (coordinator, transport):
         state, measure = coordinator._parts.state, transport.measure
         frozen: set[int] = set()
 
         def freeze(lease: Lease, incarnation: int, batch: Batch) -> None:
             if incarnation not in frozen:
-                transport.freeze(one, incarnation)
+                transport.freeze(ONE, incarnation)
                 frozen.add(incarnation)
             measure(lease, incarnation, batch)
 
@@ -108,13 +100,58 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
             while len(frozen) < 7:
                 coordinator.turn(0.0)
                 fleet.clock.skip(5.0)
-                assert state.describe(one)["failures"] == 0
-        assert state.describe(one)["outages"] == 6
+                assert state.describe(ONE)["failures"] == 0
+        assert state.describe(ONE)["outages"] == 6
         view = fleet.finish(coordinator, 400)
     expiries = view["devices"]["one"]["expiries"]
     assert expiries >= 7
     check_nobody_is_blamed(view, expiries=expiries)
     assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL
+
+
+def test_who_was_not_heard_for_too_long_is_silent() -> None:
+    clock = Clock()
+    silence = LivenessMonitor(60.0, clock)
+    up = {ONE: 1, TWO: 3}
+    assert silence.silent(up) == []
+    for _ in range(7):
+        clock.now += 10.0
+        silence.heard(Heartbeat(device_id=ONE, incarnation=1))
+        silence.heard(Heartbeat(device_id=TWO, incarnation=2))  # of a life that is over
+        found = silence.silent(up)
+    assert found == [(TWO, 3)]
+    assert silence.silent({ONE: 1, TWO: 4}) == [], "a new life has its time"
+
+
+def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
+    clock = Clock()
+    silence = LivenessMonitor(60.0, clock)
+    silence.silent({ONE: 1})
+    clock.pause(600.0)
+    clock.tick()
+    assert silence.silent({ONE: 1}) == []
+    clock.skip(55.0)
+    assert silence.silent({ONE: 1}) == []
+    clock.skip(10.0)
+    assert silence.silent({ONE: 1}) == [(ONE, 1)]
+
+
+def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, ("one",))
+    with fleet.coordinator() as (coordinator, transport):
+        with mock.patch.object(LocalTransport, "propose"):  # so that it is up and has no lease
+            fleet.turn(coordinator, 5)
+        assert not coordinator._parts.state.describe(ONE)["leases"]
+        transport.freeze(ONE, 1)
+        describe = coordinator._parts.state.describe
+        fleet.turn_until(
+            coordinator, lambda _: fleet.clock.skip(5.0) > 0 and describe(ONE)["incarnation"] == 2, 40
+        )
+        shown = describe(ONE)
+        assert (shown["incarnation"], shown["failures"], shown["outages"]) == (2, 0, 1)
+        view = fleet.finish(coordinator, 400)
+    assert view["store"]["records"] == ALL
+    assert any("says nothing any more" in line for line in fleet.lines)
 
 
 #: A coordinator by the real clocks, with a lease of four seconds. Its agents get what they are to measure
@@ -123,13 +160,12 @@ _PAUSED = """
 import json, sys
 from pathlib import Path
 from fleet.core.limits import Limits
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.settings import CoordinatorSettings
 from fleet.engine.notices import Notices
 from fleet.transport.local import LocalTransport
 from fleet.store.store import Store
-from tests.coordinator_fixtures import CHOICE, OFFERED, WORKLOADS, make_fleet
+from tests.coordinator_fixtures import CHOICE, make_fleet
 from tests.transport_fixtures import PROTOCOL
 
 folder, go = Path(sys.argv[1]), Path(sys.argv[2])

@@ -20,11 +20,9 @@ from rich.console import Console
 
 from agents.device.messages import AgentGone, Asked, Failed, Heartbeat, Message, MorePending, Results
 from agents.lease import LeaseTag
-from agents.records import DeviceId
 from agents.spool.disk_spool import Spool
 from fleet.core.events import (
     AgentHeartbeat,
-    AgentStarted,
     DeviceAdded,
     DeviceState,
     GrantLease,
@@ -32,7 +30,6 @@ from fleet.core.events import (
     JobSubmitted,
     ProbePassed,
 )
-from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
@@ -45,17 +42,16 @@ from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
-    OFFERED,
-    WORKLOADS,
+    ALL,
+    ONE,
+    TWO,
     Fleet,
     everything_measured,
     make_fleet,
     without_room,
 )
+from tests.disk_fixtures import failing
 from tests.fleet_world import job
-
-ALL = OFFERED * len(WORKLOADS)
-ONE, TWO = DeviceId("one"), DeviceId("two")
 
 
 @pytest.fixture
@@ -138,20 +134,9 @@ def test_a_refused_record_of_an_earlier_life_ends_its_job_too(fleet: Fleet) -> N
 # ---- no room ----
 
 
-@contextlib.contextmanager
-def table_without_room(is_full: list[bool]) -> Iterator[None]:
-    """A table that has no room while `is_full` says so; log, journal and pools have."""
-
-    def write(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_full[0]:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(*args, **kwargs)
-
-        return call
-
-    with mock.patch.object(writer, "write_data_files", write(writer.write_data_files)):
-        yield
+def table_without_room() -> Any:
+    """A table that has no room; log, journal and pools have."""
+    return mock.patch.object(writer, "write_data_files", failing())
 
 
 def hasten(coordinator: Coordinator) -> None:
@@ -170,36 +155,32 @@ def check_all(fleet: Fleet, view: dict[str, Any]) -> None:
 
 
 def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
-    is_full = [False]
-    with table_without_room(is_full), fleet.coordinator() as (coordinator, _):
+    with fleet.coordinator() as (coordinator, _):
         fleet.turn(coordinator, 6)
-        is_full[0] = True
         hasten(coordinator)
-        fleet.turn(coordinator, 60, 3.0)
-        view = coordinator.view()
-        assert view["coordinator"]["state"] == "disk_full"
-        epochs = [one["epoch"] for one in view["devices"].values()]
-        fleet.turn(coordinator, 30, 10.0)
-        view = coordinator.view()
-        assert [one["epoch"] for one in view["devices"].values()] == epochs
-        assert sum("no lease is granted until there is room" in line for line in fleet.lines) == 1
-        is_full[0] = False
+        with table_without_room():
+            fleet.turn(coordinator, 60, 3.0)
+            view = coordinator.view()
+            assert view["coordinator"]["state"] == "disk_full"
+            epochs = [one["epoch"] for one in view["devices"].values()]
+            fleet.turn(coordinator, 30, 10.0)
+            view = coordinator.view()
+            assert [one["epoch"] for one in view["devices"].values()] == epochs
+            assert sum("no lease is granted until there is room" in line for line in fleet.lines) == 1
         check_all(fleet, fleet.finish(coordinator, 600))
 
 
 def test_a_full_disk_while_traces_are_looked_for_gives_up_no_lease(fleet: Fleet) -> None:
     """A device needs traces that are on their way to the table: they cannot go there, and it waits."""
-    is_full = [False]
-    with table_without_room(is_full), fleet.coordinator() as (coordinator, _):
+    with fleet.coordinator() as (coordinator, _):
         hasten(coordinator)
-        is_full[0] = True
-        # Nothing stays in memory, so every trace that a sibling has measured is looked for in the store.
-        with mock.patch.object(coordinator._parts.pools, "_cache_bytes", 0):
-            fleet.turn(coordinator, 80, 3.0)
-        assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
-        assert coordinator.view()["jobs"]["cancelled"] == 0
-        assert coordinator.view()["coordinator"]["state"] == "disk_full"
-        is_full[0] = False
+        with table_without_room():
+            # Nothing stays in memory, so every trace that a sibling has measured is looked for in the store.
+            with mock.patch.object(coordinator._parts.pools, "_cache_bytes", 0):
+                fleet.turn(coordinator, 80, 3.0)
+            assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
+            assert coordinator.view()["jobs"]["cancelled"] == 0
+            assert coordinator.view()["coordinator"]["state"] == "disk_full"
         check_all(fleet, fleet.finish(coordinator, 600))
 
 
@@ -313,26 +294,15 @@ def test_a_log_on_the_full_disk_does_not_end_what_it_tells_of(fleet: Fleet) -> N
 
 def leased_state() -> FleetState:
     """A device at work on a job under its first lease."""
-    state = FleetState(Limits())
+    state = FleetState()
     state.apply(DeviceAdded(at_secs=1.0, device_id=ONE, family="cpu"))
-    state.apply(AgentStarted(at_secs=2.0, device_id=ONE, incarnation=1))
     state.apply(ProbePassed(at_secs=2.0, device_id=ONE, incarnation=1, environment_id="e"))
-    assert any(
-        isinstance(one, GrantLease) for one in state.apply(JobSubmitted(at_secs=3.0, job=job("job", ONE)))
-    )
+    assert isinstance(state.apply(JobSubmitted(at_secs=3.0, job=job("job", ONE)))[0], GrantLease)
     return state
 
 
 def kinds(message: Message, state: FleetState) -> list[str]:
     return [type(one).__name__ for one in events_of(message, state, 5.0, 5.0)]
-
-
-@pytest.mark.parametrize(
-    ("is_blameless", "expected"), [(False, ["JobCrashed", "AgentDied"]), (True, ["AgentDied"])]
-)
-def test_a_death_from_outside_blames_no_job(is_blameless: bool, expected: list[str]) -> None:
-    gone = AgentGone(device_id=ONE, incarnation=1, reason="died", is_blameless=is_blameless)
-    assert kinds(gone, leased_state()) == expected
 
 
 def test_a_heartbeat_tells_the_time_zone_which_changes_twice_a_year() -> None:
@@ -341,8 +311,10 @@ def test_a_heartbeat_tells_the_time_zone_which_changes_twice_a_year() -> None:
     assert told.utc_offset_secs == time.localtime(5.0).tm_gmtoff
 
 
-@pytest.mark.parametrize(("is_blameless", "expected"), [(False, ["JobCrashed"]), (True, ["AgentDied"])])
-def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: list[str]) -> None:
+@pytest.mark.parametrize("is_blameless", [False, True])
+def test_a_death_from_outside_and_a_host_that_cannot_measure_blame_no_job(is_blameless: bool) -> None:
+    gone = AgentGone(device_id=ONE, incarnation=1, reason="died", is_blameless=is_blameless)
+    assert kinds(gone, leased_state()) == ["JobCrashed", "AgentDied"][is_blameless:]
     failed = Failed(
         device_id=ONE,
         incarnation=1,
@@ -352,7 +324,7 @@ def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool, expected: 
         is_blameless=is_blameless,
     )
     state = leased_state()
-    assert kinds(failed, state) == expected
+    assert kinds(failed, state) == ["AgentDied" if is_blameless else "JobCrashed"]
     for event in events_of(failed, state, 5.0, 5.0):
         state.apply(event)
     # Either way the device gets another agent, and the job is still there.

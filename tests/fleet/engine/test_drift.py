@@ -25,12 +25,11 @@ from fleet.onboarding.drift import why_as_before
 from fleet.requests.session import EngineSession
 from fleet.store.reader import environment_before
 from fleet.store.store import Store
-from tests.coordinator_fixtures import Fleet, make_fleet
+from tests.coordinator_fixtures import ONE, Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end
 from tests.record_fixtures import make_record
 from transfer.adapt.fingerprint import Fingerprint
 
-ONE = DeviceId("one")
 SAMPLES = 4
 #: Answers before the drift.
 STEADY = 32

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Workload
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
@@ -19,8 +19,7 @@ from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
-from fleet.planner.workload_choice import WorkloadChoice
-from fleet.planner.workload_discovery import WorkloadDiscovery
+from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
 
@@ -53,8 +52,14 @@ class Outlet:
         self.jobs.append(job)
 
 
-def planner_of(coverage: Coverage, pools: CandidatePools, job_sink: Outlet) -> JobPlanner:
-    return JobPlanner(
+def planner_of(
+    pools: CandidatePools, workloads: Sequence[Workload] = (WORKLOAD,), records: Sequence[Record] = ()
+) -> tuple[JobPlanner, Outlet]:
+    """A planner of a device that has measured some candidates of what it measures."""
+    coverage, job_sink = Coverage({DEVICE: "cpu"}, [one.workload_id for one in workloads]), Outlet()
+    coverage.set_environment(DEVICE, "e" * 32)
+    coverage.add(records)
+    made = JobPlanner(
         PlannerContext(
             coverage=coverage,
             pools=pools,
@@ -65,27 +70,35 @@ def planner_of(coverage: Coverage, pools: CandidatePools, job_sink: Outlet) -> J
             token="t",
         )
     )
+    if workloads:
+        made.set_workloads([DEVICE], workloads)
+    return made, job_sink
+
+
+def candidates_of(records: Sequence[Record]) -> list[Candidate]:
+    return [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
 
 
 def planner_of_measured(folder: Path) -> tuple[JobPlanner, Outlet]:
-    """A planner of a device that has measured some candidates, so that others may evolve from them."""
-    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
-    coverage.set_environment(DEVICE, "e" * 32)
+    """A planner of a device whose candidates others may evolve from: their traces are at hand."""
     records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    coverage.add(records)
     pools = CandidatePools(folder)
-    pools.remember("cpu", [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records])
-    job_sink = Outlet()
-    return planner_of(coverage, pools, job_sink), job_sink
+    pools.remember("cpu", candidates_of(records))
+    return planner_of(pools, records=records)
 
 
-def drawn(count: int) -> list[Candidate]:
-    return [Candidate(workload_id=WORKLOAD.workload_id, trace=f"[[{number}]]") for number in range(count)]
+def drawn(count: int) -> tuple[Candidate, ...]:
+    names = (f"[[{number}]]" for number in range(count))
+    return tuple(Candidate(workload_id=WORKLOAD.workload_id, trace=name) for name in names)
+
+
+def answered(planner: JobPlanner, request: ProposeRequest, count: int) -> None:
+    """Let the agent answer with so many candidates, the same ones each time."""
+    planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=request, candidates=drawn(count)))
 
 
 def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path: Path) -> None:
     planner, job_sink = planner_of_measured(tmp_path)
-    planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert job_sink.searches == [], "traces are at hand"
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
@@ -93,9 +106,7 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     assert not random.parents, "both of one workload"
 
     for request, count in ((random, BATCH_SIZE + 8), (evolved, BATCH_SIZE)):
-        planner.proposed(
-            Proposed(device_id=DEVICE, incarnation=1, request=request, candidates=tuple(drawn(count)))
-        )
+        answered(planner, request, count)
     taken = [one for job in job_sink.jobs for one in job.candidate_ids]
     assert len(taken) == BATCH_SIZE + 8
     assert len(taken) == len(set(taken))
@@ -124,7 +135,6 @@ def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None
 def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
     planner, job_sink = planner_of_measured(tmp_path)
     planner.heads.add(DEVICE)
-    planner.set_workloads([DEVICE], [WORKLOAD])
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert any(one.parents for one in job_sink.asked), "drawn for the head to choose from"
     planner.agent_gone(DEVICE)
@@ -135,13 +145,9 @@ def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, leaves: bool) -> None:
-    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
-    coverage.set_environment(DEVICE, "e" * 32)
-    coverage.propose("cpu", WORKLOAD.workload_id, [one.candidate_id for one in drawn(BATCH_SIZE // 2)])
-    job_sink = Outlet()
-    pools = CandidatePools(tmp_path)
-    planner = planner_of(coverage, pools, job_sink)
-    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner, job_sink = planner_of(CandidatePools(tmp_path))
+    known = [one.candidate_id for one in drawn(BATCH_SIZE // 2)]
+    planner._coverage.propose("cpu", WORKLOAD.workload_id, known)
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert job_sink.asked, "gaps are chosen, and the agent is asked for more"
     assert not job_sink.jobs
@@ -155,16 +161,11 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
 
 
 def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
-    coverage = Coverage({DEVICE: "cpu"}, [WORKLOAD.workload_id])
-    coverage.set_environment(DEVICE, "e" * 32)
     lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
-    coverage.add(lost)
-    job_sink = Outlet()
-    planner = planner_of(coverage, CandidatePools(tmp_path), job_sink)
-    planner.set_workloads([DEVICE], [WORKLOAD])
+    planner, job_sink = planner_of(CandidatePools(tmp_path), records=lost)
     planner.want({DEVICE: BATCH_SIZE})
     [asked] = job_sink.asked
-    planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=asked, candidates=tuple(drawn(8))))
+    answered(planner, asked, 8)
     origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in job_sink.jobs}
     assert origins == {0: ("random", 8), 1: ("paired", 2)}
 
@@ -172,11 +173,9 @@ def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
 @contextmanager
 def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]:
     """One life of a planner over files that stay; its device has asked for jobs."""
-    coverage, job_sink = Coverage({DEVICE: "cpu"}, ()), Outlet()
-    coverage.set_environment(DEVICE, "e" * 32)
     pools = CandidatePools(folder / "pools", **options)  # type: ignore[arg-type]
     with Store.open(folder / "store") as store, closing(pools):
-        planner = planner_of(coverage, pools, job_sink)
+        planner, job_sink = planner_of(pools, ())
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
         discovery = WorkloadDiscovery(
             *(choice, folder / "workloads.json", store, planner._context, planner, mock.Mock(), specs),
@@ -191,10 +190,8 @@ def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]
 def use_up(folder: Path, **options: object) -> None:
     """A life in which an agent draws a few candidates, and then finds no other."""
     with life(folder, **options) as (planner, job_sink):
-        for found in (drawn(8), drawn(8)):
-            planner.proposed(
-                Proposed(device_id=DEVICE, incarnation=1, request=job_sink.asked[-1], candidates=tuple(found))
-            )
+        for _ in range(2):
+            answered(planner, job_sink.asked[-1], 8)
             planner.want({DEVICE: BATCH_SIZE})
         assert len(job_sink.asked) == 2
 
@@ -229,24 +226,19 @@ def test_all_parents_of_a_plan_are_looked_for_at_once(
 ) -> None:
     monkeypatch.setattr("fleet.planner.job_planner._MOST_SOUGHT", most)
     workloads = [WORKLOAD, make_workload(0xA1B3)]
-    coverage = Coverage({DEVICE: "cpu"}, [one.workload_id for one in workloads])
-    coverage.set_environment(DEVICE, "e" * 32)
     records = [
         make_record(100 * number + place, workload=one.workload_id)
         for number, one in enumerate(workloads)
         for place in range(1, 40)
     ]
-    coverage.add(records)
-    job_sink, pools = Outlet(), CandidatePools(tmp_path)  # nothing is in memory, as after a restart
-    planner = planner_of(coverage, pools, job_sink)
-    planner.set_workloads([DEVICE], workloads)
+    pools = CandidatePools(tmp_path)  # nothing is in memory, as after a restart
+    planner, job_sink = planner_of(pools, workloads, records)
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert not [one for one in job_sink.asked if one.parents]
     assert [len(requests) for requests, _ in job_sink.searches] == ([1, 1] if most == 1 else [2])
 
     sought = {one for _, wanted in job_sink.searches for one in wanted}
-    found = [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
-    pools.remember("cpu", [one for one in found if one.candidate_id in sought])
+    pools.remember("cpu", [one for one in candidates_of(records) if one.candidate_id in sought])
     for requests, _ in job_sink.searches:
         for device_id, request_id in requests:
             planner.searched(device_id, request_id)

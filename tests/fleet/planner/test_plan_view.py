@@ -15,7 +15,7 @@ from fleet.planner.queues import Queues
 from tests.record_fixtures import make_batch, make_spec, make_workload
 
 OLD, NEW, FAR = DeviceId("old"), DeviceId("new"), DeviceId("far")
-WORKLOADS = {one.workload_id: one for one in (make_workload(1), make_workload(2))}
+WORKLOADS = {one.workload_id: one for one in (make_workload(1, (("net", 3),)), make_workload(2))}
 WORKLOADS_OF = dict.fromkeys((OLD, NEW, FAR), WORKLOADS)
 FAMILIES = dict.fromkeys((OLD, NEW, FAR), "cpu")
 
@@ -39,7 +39,9 @@ def planned(made: PlanViews, *asking: DeviceId) -> set[DeviceId]:
 
 def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now() -> None:
     made = views()
-    assert set(made.view([OLD], WORKLOADS_OF).devices) == {OLD, NEW}
+    view = made.view([OLD], WORKLOADS_OF)
+    assert set(view.devices) == {OLD, NEW}
+    assert [worth / 4194304.0 for worth in view.workloads.values()] == [3, 1], "weight x FLOPs"
     assert planned(made, OLD) == set()
     assert planned(made, OLD, NEW) == {NEW}
     assert planned(made, FAR) == {FAR}, "on another host nobody waits"

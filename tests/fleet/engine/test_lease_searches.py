@@ -14,25 +14,23 @@ from unittest import mock
 import pytest
 
 from agents.lease import Lease
-from agents.records import CandidateId, DeviceId
+from agents.records import CandidateId
 from fleet.core.events import JobState
+from fleet.engine import lease_dispatcher
 from fleet.engine.coordinator import Coordinator
-from fleet.planner import lease_searches
-from fleet.planner.lease_searches import TRIES
+from fleet.engine.lease_dispatcher import TRIES
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Found, StoreThread, find_candidates
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
-    OFFERED,
-    WORKLOADS,
+    ALL,
+    ONE,
+    TWO,
     Fleet,
     everything_measured,
     make_fleet,
     poll_answered,
 )
-
-ALL = OFFERED * len(WORKLOADS)
-ONE, TWO = DeviceId("one"), DeviceId("two")
 
 
 @pytest.fixture
@@ -48,11 +46,13 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def searching(question: Callable[..., Found]) -> Any:
-    return mock.patch.object(lease_searches, "find_candidates", question)
+    return mock.patch.object(lease_dispatcher, "find_candidates", question)
 
 
 def check(fleet: Fleet, view: dict[str, Any]) -> None:
-    assert view["store"]["records"] == 2 * ALL
+    ids = fleet.record_ids()
+    assert len(ids) == len(set(ids)) == view["store"]["records"] == 2 * ALL
+    assert {one.origin for one in Store.read(fleet.folder / "store").records(device_id=TWO)} == {"paired"}
     assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
     assert {one["crashes"] for one in view["devices"].values()} == {0}
     assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
@@ -114,9 +114,7 @@ def slow_store(is_slow: list[bool]) -> Iterator[None]:
 def test_a_search_that_takes_longer_than_a_lease_is_nobodys_fault(fleet: Fleet, slow_secs: int) -> None:
     is_slow = [True]
     with fleet.coordinator() as (coordinator, _), slow_store(is_slow):
-        for _ in range(slow_secs):
-            fleet.clock.now += 1.0
-            coordinator.turn(0.0)
+        fleet.turn(coordinator, slow_secs, 1.0)
         shown = coordinator.view()["devices"][TWO]
         assert (shown["state"], shown["incarnation"], shown["failures"]) == ("leased", 1, 0)
         assert shown["budget"]["device_secs"] == 0.0
@@ -164,12 +162,10 @@ def test_a_batch_goes_out_with_time_enough_for_its_agent(fleet: Fleet) -> None:
     ):
         for pause in (50.0, 61.0, 10_000.0):
             is_slow[0] = True
-            for _ in range(20):
-                coordinator.turn(0.0)
+            fleet.turn(coordinator, 20)
             is_slow[0] = False
             fleet.clock.now += pause
-            for _ in range(3):
-                coordinator.turn(0.0)
+            fleet.turn(coordinator, 3)
         view = coordinator.view()
         assert left
         assert min(left) >= fleet.limits.lease_secs / 2
