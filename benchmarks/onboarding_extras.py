@@ -206,7 +206,8 @@ def _stated(
     for k in samples:
         if k > len(case.pool):
             continue
-        few_shot = choose_few_shot(selector_named(how.selector), situation, case.pool, k, lambda: source)
+        selector = selector_named(how.selector)
+        few_shot = choose_few_shot(selector, situation, case.pool, truth, k, lambda: source)
         onboarding = Onboarding(
             dataset=with_few_shot(view, case.target, FewShotSet(few_shot, truth[few_shot])),
             target=case.target,

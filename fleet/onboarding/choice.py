@@ -34,9 +34,6 @@ _LEAST_POOL = 32
 _POOL_SHARE = 4
 #: Candidates of each workload that are searched, at most.
 _WHOLE_POOL = 16_384
-#: Samples between two choices of a way that looks at what was measured, and choices at most.
-_ROUND = 8
-_MOST_ROUNDS = 16
 
 
 def source_devices_of(
@@ -167,21 +164,6 @@ def choose(
         one = by_id[dataset.candidate_ids[row]]
         few.setdefault(one.workload_id, []).append(one)
     return few
-
-
-def looks_at_results(selector: str) -> bool:
-    """Whether a way to choose looks at what the device has measured."""
-    from transfer.adapt.sample_selection import IN_ROUNDS
-
-    return selector in IN_ROUNDS
-
-
-def rounds(selector: str, samples: int) -> list[int]:
-    """How many samples there are to be after each choice; all at once where results do not matter."""
-    if not looks_at_results(selector) or samples <= _ROUND:
-        return [samples]
-    step = max(_ROUND, math.ceil(samples / _MOST_ROUNDS))
-    return [*range(step, samples, step), samples]
 
 
 def rows_of(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:

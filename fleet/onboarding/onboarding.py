@@ -36,9 +36,7 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import prepared, strategy_for, told
 from fleet.onboarding.choice import (
     choose,
-    looks_at_results,
     pools_of,
-    rounds,
     rows_of,
     source_devices_of,
     source_version,
@@ -224,6 +222,7 @@ def _measure(
 ) -> _Samples | str:
     """Take the fingerprint, choose the few-shot set, and measure it; or say why there is no need to."""
     from transfer.adapt.fingerprint import distances
+    from transfer.adapt.sample_selection import IN_ROUNDS, rounds
 
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
     target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
@@ -234,7 +233,7 @@ def _measure(
     with display.live():
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            how_wide = {"live": is_live(spec), "fewer": fewer, "whole": looks_at_results(selector)}
+            how_wide = {"live": is_live(spec), "fewer": fewer, "whole": selector in IN_ROUNDS}
             pools, holds_out, count = pools_of(store, known, asked, **how_wide)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)

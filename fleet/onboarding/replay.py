@@ -117,7 +117,7 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     truth = dataset.latency_secs[:, dataset.column(device)]
     with clock.part("choose"):
         selector = selector_named(settings.onboarding.selector)
-        few_shot = choose_few_shot(selector, situation, case.pool, samples, lambda: source)
+        few_shot = choose_few_shot(selector, situation, case.pool, truth, samples, lambda: source)
     seen = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
     failed = int((~np.isfinite(truth[few_shot])).sum())
     if samples and failed == len(few_shot):

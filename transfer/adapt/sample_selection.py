@@ -9,6 +9,7 @@ Legend: P rows of the pool, T trunk width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -290,6 +291,16 @@ SELECTORS: dict[str, Selector] = {
 }
 #: Ways that look at what was measured, so that they choose a few at a time.
 IN_ROUNDS = frozenset({Fastest().name})
+#: Samples between two choices of such a way, and choices at most.
+_ROUND, _MOST_ROUNDS = 8, 16
+
+
+def rounds(selector: str, samples: int) -> list[int]:
+    """How many samples there are to be after each choice; all at once where results do not matter."""
+    if selector not in IN_ROUNDS or samples <= _ROUND:
+        return [samples]
+    step = max(_ROUND, math.ceil(samples / _MOST_ROUNDS))
+    return [*range(step, samples, step), samples]
 
 
 def selector_named(name: str) -> Selector:

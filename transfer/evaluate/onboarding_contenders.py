@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Strategy
 from transfer.adapt.sample_choice import Choice
-from transfer.adapt.sample_selection import Selector
+from transfer.adapt.sample_selection import Selector, rounds
 from transfer.baselines.base import Rows, Scores
 from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
@@ -144,7 +144,7 @@ def _points(
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
             lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
-                selector, situation, case.pool, len(case.pool) if k is None else k, source_model
+                selector, situation, case.pool, truth, len(case.pool) if k is None else k, source_model
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])
@@ -183,10 +183,15 @@ def choose_few_shot(
     selector: Selector,
     situation: Situation,
     pool: Rows,
+    truth: Scores,
     count: int,
     source_model: Callable[[], FleetTLP],
 ) -> Rows:
-    """Rows of the pool that the target measures, all chosen at once."""
+    """Rows of the pool that the target measures, ascending.
+
+    As in an onboarding (`rounds`), a way that looks at results is shown the `truth`, (N,) seconds on the
+    target, of the rows that it has chosen before.
+    """
     if not count:
         return np.zeros(0, dtype=np.int64)
     if count >= len(pool):
@@ -198,7 +203,11 @@ def choose_few_shot(
         source_model=source_model,
         seed=situation.seed,
     )
-    return np.sort(selector.choose(choice, count))
+    taken = choice.taken
+    for so_far in rounds(selector.name, count):
+        choice = replace(choice, taken=taken, taken_secs=truth[taken])
+        taken = np.concatenate([taken, selector.choose(choice, so_far - len(taken))])
+    return np.sort(taken)
 
 
 def is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:

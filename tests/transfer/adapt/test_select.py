@@ -19,8 +19,10 @@ from transfer.adapt.sample_selection import (
     Uncertain,
     selector_named,
 )
+from transfer.baselines.situation import Situation
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.evaluate.onboarding_contenders import choose_few_shot
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
@@ -202,3 +204,28 @@ def test_clusters_are_spread_over_unlike_candidates(source: FleetTLP) -> None:
         return float(np.mean(np.min(((x[:, None] - chosen[None]) ** 2).sum(axis=2), axis=1)))
 
     assert farthest(clustered) < farthest(random)
+
+
+def test_a_way_that_looks_at_results_is_shown_them_a_few_at_a_time() -> None:
+    truth = WHOLE.latency_secs[:, WHOLE.column(DeviceId(TARGET))]
+    asked: list[int] = []
+
+    class Watching:
+        name = "search"
+
+        def choose(self, choice: Choice, count: int) -> np.ndarray:
+            asked.append(count)
+            np.testing.assert_array_equal(choice.taken_secs, truth[choice.taken])
+            return np.setdiff1d(choice.pool, choice.taken)[:count]
+
+    situation = Situation(
+        dataset=DATASET,
+        target=TARGET,
+        sources=("one",),
+        source_rows=np.arange(len(DATASET)),
+        test=np.arange(0),
+        seed=0,
+    )
+    rows = choose_few_shot(Watching(), situation, POOL, truth, 20, no_model)
+    assert asked == [8, 8, 4]
+    assert rows.tolist() == np.sort(POOL)[:20].tolist()
