@@ -46,9 +46,10 @@ from agents.records import (
     as_json_dict,
 )
 from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, kept_monitor, unmeasured
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import WorkerStage
-from agents.sandbox.windows import Planned, in_windows
+from agents.sandbox.windows import in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
 
@@ -236,10 +237,9 @@ class DeviceWorker:
         wanted = deque[Again]()
         measured = {(one.candidate.candidate_id, one.attempt) for one in left}
 
-        def stream() -> Iterator[Planned]:
+        def stream() -> Iterator[CandidateJob]:
             while queue := wanted or left:
-                one = queue.popleft()
-                yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
+                yield job_of(queue.popleft(), batch.protocol)
 
         began, is_last = time.monotonic(), False
         while not is_last:
@@ -249,12 +249,12 @@ class DeviceWorker:
                 for window in windows:
                     roofs = self.descriptor_in(lasting).roofline
                     records = [
-                        record_of(self.spec, batch, planned, result, window.drift, lasting, roofs)
-                        for planned, result in window.results
+                        record_of(self.spec, batch, job, result, window.drift, lasting, roofs)
+                        for job, result in window.results
                     ]
-                    for planned, result in window.results:
+                    for job, result in window.results:
                         if result.outcome is Outcome.OK:
-                            key = planned.job.workload.workload_id
+                            key = job.workload.workload_id
                             best[key] = min(best.get(key, math.inf), *result.run_secs)
                     again: list[Again] = []
                     if window.drift.suspect:

@@ -99,7 +99,8 @@ class ChildWorker:
                 workload = workload_from_json(message["workload"])
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
-                job = self._job(message)
+                workload, protocol = self._workloads[message["workload_id"]], Protocol(**message["protocol"])
+                job = _Job(workload=workload, protocol=protocol, **message["job"])
                 self._retiming.note(job.workload.workload_id, job.best_secs)
                 try:
                     self._measure(job)
@@ -127,18 +128,6 @@ class ChildWorker:
                 with suppress(HostLockError):  # then it draws where it is
                     held.enter_context(self._slot.building())
             return handlers.propose(message, self._workloads[message["workload_id"]])
-
-    def _job(self, message: dict[str, Any]) -> _Job:
-        return _Job(
-            number=message["job"],
-            workload=self._workloads[message["workload_id"]],
-            candidate_id=CandidateId(message["candidate_id"]),
-            trace=message["trace"],
-            protocol=Protocol(**message["protocol"]),
-            check=message["check"],
-            keep=message["keep"],
-            best_secs=message["best_secs"],
-        )
 
     def _lock(self) -> AbstractContextManager[float]:
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
@@ -214,15 +203,8 @@ class ChildWorker:
             began = time.perf_counter()
             run_secs = self._retiming.time_again(one)
             secs = time.perf_counter() - began
-            self._channel.send(
-                {
-                    "event": "retimed",
-                    "job": one.job,
-                    "run_secs": run_secs,
-                    "timing_secs": secs,
-                    "left": one.left,
-                }
-            )
+            told = {"job": one.job, "run_secs": run_secs, "timing_secs": secs, "left": one.left}
+            self._channel.send({"event": "retimed", **told})
         if due:
             self._channel.send({"event": "rested"})
 
