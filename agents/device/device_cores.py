@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agents.host.timing_lock import host_lock_path
+from agents.host.host_lock import host_lock_path
 from agents.records import Descriptor, DeviceKind, DeviceSpec
 from agents.sandbox.stages import ChildSettings
 

@@ -21,9 +21,8 @@ from typing import Any
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
-from agents.host.host_lock import HostLockError
+from agents.host.host_lock import HostLockError, timing_lock
 from agents.host.probe import environment
-from agents.host.timing_lock import timing_lock
 from agents.programs.build import Built, CandidateRefused, build
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.programs.loaded_workloads import Programs, elsewhere

@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.host.host_lock import HostLockError, make_lock
-from agents.host.timing_lock import timing_lock
+from agents.host.host_lock import HostLockError, make_lock, timing_lock
 from agents.records import Workload
 from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
