@@ -28,25 +28,9 @@ if TYPE_CHECKING:
 
 #: Columns that are held; `trace` is read when it is asked for.
 _COLUMNS = (
-    "candidate_id",
-    "workload_id",
-    "dialect",
-    "outcome",
-    "run_secs",
-    "warmup_secs",
-    "number",
-    "build_secs",
-    "wait_secs",
-    "timing_secs",
-    "measured_at",
-    "attempt",
-    "error",
-    "environment",
-    "environment_id",
-    "protocol",
-    "quality",
-    "schema",
-    "counts",
+    *("candidate_id", "workload_id", "dialect", "outcome", "run_secs", "warmup_secs", "number"),
+    *("build_secs", "wait_secs", "timing_secs", "measured_at", "attempt", "error", "environment"),
+    *("environment_id", "protocol", "quality", "schema", "counts"),
 )
 #: Columns of seconds; a file that did not come from `fleet export` may hold anything.
 _SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")

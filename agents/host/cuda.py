@@ -34,13 +34,7 @@ _CORES_PER_UNIT = {"sm_60": 64, "sm_61": 128, "sm_70": 64, "sm_72": 64, "sm_75":
 # Facts that the driver alone tells of its card; a data sheet does not stand in for them.
 _FROM_DRIVER = frozenset(("arch", "clock_max_mhz", "memory_bytes", "thread_warp_size"))
 _SMI_FIELDS = (
-    "name",
-    "uuid",
-    "memory.total",
-    "compute_cap",
-    "clocks.max.sm",
-    "driver_version",
-    "pci.bus_id",
+    *("name", "uuid", "memory.total", "compute_cap", "clocks.max.sm", "driver_version", "pci.bus_id"),
     "persistence_mode",
 )
 _PROGRAM_TIMEOUT_SECS = 20.0

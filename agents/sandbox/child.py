@@ -79,7 +79,9 @@ class ChildWorker:
         self._link = _link(settings, self._device)
         self._programs = Programs()
         self._mover = mover
-        self._slot = _slot(settings, mover)
+        self._slot: CoreSlot | None = None
+        if settings.slot_path:
+            self._slot = CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
         self._retiming = SpacedRetiming()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
@@ -200,10 +202,8 @@ class ChildWorker:
             if not one.left:
                 continue  # an earlier timing of these failed
             began = time.perf_counter()
-            run_secs = self._retiming.time_again(one)
-            secs = time.perf_counter() - began
-            told = {"job": one.job, "run_secs": run_secs, "timing_secs": secs, "left": one.left}
-            self._channel.send({"event": "retimed", **told})
+            told = {"run_secs": self._retiming.time_again(one), "timing_secs": time.perf_counter() - began}
+            self._channel.send({"event": "retimed", "job": one.job, "left": one.left, **told})
         if due:
             self._channel.send({"event": "rested"})
 
@@ -276,9 +276,6 @@ class ChildWorker:
         """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
         return self._settings.device == "cpu" and not self._settings.tracker
 
-    def _threads(self) -> int:
-        return self._settings.threads if self._settings.tracker else int(self._thread_count())
-
     def _seen(self, session: Session | None = None) -> dict[str, Any]:
         """The moment's environment; taken where the program was timed, still pinned there.
 
@@ -291,7 +288,8 @@ class ChildWorker:
             if session is not None:
                 seen |= handlers.board_moment(session, cores, index)
         seen["versions"] |= self._versions
-        return {**seen, "threads": self._threads(), **self._settings.environment}
+        threads = self._settings.threads if self._settings.tracker else int(self._thread_count())
+        return {**seen, "threads": threads, **self._settings.environment}
 
 
 def _link(settings: ChildSettings, device: Any) -> Link:
@@ -306,12 +304,6 @@ def _link(settings: ChildSettings, device: Any) -> Link:
         cores=settings.timing_cores,
         session_secs=_SESSION_SECS,
     )
-
-
-def _slot(settings: ChildSettings, mover: MoverClient) -> CoreSlot | None:
-    if not settings.slot_path:
-        return None
-    return CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
 
 
 def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:

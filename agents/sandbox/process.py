@@ -143,17 +143,15 @@ class Zygote:
         """The end of what the zygote itself printed: why it could not start."""
         return _tail(self._stderr)
 
-    def close(self) -> str:
-        """End it and every process it forked; says how it ended by itself, if it had."""
-        code = self._process.poll()
+    def close(self) -> None:
+        """End it and every process it forked."""
         self._control.close()  # it then ends its processes and itself
         try:
-            code = self._process.wait(_DEATH_TIMEOUT_SECS) if code is None else code
+            self._process.wait(_DEATH_TIMEOUT_SECS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            self._process.wait()
         self._stderr.close()
-        return end_of(code)
 
 
 class WorkerProcess:
