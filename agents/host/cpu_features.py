@@ -101,7 +101,10 @@ _FEATURES = {X86_64: _X86_FEATURES, AARCH64: _AARCH64_FEATURES}
 
 #: AArch64 features that change how tensor programs are vectorised, in LLVM's names, in the order in which
 #: the architecture added them. A profile of the host's own CPU lists those that it has.
-TENSOR_FEATURES = tuple("neon crc lse rdm fullfp16 dotprod fp16fml i8mm bf16 sve sve2".split())
+TENSOR_FEATURES = (
+    *("neon", "crc", "lse", "rdm", "fullfp16", "dotprod", "fp16fml", "i8mm", "bf16"),
+    *("sve", "sve2"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
