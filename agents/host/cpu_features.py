@@ -160,10 +160,6 @@ def requirement(target: Mapping[str, Any], host_arch: str) -> Requirement:
 
     A target without `mtriple` is built for the host's architecture, unless its `mcpu` is a level that
     belongs to another one.
-
-    Args:
-        target: The TVM target as a dictionary.
-        host_arch: Architecture of the host, used where the target names none.
     """
     mcpu = str(target.get("mcpu", ""))
     triple = str(target.get("mtriple", ""))

@@ -127,10 +127,8 @@ def gpu_state(index: int) -> dict[str, Any]:
     """Read the clocks and the load of one CUDA device at this moment, through the management library only.
 
     The library is opened at the first call and stays open for the life of the process, because this is read
-    with every record; a process that forks should therefore leave the first call to its children.
-
-    Args:
-        index: Ordinal of the device as `cuda_devices` counts.
+    with every record; a process that forks should therefore leave the first call to its children. `index` is
+    as `cuda_devices` counts.
 
     Returns:
         What the card shows of `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `power_w`, `utilisation`
@@ -169,9 +167,7 @@ def throttle_reasons(mask: int) -> list[str]:
 def visible(devices: Sequence[dict[str, str]], setting: str | None) -> list[dict[str, str]]:
     """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: the devices named, up to the first name that fits none.
 
-    Args:
-        devices: All devices of the host in PCI bus order, each with its `uuid`.
-        setting: Value of the variable; None when it is not set.
+    The devices are all those of the host in PCI bus order; the setting is None when it is not set.
     """
     if setting is None:
         return list(devices)

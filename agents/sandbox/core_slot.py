@@ -118,12 +118,9 @@ class MoverClient:
 
 
 class CoreSlot:
-    """The slot of a host, as one worker process uses it.
+    """The slot of a host, as one worker process uses it: two locks (of the slot, of timing) and its mover.
 
-    Args:
-        path: File of the slot's lock, which `make_lock` made; the builder in the slot holds it.
-        timing_lock: File of the host's timing lock (`agents.host.host_lock.timing_lock`).
-        mover: Of this process.
+    The builder in the slot holds the lock of the slot.
     """
 
     def __init__(self, path: Path, timing_lock: Path, mover: MoverClient) -> None:

@@ -37,11 +37,7 @@ _RECYCLE_AFTER = 400
 
 
 class WorkerPool:
-    """Worker processes of one device.
-
-    Args:
-        settings: One for each process: target, cores and lock.
-    """
+    """Worker processes of one device, one for each of the settings."""
 
     def __init__(self, settings: Sequence[ChildSettings]) -> None:
         self._processes = WorkerProcesses(settings)

@@ -284,8 +284,7 @@ class WorkerProcess:
     def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
         """End the process; returns how it ended and the end of what it printed since its job began.
 
-        Args:
-            last_words_secs: Time for a process that ends by itself to finish printing.
+        One that ends by itself gets some time (`last_words_secs`) to finish printing.
         """
         fate = self._zygote.end_of(self._token, last_words_secs) if last_words_secs else "did not end"
         if fate == "did not end":

@@ -40,18 +40,10 @@ def in_windows(
     window_secs: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[Window, None, None]:
-    """Measure a stream of jobs.
+    """Measure a stream of jobs; gives at least one window, and the last one ends with the last job.
 
-    Args:
-        jobs: Read as worker processes become free, so it may depend on the windows so far.
-        pool: Measures them.
-        watch: The device's canaries.
-        best_secs: Best latency known by workload id, in seconds.
-        window_secs: A window is ended after so long.
-        clock: Gives seconds that only grow.
-
-    Yields:
-        At least one window; the last one ends with the last job.
+    Jobs are read as worker processes become free, so they may depend on the windows so far. A window is ended
+    after `window_secs` of a clock that only grows.
     """
     canaries = watch.jobs()
     #: Results of the readings at both ends of the stream, by place in their canaries.

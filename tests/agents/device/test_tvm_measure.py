@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from agents.records import DeviceSpec
 from tests.host_fixtures import write_generic_device
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ def test_tune_tir_searches_with_our_builder_and_runner(
 
 
 @pytest.mark.timeout(120)
-def test_a_program_that_does_not_compile_fails_alone(tmp_path: Path) -> None:
+def test_a_program_that_does_not_compile_fails_alone(generic_spec: DeviceSpec) -> None:
     import tvm
     from tvm import te, tirx
     from tvm.s_tir import meta_schedule as ms
@@ -72,15 +72,8 @@ def test_a_program_that_does_not_compile_fails_alone(tmp_path: Path) -> None:
         return tvm.IRModule({"main": te.create_prim_func([a, te.compute((4,), call, name="b")])})
 
     good = tvm.ir.load_json(operator_workload("GMM", (1, 16, 16, 16)).module_json)
-    spec = DeviceSpec(
-        device_id=DeviceId("generic"),
-        kind=DeviceKind.LOCAL,
-        family=Family.CPU,
-        target_json='{"kind":"llvm","num-cores":1}',
-        cores=(0,),
-    )
-    with tvm_measure(spec) as ours:
-        target = tvm.target.Target(spec.target)
+    with tvm_measure(generic_spec) as ours:
+        target = tvm.target.Target(generic_spec.target)
         inputs = [ms.builder.BuilderInput(one, target) for one in (good, program("no_such_function"), good)]
         built = ours.builder.build(inputs)
         args = ms.arg_info.ArgInfo.from_prim_func(good["main"])
