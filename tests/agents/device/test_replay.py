@@ -78,6 +78,11 @@ def ask(worker: ReplayWorker, records: list[Record], *, attempt: int = 0) -> lis
     return worker.measure(batch)
 
 
+def answers(worker: ReplayWorker, record: Record, attempts: int) -> list[Record]:
+    """What it answers one candidate with, at each attempt."""
+    return [ask(worker, [record], attempt=attempt)[0] for attempt in range(attempts)]
+
+
 def timeless(records: list[Record]) -> list[Record]:
     return [dataclasses.replace(record, measured_at=0.0) for record in records]
 
@@ -113,7 +118,7 @@ def test_the_record_that_counts_is_answered(maker: Maker) -> None:
     steady = recorded(1, attempt=1, origin="remeasure", run_secs=(0.5, 0.625))
     later = recorded(1, attempt=2, origin=NOISE, run_secs=(0.25,))
     worker = maker([drifting, steady, later])
-    assert [ask(worker, [drifting], attempt=n)[0].run_secs for n in range(3)] == [steady.run_secs] * 3
+    assert [one.run_secs for one in answers(worker, drifting, 3)] == [steady.run_secs] * 3
 
 
 def test_a_candidate_that_was_never_recorded_is_lost_and_says_why(maker: Maker) -> None:
@@ -141,13 +146,12 @@ def test_with_failures_a_candidate_is_lost_as_often_as_it_was(maker: Maker) -> N
         for attempt in range(8)
     ]
     worker = maker(rows, failures=True)
-    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(400)]
+    found = answers(worker, rows[0], 400)
     counts = Counter(record.outcome for record in found)
     assert set(counts) == {Outcome.OK, Outcome.LOST}
     assert 60 < counts[Outcome.LOST] < 140
-    again = [ask(maker([], failures=True), rows[:1], attempt=attempt)[0] for attempt in range(5)]
-    assert timeless(again) == timeless(found[:5])
-    assert {ask(maker([]), rows[:1], attempt=n)[0].outcome for n in range(20)} == {Outcome.OK}
+    assert timeless(answers(maker([], failures=True), rows[0], 5)) == timeless(found[:5])
+    assert {one.outcome for one in answers(maker([]), rows[0], 20)} == {Outcome.OK}
 
 
 def test_noise_draws_among_recorded_repeats_and_measurements(maker: Maker) -> None:
@@ -157,16 +161,15 @@ def test_noise_draws_among_recorded_repeats_and_measurements(maker: Maker) -> No
         recorded(1, attempt=2, outcome=Outcome.RUN_FAILED, run_secs=()),
     ]
     worker = maker(rows, noise=True)
-    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(60)]
+    found = answers(worker, rows[0], 60)
     assert {record.outcome for record in found} == {Outcome.OK}
     drawn = {record.run_secs for record in found}
     assert len(drawn) > 10
     assert all(set(secs) <= set(rows[0].run_secs) or set(secs) <= set(rows[1].run_secs) for secs in drawn)
     assert {len(secs) for secs in drawn} == {2, 3}
-    again = [ask(maker([], noise=True), rows[:1], attempt=attempt)[0] for attempt in range(60)]
-    assert timeless(found) == timeless(again)
-    other = [ask(maker([], noise=True, seed=1), rows[:1], attempt=n)[0].run_secs for n in range(60)]
-    assert other != [record.run_secs for record in found]
+    assert timeless(found) == timeless(answers(maker([], noise=True), rows[0], 60))
+    other = answers(maker([], noise=True, seed=1), rows[0], 60)
+    assert [one.run_secs for one in other] != [one.run_secs for one in found]
 
 
 def test_options_make_other_environments_and_the_protocol_does_not(maker: Maker) -> None:

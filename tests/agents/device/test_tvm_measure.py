@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.records import DeviceSpec
+from tests.conftest import run_code
 from tests.host_fixtures import write_generic_device
 
 ROOT = Path(__file__).parents[3]
@@ -49,10 +48,7 @@ def test_tune_tir_searches_with_our_builder_and_runner(
         "print([float(secs) for one in found.get_all_tuning_records() for secs in one.run_secs])\n"
     )
     # A search of TVM leaves loggers behind that the next search in the same process stumbles over.
-    script = [sys.executable, "-c", f"{before}{lines}\n{after}"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout.splitlines()[-1])
+    measured = json.loads(run_code(f"{before}{lines}\n{after}", timeout=None).splitlines()[-1])
     assert len(measured) >= 8
     assert all(0 < secs < 1 for secs in measured)
 
