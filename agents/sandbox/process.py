@@ -190,8 +190,9 @@ class WorkerProcess:
 
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
-        self.stage, self.deadline, self._stages = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SECS, 0
-        self.at = None if job is None else StageBegan(job=job, stage=self.stage, build_secs=0.0, wait_secs=0.0)
+        waiting = WorkerStage.WAITING
+        self.stage, self.deadline, self._stages = waiting, time.monotonic() + LOCK_TIMEOUT_SECS, 0
+        self.at = None if job is None else StageBegan(job=job, stage=waiting, build_secs=0.0, wait_secs=0.0)
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
             self._stderr.truncate(0)

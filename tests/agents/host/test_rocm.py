@@ -141,9 +141,7 @@ def test_an_odd_answer_about_the_driver_only_leaves_it_out(smi: str) -> None:
     assert first["arch"] == "gfx90a"
 
 
-def test_a_gpu_without_a_sheet_is_described_by_the_driver_alone_and_numbers_that_are_none_are_left_out() -> (
-    None
-):
+def test_what_neither_sheet_nor_driver_tells_is_left_out() -> None:
     text = ROCMINFO.replace("MI250X", "of tomorrow")
     [first, _] = printed(text)
     assert first["compute_units"] == "110"
