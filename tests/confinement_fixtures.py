@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.host.own_program import command, environment
-from agents.sandbox.confinement import MOST_FILE_BYTES
+from agents.records import as_json_dict
+from agents.sandbox.confinement import MOST_FILE_BYTES, system_call
 from agents.sandbox.core_slot import MoverClient
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
@@ -36,14 +37,6 @@ NUMBERS = {
 }
 PTRACE_SEIZE, CLONE_NEWUSER, IO_URING_SETUP = 0x4206, 0x10000000, 425
 F_SETSIG, MS_REMOUNT = 10, 32
-
-
-def call(number: int, *arguments: Any) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-    if libc.syscall(ctypes.c_long(number), *given) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def fork() -> None:
@@ -84,17 +77,17 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "kill": lambda: os.kill(zygote, 0),
         "kill_all": lambda: os.kill(-1, 0),
         "signal_by_descriptor": lambda: fcntl.fcntl(0, F_SETSIG, 9),
-        "ptrace": lambda: call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0),
+        "ptrace": lambda: system_call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0),
         "read_memory": lambda: Path(f"/proc/{zygote}/mem").open("rb").close(),
         "move_to_cores": lambda: os.sched_setaffinity(stranger, os.sched_getaffinity(stranger)),
         "limit": lambda: resource.prlimit(stranger, resource.RLIMIT_NOFILE, (64, 64)),
         "be_nicer": lambda: os.setpriority(os.PRIO_PROCESS, stranger, 19),
         # Where it may be made, the kernel finds nothing there to mount again.
-        "mount": lambda: call(own["mount"], b"none", str(folder).encode(), b"tmpfs", MS_REMOUNT, None),
-        "make_namespace": lambda: call(own["unshare"], CLONE_NEWUSER),
-        "io_uring": lambda: call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
-        "bpf": lambda: call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
-        "leave_group": lambda: call(own["setsid"]),
+        "mount": lambda: system_call(own["mount"], b"none", str(folder).encode(), b"tmpfs", MS_REMOUNT, 0),
+        "make_namespace": lambda: system_call(own["unshare"], CLONE_NEWUSER),
+        "io_uring": lambda: system_call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
+        "bpf": lambda: system_call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
+        "leave_group": lambda: system_call(own["setsid"]),
         "grow": lambda: os.pwrite(2, b"x", MOST_FILE_BYTES),
         "fork": fork,
         "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
@@ -181,8 +174,6 @@ class Worker:
                 cwd=ROOT,
             )
         ours, theirs = socket.socketpair()
-        from agents.records import as_json_dict
-
         message = {"op": "fork", "token": 0, "settings": as_json_dict(self._settings)}
         with theirs:
             errors = sys.__stderr__.fileno() if sys.__stderr__ else 2

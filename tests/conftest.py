@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agents.codec import workload_from_json
-from agents.host.timing_lock import host_lock_path
+from agents.host.host_lock import host_lock_path
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings

@@ -49,13 +49,9 @@ _PENDING_PART = 256
 
 
 class Agent:
-    """One life of a device's agent.
+    """One life of a device's agent, on the host of this name; `post` takes its messages, in order.
 
-    Args:
-        start: What it is.
-        open_worker: Makes the device's worker; an `AgentError` of it refuses the device.
-        host: Name of its host.
-        post: Takes its messages, in order.
+    An `AgentError` of `open_worker`, which makes the device's worker, refuses the device.
     """
 
     def __init__(
@@ -164,12 +160,7 @@ class Agent:
             self._base, self._is_doing = None, False
 
     def heartbeat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
-        """Say what it is doing; called by another thread than the others.
-
-        Args:
-            now: Of the monotonic clock.
-            is_host_idle: Whether nobody else uses its host.
-        """
+        """Say what it is doing `now`, on the monotonic clock; called by another thread than the others."""
         worker, base = self._worker, self._base
         busy, finished = Activity.IDLE, 0
         if worker is not None:

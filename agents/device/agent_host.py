@@ -47,7 +47,7 @@ class AgentHost:
     """The agents of one process.
 
     Args:
-        open_worker: Makes the worker of a device; an `AgentError` of it refuses the device.
+        open_worker: As of `Agent`.
         host: Name of this host, for `AgentUp`.
         heartbeat_secs: How often every agent that is up says that it is alive.
         most_waiting: Records that may wait to be fetched before the making of more has to wait.
@@ -98,15 +98,10 @@ class AgentHost:
             self._changed.notify_all()
 
     def take(self, confirmed: int, timeout_secs: float) -> tuple[int, list[Message]]:
-        """Fetch messages and heartbeats; wait for the first of them.
+        """Fetch messages and heartbeats in the order of making, with the number of this answer.
 
-        Args:
-            confirmed: Number of the last answer that arrived, 0 before the first. An answer that was lost is
-                given again.
-            timeout_secs: Longest wait.
-
-        Returns:
-            Number of this answer, and messages in the order of making.
+        Waits for the first of them. An answer that was lost is given again: `confirmed` is the number of the
+        last that arrived, 0 before the first.
         """
         deadline = time.monotonic() + timeout_secs
         with self._changed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agents.host.timing_lock import host_lock_path
+from agents.host.host_lock import host_lock_path
 from agents.records import Descriptor, DeviceKind, DeviceSpec
 from agents.sandbox.stages import ChildSettings
 
@@ -27,16 +27,11 @@ _ENOUGH_QUIET_CORES = 4
 def quiet_cores(
     timing_cores: Sequence[int], usable_cores: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Cores for everything that must not disturb a timing.
-
-    Args:
-        timing_cores: Logical CPUs that time.
-        usable_cores: Logical CPUs that may be used.
-        groups: Logical CPUs by physical core: siblings of a timing core share its units.
+    """Cores for everything that must not disturb a timing: logical CPUs, in `groups` by physical core.
 
     Returns:
-        Usable CPUs outside the physical cores that time; where there are none, those that do not time
-        themselves; where all of them do, all.
+        Usable CPUs outside the physical cores that time, for siblings share their units; where there are
+        none, those that do not time themselves; where all of them do, all.
     """
     shared = {core for group in groups if set(group) & set(timing_cores) for core in group}
     for taken in (shared | set(timing_cores), set(timing_cores)):
@@ -56,13 +51,7 @@ def agent_cores(
 
     Local devices that time on the same cores take turns by the host's timing lock, and each keeps its own
     builders off these cores. The cores of an `rpc` device are its board's: here it only builds. A `replay`
-    device has none.
-
-    Args:
-        spec: The device.
-        specs: All devices that this host reaches.
-        usable_cores: Logical CPUs of this host that the fleet may use.
-        groups: Logical CPUs by physical core.
+    device has none. All devices that this host reaches are in `specs`.
 
     Returns:
         Its own timing cores, and what the local devices' timing leaves of the usable ones; all of them where

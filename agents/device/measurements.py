@@ -5,27 +5,28 @@ from __future__ import annotations
 from agents.device.batch import Batch
 from agents.programs.check import is_checkable
 from agents.programs.quality import Drift, is_rejected, relative_interval
-from agents.records import Candidate, DeviceSpec, Outcome, Protocol, Record, Workload, canonical_json
+from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json
+from agents.sandbox.canary_watch import Again
 from agents.sandbox.job import CandidateJob, JobResult
-from agents.sandbox.windows import Planned
 
 
-def job_of(candidate: Candidate, workload: Workload, protocol: Protocol) -> CandidateJob:
+def job_of(one: Again, protocol: Protocol) -> CandidateJob:
     """The job of a candidate of a batch, with the check of its output where its turn has come."""
     # By the hash, so that every device checks the same ones and a run can be repeated.
-    place = int(candidate.candidate_id[:8], 16) / 2**32
+    place = int(one.candidate.candidate_id[:8], 16) / 2**32
     return CandidateJob(
-        candidate=candidate,
-        workload=workload,
+        candidate=one.candidate,
+        workload=one.workload,
         protocol=protocol,
-        check=place < protocol.check_share and is_checkable(workload.flops),
+        attempt=one.attempt,
+        check=place < protocol.check_share and is_checkable(one.workload.flops),
     )
 
 
 def record_of(
     spec: DeviceSpec,
     batch: Batch,
-    planned: Planned,
+    job: CandidateJob,
     result: JobResult,
     drift: Drift,
     environment_id: str,
@@ -35,7 +36,7 @@ def record_of(
 
     What the canaries measured so far (`Descriptor.roofline`) goes with the environment.
     """
-    candidate = planned.job.candidate
+    candidate = job.candidate
     outcome, error = result.outcome, result.error
     if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
         outcome = Outcome.REJECTED
@@ -67,7 +68,7 @@ def record_of(
         protocol=batch.protocol,
         environment=canonical_json(environment),
         environment_id=environment_id,
-        attempt=planned.attempt,
+        attempt=job.attempt,
         measured_at=result.ended_at,
         model_version=batch.model_version,
         quality=canonical_json(quality),

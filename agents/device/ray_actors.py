@@ -1,8 +1,4 @@
-"""The Ray skin over `AgentHost`: actors without logic of their own.
-
-`fleet.transport.ray_hosts` makes them; beside these only
-`fleet.models.ray_train` imports Ray.
-"""
+"""The Ray skin over `AgentHost`: actors without logic of their own, made by `fleet.transport.ray_hosts`."""
 
 from __future__ import annotations
 
@@ -57,11 +53,7 @@ class AgentHostActor:
         return self._host.take(confirmed, timeout_secs)
 
     def close(self, requests: list[AgentRequest]) -> None:
-        """End every agent after the request that it is doing; returns when that is done.
-
-        Args:
-            requests: The last ones, of which acknowledgements are done.
-        """
+        """End every agent after the request that it is doing, and the acknowledgements of the last ones."""
         self._host.ask(requests)
         self._host.close()
         self._thread.join()
@@ -72,10 +64,7 @@ def host_versions(packages: Sequence[str]) -> dict[str, str]:
     """Versions of packages and of Python on the host that this runs on, and its name as `host`.
 
     Ray sends the function itself, and the answer is plain data. So it works with whatever version of this
-    project the host has: nothing of it may be named here.
-
-    Args:
-        packages: Names of distributions; the version of one that is not installed is empty.
+    project the host has: nothing of it may be named here. The version of what is not installed is empty.
     """
     import importlib.metadata
     import platform

@@ -28,25 +28,9 @@ if TYPE_CHECKING:
 
 #: Columns that are held; `trace` is read when it is asked for.
 _COLUMNS = (
-    "candidate_id",
-    "workload_id",
-    "dialect",
-    "outcome",
-    "run_secs",
-    "warmup_secs",
-    "number",
-    "build_secs",
-    "wait_secs",
-    "timing_secs",
-    "measured_at",
-    "attempt",
-    "error",
-    "environment",
-    "environment_id",
-    "protocol",
-    "quality",
-    "schema",
-    "counts",
+    *("candidate_id", "workload_id", "dialect", "outcome", "run_secs", "warmup_secs", "number"),
+    *("build_secs", "wait_secs", "timing_secs", "measured_at", "attempt", "error", "environment"),
+    *("environment_id", "protocol", "quality", "schema", "counts"),
 )
 #: Columns of seconds; a file that did not come from `fleet export` may hold anything.
 _SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
@@ -67,10 +51,6 @@ class ReplayRecords:
 
     Only records of one environment may be compared, so of several the one with the most records is taken,
     of equal ones the latest.
-
-    Args:
-        path: A Parquet file that `fleet export` wrote.
-        device_id: The recorded device.
 
     Raises:
         AgentError: The file cannot be read, or holds no record of the device.
@@ -119,12 +99,7 @@ class ReplayRecords:
         return self.recorded.descriptor or unknown_descriptor(self.recorded.spec.device_id)
 
     def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
-        """List the recorded candidates of a workload, sorted by id.
-
-        Args:
-            workload_id: A workload; an unknown one has none.
-            failed: Whether to list those that have no latency too.
-        """
+        """List the recorded candidates of a workload by id; with `failed` those without a latency too."""
         found = self._candidates.get(workload_id, {})
         return [one for one, is_ok in found.items() if is_ok or failed]
 

@@ -46,9 +46,10 @@ from agents.records import (
     as_json_dict,
 )
 from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, kept_monitor, unmeasured
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import WorkerStage
-from agents.sandbox.windows import Planned, in_windows
+from agents.sandbox.windows import in_windows
 from agents.spool.disk_spool import Spool
 from agents.trust import DERIVED
 
@@ -184,7 +185,8 @@ class DeviceWorker:
 
         The space belongs to the device's family, so another device of the family draws the same ones.
         """
-        return self._ask_space({"op": "propose"}, "random", workload, count, seed, exclude)
+        question = {"op": "propose", "count": count, "seed": seed, "exclude": sorted(exclude)}
+        return list(_candidates(workload, self._ask_space(question, workload)["traces"], "random"))
 
     def evolve(
         self,
@@ -199,17 +201,16 @@ class DeviceWorker:
 
         The parents are traces of good candidates, best first; the seed is that of the mutations.
         """
-        question = {"op": "evolve", "parents": list(parents)}
-        return self._ask_space(question, "evolved", workload, count, seed, exclude)
+        question = {"op": "evolve", "count": count, "seed": seed, "exclude": sorted(exclude)}
+        answer = self._ask_space({**question, "parents": list(parents)}, workload)
+        return list(_candidates(workload, answer["traces"], "evolved"))
 
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
 
         The traces are of a workload that claims to be this one, which is ours.
         """
-        question = {"op": "derive", "traces": list(traces)}
-        question |= {"workload_id": workload.workload_id, "family": self.spec.family}
-        answer = self.pool.ask(question, workload)
+        answer = self._ask_space({"op": "derive", "traces": list(traces)}, workload)
         return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
@@ -236,10 +237,9 @@ class DeviceWorker:
         wanted = deque[Again]()
         measured = {(one.candidate.candidate_id, one.attempt) for one in left}
 
-        def stream() -> Iterator[Planned]:
+        def stream() -> Iterator[CandidateJob]:
             while queue := wanted or left:
-                one = queue.popleft()
-                yield Planned(job_of(one.candidate, one.workload, batch.protocol), one.attempt)
+                yield job_of(queue.popleft(), batch.protocol)
 
         began, is_last = time.monotonic(), False
         while not is_last:
@@ -249,12 +249,12 @@ class DeviceWorker:
                 for window in windows:
                     roofs = self.descriptor_in(lasting).roofline
                     records = [
-                        record_of(self.spec, batch, planned, result, window.drift, lasting, roofs)
-                        for planned, result in window.results
+                        record_of(self.spec, batch, job, result, window.drift, lasting, roofs)
+                        for job, result in window.results
                     ]
-                    for planned, result in window.results:
+                    for job, result in window.results:
                         if result.outcome is Outcome.OK:
-                            key = planned.job.workload.workload_id
+                            key = job.workload.workload_id
                             best[key] = min(best.get(key, math.inf), *result.run_secs)
                     again: list[Again] = []
                     if window.drift.suspect:
@@ -300,21 +300,9 @@ class DeviceWorker:
             self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
         return self._watches[lasting]
 
-    def _ask_space(
-        self,
-        question: dict[str, Any],
-        origin: str,
-        workload: Workload,
-        count: int,
-        seed: int,
-        exclude: Collection[CandidateId],
-    ) -> list[Candidate]:
-        question = {
-            **question,
-            **{"count": count, "seed": seed, "exclude": sorted(exclude)},
-            **{"workload_id": workload.workload_id, "family": self.spec.family},
-        }
-        return list(_candidates(workload, self.pool.ask(question, workload)["traces"], origin))
+    def _ask_space(self, question: dict[str, Any], workload: Workload) -> dict[str, Any]:
+        space = {"workload_id": workload.workload_id, "family": self.spec.family}
+        return self.pool.ask({**question, **space}, workload)
 
 
 def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:

@@ -102,17 +102,8 @@ _FEATURES = {X86_64: _X86_FEATURES, AARCH64: _AARCH64_FEATURES}
 #: AArch64 features that change how tensor programs are vectorised, in LLVM's names, in the order in which
 #: the architecture added them. A profile of the host's own CPU lists those that it has.
 TENSOR_FEATURES = (
-    "neon",
-    "crc",
-    "lse",
-    "rdm",
-    "fullfp16",
-    "dotprod",
-    "fp16fml",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
+    *("neon", "crc", "lse", "rdm", "fullfp16", "dotprod", "fp16fml", "i8mm", "bf16"),
+    *("sve", "sve2"),
 )
 
 
@@ -169,10 +160,6 @@ def requirement(target: Mapping[str, Any], host_arch: str) -> Requirement:
 
     A target without `mtriple` is built for the host's architecture, unless its `mcpu` is a level that
     belongs to another one.
-
-    Args:
-        target: The TVM target as a dictionary.
-        host_arch: Architecture of the host, used where the target names none.
     """
     mcpu = str(target.get("mcpu", ""))
     triple = str(target.get("mtriple", ""))

@@ -34,13 +34,7 @@ _CORES_PER_UNIT = {"sm_60": 64, "sm_61": 128, "sm_70": 64, "sm_72": 64, "sm_75":
 # Facts that the driver alone tells of its card; a data sheet does not stand in for them.
 _FROM_DRIVER = frozenset(("arch", "clock_max_mhz", "memory_bytes", "thread_warp_size"))
 _SMI_FIELDS = (
-    "name",
-    "uuid",
-    "memory.total",
-    "compute_cap",
-    "clocks.max.sm",
-    "driver_version",
-    "pci.bus_id",
+    *("name", "uuid", "memory.total", "compute_cap", "clocks.max.sm", "driver_version", "pci.bus_id"),
     "persistence_mode",
 )
 _PROGRAM_TIMEOUT_SECS = 20.0
@@ -61,34 +55,26 @@ _THROTTLE_REASONS = {
 }
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment variables for processes that use a CUDA device of a spec.
-
-    CUDA numbers the fastest card first unless it is told otherwise; `cuda_devices` and the specs number by
-    PCI bus, also inside a `CUDA_VISIBLE_DEVICES` that lists numbers.
-    """
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+#: CUDA numbers the fastest card first unless it is told otherwise; `cuda_devices` and the specs number by PCI
+#: bus, also inside a `CUDA_VISIBLE_DEVICES` that lists numbers.
+WORKER_ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def cuda_devices(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], ...]:
-    """List the CUDA devices that a program started with this environment may use.
-
-    Args:
-        environ: Environment variables; those of this process by default. `CUDA_VISIBLE_DEVICES` is obeyed.
+def cuda_devices() -> tuple[dict[str, str], ...]:
+    """List the CUDA devices that a program started by this process may use: `CUDA_VISIBLE_DEVICES` is obeyed.
 
     Returns:
         One mapping a device: `index` (ordinal among the visible ones in PCI bus order, which is CUDA's own
-        order in processes that were given `worker_environment`), `name`, `uuid`, `arch` (`sm_90`),
+        order in processes that were given `WORKER_ENVIRONMENT`), `name`, `uuid`, `arch` (`sm_90`),
         `memory_bytes`, `clock_max_mhz`, `driver`, `pci_bus_id`, `persistence_mode` (`on`, `off`), the three
         limits that a TVM target needs, and what `gpu_sheet` has, from the driver where it tells. Unknown
         values are left out. Empty without a driver.
     """
-    environ = os.environ if environ is None else environ
     found = _from_nvml()
     if found is None:
         query = f"--query-gpu={','.join(_SMI_FIELDS)}"
         found = _from_smi(program_output(("nvidia-smi", query, "--format=csv,noheader,nounits")))
-    chosen = visible(_by_bus(found), environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = visible(_by_bus(found), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
 
 
@@ -104,20 +90,16 @@ def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def compiler_fault(environ: Mapping[str, str] | None = None) -> str:
+def compiler_fault() -> str:
     """Say what this host lacks to compile programs for its CUDA devices through TVM; empty if nothing.
 
     TVM looks the same way: NVRTC through the package `cuda-bindings`, unless `TVM_CUDA_COMPILE_MODE` asks for
     `nvcc`, and the headers of CUDA's toolkit at `CUDA_PATH`, beside the `nvcc` on the path, or at its usual
     place.
-
-    Args:
-        environ: Environment variables; those of this process by default.
     """
-    environ = os.environ if environ is None else environ
-    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    nvcc = shutil.which("nvcc")
     beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
-    root = Path(environ.get("CUDA_PATH", "") or (beside or ["/usr/local/cuda"])[0])
+    root = Path(os.environ.get("CUDA_PATH", "") or (beside or ["/usr/local/cuda"])[0])
     headers = [path for place in ("include", "targets/*/include") for path in root.glob(place)]
     if not any((path / "cuda_runtime.h").is_file() for path in headers):
         return (
@@ -125,7 +107,7 @@ def compiler_fault(environ: Mapping[str, str] | None = None) -> str:
             "on PATH or set CUDA_PATH to it"
         )
     has_nvrtc = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
-    if environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvrtc" and not has_nvrtc:
+    if os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvrtc" and not has_nvrtc:
         package = "the Python package cuda-bindings is missing, through which TVM compiles"
         return f"{package}: pip install 'tensor-fleet[cuda]'"
     return ""
@@ -141,24 +123,20 @@ def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
         program_output(("nvidia-modprobe", "-u", "-c", "0"))
 
 
-def gpu_state(index: int, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def gpu_state(index: int) -> dict[str, Any]:
     """Read the clocks and the load of one CUDA device at this moment, through the management library only.
 
     The library is opened at the first call and stays open for the life of the process, because this is read
-    with every record; a process that forks should therefore leave the first call to its children.
-
-    Args:
-        index: Ordinal of the device as `cuda_devices` counts.
-        environ: Environment variables; those of this process by default. `CUDA_VISIBLE_DEVICES` is obeyed.
+    with every record; a process that forks should therefore leave the first call to its children. `index` is
+    as `cuda_devices` counts.
 
     Returns:
         What the card shows of `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `power_w`, `utilisation`
         (per cent of the last moment in which any program ran on it) and `throttle_reasons` (sorted names of
         what holds the clock down; `gpu_idle` is one). Empty without the library, a driver or that device.
     """
-    environ = os.environ if environ is None else environ
     nvml = _open_nvml()
-    handle = _nvml_handle(index, environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
+    handle = _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
     if nvml is None or handle is None:
         return {}
     readers: dict[str, Callable[[], Any]] = {
@@ -189,9 +167,7 @@ def throttle_reasons(mask: int) -> list[str]:
 def visible(devices: Sequence[dict[str, str]], setting: str | None) -> list[dict[str, str]]:
     """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: the devices named, up to the first name that fits none.
 
-    Args:
-        devices: All devices of the host in PCI bus order, each with its `uuid`.
-        setting: Value of the variable; None when it is not set.
+    The devices are all those of the host in PCI bus order; the setting is None when it is not set.
     """
     if setting is None:
         return list(devices)

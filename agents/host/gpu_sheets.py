@@ -79,10 +79,7 @@ def _rows() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
 
 
 def gpu_sheet(name: str) -> dict[str, str]:
-    """What the data sheet of a GPU says.
-
-    Args:
-        name: Of the device, as the driver or a log has it; an id that holds it will do.
+    """What the data sheet of a GPU says, named as the driver or a log has it; an id that holds that will do.
 
     Returns:
         `arch`, `compute_units`, `clock_max_mhz`, `memory_bytes_per_sec`, `memory_bytes`, `l2_bytes`,

@@ -1,8 +1,9 @@
 """Locks that all users of a host share: empty files, opened for reading only and never believed.
 
-Called by `timing.py` (the timing lock) and `core_slot.py`. Any user may have made such a file, in a folder
-where nobody can remove another's. Nothing is written to it or read from it, so whoever made it can do no more
-than hold it; whoever does is found in `/proc/locks`. A lock falls with its process, however that dies.
+One process of a host times under one of them (`timing_lock`); `core_slot.py` has another. Any user may have
+made such a file, in a folder where nobody can remove another's. Nothing is written to it or read from it, so
+whoever made it can do no more than hold it; whoever does is found in `/proc/locks`. A lock falls with its
+process, however that dies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pwd
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +27,9 @@ _ROOT = 0
 #: Never through a link, and at once also where the name belongs to a pipe or a device.
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ALL_MAY_READ = 0o644
+#: Whoever waits longer for the timing lock is told who holds it. Many devices may take turns at it, with
+#: programs that take minutes each; their parent gives up a minute later (`agents.sandbox.process`).
+LOCK_WAIT_SECS = 540.0
 
 
 class HostLockError(AgentError):
@@ -34,6 +39,11 @@ class HostLockError(AgentError):
 def shared_folder() -> Path:
     """The folder of the locks: the same for all users of a host, whatever their `TMPDIR`."""
     return next((folder for folder in _FOLDERS if _is_shared(folder)), Path(tempfile.gettempdir()))
+
+
+def host_lock_path(device: str = "") -> Path:
+    """Where a timing lock lies: one a host for its CPU, one for each other device, whoever runs the fleet."""
+    return shared_folder() / f"tensor-fleet-timing{device and '-'}{device}.lock"
 
 
 def make_lock(path: Path) -> None:
@@ -99,6 +109,41 @@ def take_lock(path: Path, *, wait_secs: float, is_shared: bool = False) -> int:
             os.close(handle)
             raise
         os.close(handle)  # it was removed meanwhile, as cleaners of temporary folders do
+
+
+@contextmanager
+def timing_lock(path: Path, wait_secs: float = LOCK_WAIT_SECS) -> Iterator[float]:
+    """Hold the host's timing lock, which `make_lock` made; yields the seconds that were spent waiting for it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        HostLockError: It cannot be used, or somebody else held it for `wait_secs`.
+    """
+    started = time.perf_counter()
+    handle = take_lock(path, wait_secs=wait_secs)
+    try:
+        yield time.perf_counter() - started
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def not_timing(path: Path) -> Iterator[bool]:
+    """Keep anybody from beginning to time; yields False where somebody does already.
+
+    Raises:
+        FileNotFoundError: Nobody has ever timed here.
+        HostLockError: The lock cannot be used.
+    """
+    try:
+        handle = take_lock(path, wait_secs=0.0, is_shared=True)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(handle)
 
 
 def holder_of(path: Path) -> int:

@@ -69,12 +69,9 @@ def _cpu_info(root: Path) -> host.CpuInfo:
 
 
 def probe(root: Path = _ROOT, usable: Sequence[int] | None = None, arch: str | None = None) -> Descriptor:
-    """Look at this host.
+    """Look at this host; another file tree (`root`) describes another one.
 
-    Args:
-        root: Root of the file tree to read; another one describes another host.
-        usable: Logical CPUs this process may use; asked of the system by default.
-        arch: Architecture; asked of the system by default.
+    Logical CPUs that this process may use, and the architecture, are asked of the system by default.
     """
     info = host.parse_cpuinfo(host.read_text(root / "proc/cpuinfo"))
     usable = tuple(sorted(os.sched_getaffinity(0) if usable is None else usable))

@@ -62,11 +62,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class Tracker:
-    """One connection to a tracker.
-
-    Args:
-        address: `host:port`.
-        deadline: Until when to wait for the greeting.
+    """One connection to a tracker at `host:port`, which has until the deadline for its greeting.
 
     Raises:
         NotYetError: No tracker answers there; any method may raise it as well.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import first_line
-from agents.host.timing_lock import timing_lock
+from agents.host.host_lock import timing_lock
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import LoadedNetwork, load
 

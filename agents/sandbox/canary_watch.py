@@ -82,7 +82,7 @@ def front_runners(
             their own next turn, so they are no front-runners.
         workloads: Every workload that the records name.
         within: How much slower than the best a front-runner may be, as a fraction.
-        origin: Origin of the measurements to come.
+        origin: Of the measurements to come.
         ahead: How many attempts after the one of the record.
         best_secs: Best latency by workload before this window; the window's own best counts where missing.
 
@@ -113,9 +113,7 @@ def front_runners(
 def unmeasured(again: Sequence[Again], known: set[tuple[CandidateId, int]]) -> list[Again]:
     """Leave out what would be the same measurement twice: an id names one (candidate, attempt) of a device.
 
-    Args:
-        again: Second measurements, most important first.
-        known: Measurements that are made or planned, as (candidate, attempt); what is left is added.
+    The most important come first; what is left is added to the `known`, which are made or planned.
     """
     left = []
     for one in again:
@@ -141,13 +139,7 @@ def kept_monitor(folder: Path, environment_id: str) -> DriftMonitor:
 
 
 class CanaryWatch:
-    """Tells steady windows from drifting ones.
-
-    Args:
-        folder: Where the monitor is kept between runs.
-        canaries: The device's canary programs.
-        environment_id: Readings of other environments are not compared.
-    """
+    """Tells steady windows from drifting ones, in one environment; its monitor is kept in `folder`."""
 
     def __init__(self, folder: Path, canaries: Sequence[Canary], environment_id: str) -> None:
         self._path = folder / _FILE

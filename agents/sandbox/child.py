@@ -21,9 +21,8 @@ from typing import Any
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
-from agents.host.host_lock import HostLockError
+from agents.host.host_lock import HostLockError, timing_lock
 from agents.host.probe import environment
-from agents.host.timing_lock import timing_lock
 from agents.programs.build import Built, CandidateRefused, build
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.programs.loaded_workloads import Programs, elsewhere
@@ -80,7 +79,9 @@ class ChildWorker:
         self._link = _link(settings, self._device)
         self._programs = Programs()
         self._mover = mover
-        self._slot = _slot(settings, mover)
+        self._slot: CoreSlot | None = None
+        if settings.slot_path:
+            self._slot = CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
         self._retiming = SpacedRetiming()
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
@@ -99,7 +100,8 @@ class ChildWorker:
                 workload = workload_from_json(message["workload"])
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
-                job = self._job(message)
+                workload, protocol = self._workloads[message["workload_id"]], Protocol(**message["protocol"])
+                job = _Job(workload=workload, protocol=protocol, **message["job"])
                 self._retiming.note(job.workload.workload_id, job.best_secs)
                 try:
                     self._measure(job)
@@ -127,18 +129,6 @@ class ChildWorker:
                 with suppress(HostLockError):  # then it draws where it is
                     held.enter_context(self._slot.building())
             return handlers.propose(message, self._workloads[message["workload_id"]])
-
-    def _job(self, message: dict[str, Any]) -> _Job:
-        return _Job(
-            number=message["job"],
-            workload=self._workloads[message["workload_id"]],
-            candidate_id=CandidateId(message["candidate_id"]),
-            trace=message["trace"],
-            protocol=Protocol(**message["protocol"]),
-            check=message["check"],
-            keep=message["keep"],
-            best_secs=message["best_secs"],
-        )
 
     def _lock(self) -> AbstractContextManager[float]:
         return timing_lock(Path(self._settings.lock_path)) if self._settings.lock_path else nullcontext(0.0)
@@ -212,17 +202,8 @@ class ChildWorker:
             if not one.left:
                 continue  # an earlier timing of these failed
             began = time.perf_counter()
-            run_secs = self._retiming.time_again(one)
-            secs = time.perf_counter() - began
-            self._channel.send(
-                {
-                    "event": "retimed",
-                    "job": one.job,
-                    "run_secs": run_secs,
-                    "timing_secs": secs,
-                    "left": one.left,
-                }
-            )
+            told = {"run_secs": self._retiming.time_again(one), "timing_secs": time.perf_counter() - began}
+            self._channel.send({"event": "retimed", "job": one.job, "left": one.left, **told})
         if due:
             self._channel.send({"event": "rested"})
 
@@ -295,9 +276,6 @@ class ChildWorker:
         """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
         return self._settings.device == "cpu" and not self._settings.tracker
 
-    def _threads(self) -> int:
-        return self._settings.threads if self._settings.tracker else int(self._thread_count())
-
     def _seen(self, session: Session | None = None) -> dict[str, Any]:
         """The moment's environment; taken where the program was timed, still pinned there.
 
@@ -310,7 +288,8 @@ class ChildWorker:
             if session is not None:
                 seen |= handlers.board_moment(session, cores, index)
         seen["versions"] |= self._versions
-        return {**seen, "threads": self._threads(), **self._settings.environment}
+        threads = self._settings.threads if self._settings.tracker else int(self._thread_count())
+        return {**seen, "threads": threads, **self._settings.environment}
 
 
 def _link(settings: ChildSettings, device: Any) -> Link:
@@ -325,12 +304,6 @@ def _link(settings: ChildSettings, device: Any) -> Link:
         cores=settings.timing_cores,
         session_secs=_SESSION_SECS,
     )
-
-
-def _slot(settings: ChildSettings, mover: MoverClient) -> CoreSlot | None:
-    if not settings.slot_path:
-        return None
-    return CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
 
 
 def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:

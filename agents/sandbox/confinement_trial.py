@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agents.errors import AgentError
 from agents.host.own_program import command, environment
-from agents.sandbox.confinement import confine, has_privileges, system_call
+from agents.sandbox.confinement import Confinement, confine, has_privileges, system_call
 from agents.sandbox.syscall_filter import Needs
 
 _TIMEOUT_SECS = 20.0
@@ -31,13 +31,9 @@ _SET_USER_ID = 0o4755
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Confinement):
     """What a trial of the confinement found."""
 
-    #: Version of Landlock that was applied; 0 if none was.
-    landlock: int
-    #: Whether the filter of system calls was applied.
-    has_filter: bool
     #: Forbidden actions that the kernel refused, and those that it let through.
     refused: tuple[str, ...]
     allowed: tuple[str, ...]
@@ -71,12 +67,7 @@ def try_confinement() -> Trial:
             ) from error
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise AgentError(f"the process that tries it did not answer: {error}") from error
-    return Trial(
-        landlock=found["landlock"],
-        has_filter=found["has_filter"],
-        refused=tuple(found["refused"]),
-        allowed=tuple(found["allowed"]),
-    )
+    return Trial(**found | {name: tuple(found[name]) for name in ("refused", "allowed")})
 
 
 def tries(outside: Path) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agents.errors import AgentError
-from agents.host.host_lock import holder_of, holder_words, take_lock
+from agents.host.host_lock import holder_of, holder_words, not_timing, take_lock
 from agents.host.process_control import pin_process
-from agents.host.timing_lock import not_timing
 from agents.sandbox.stages import ChildSettings
 
 #: Name of worker processes, which `zygote.py` gives them; longer ones are cut by the kernel.
@@ -119,12 +118,9 @@ class MoverClient:
 
 
 class CoreSlot:
-    """The slot of a host, as one worker process uses it.
+    """The slot of a host, as one worker process uses it: two locks (of the slot, of timing) and its mover.
 
-    Args:
-        path: File of the slot's lock, which `make_lock` made; the builder in the slot holds it.
-        timing_lock: File of the host's timing lock (`agents.host.timing_lock.timing_lock`).
-        mover: Of this process.
+    The builder in the slot holds the lock of the slot.
     """
 
     def __init__(self, path: Path, timing_lock: Path, mover: MoverClient) -> None:

@@ -18,6 +18,8 @@ class CandidateJob:
     candidate: Candidate
     workload: Workload
     protocol: Protocol
+    #: Which one its measurement will be.
+    attempt: int = 0
     #: Compare its output with that of the unscheduled program.
     check: bool = False
     #: A reading of a canary, no candidate of a batch: its compiled program is kept for the next one.

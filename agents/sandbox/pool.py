@@ -32,20 +32,15 @@ from agents.sandbox.worker_messages import (
 
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SECS = 120.0
+#: Jobs after which an idle process is replaced, which bounds what compiled code and leaks may gather.
+_RECYCLE_AFTER = 400
 
 
 class WorkerPool:
-    """Worker processes of one device.
+    """Worker processes of one device, one for each of the settings."""
 
-    Args:
-        settings: One for each process: target, cores and lock.
-        recycle_after: Jobs after which an idle process is replaced, which bounds what compiled code and
-            leaks may gather.
-    """
-
-    def __init__(self, settings: Sequence[ChildSettings], *, recycle_after: int = 400) -> None:
+    def __init__(self, settings: Sequence[ChildSettings]) -> None:
         self._processes = WorkerProcesses(settings)
-        self._recycle_after = recycle_after
         #: The batch that the processes work for, and candidates timed in those before.
         self._running: PoolRun | None = None
         self._timed_before = 0
@@ -180,7 +175,7 @@ class WorkerPool:
             if all(other.jobs_done for other in self._processes):
                 self._processes.discard(process)
             return  # a fresh one takes it
-        if process.jobs_done >= self._recycle_after:
+        if process.jobs_done >= _RECYCLE_AFTER:
             self._processes.discard(process)
             return
         batch.todo.popleft()
@@ -191,14 +186,16 @@ class WorkerPool:
             process.channel.send(
                 {
                     "op": "measure",
-                    "job": number,
                     "workload_id": job.workload.workload_id,
-                    "candidate_id": job.candidate.candidate_id,
-                    "trace": job.candidate.trace,
                     "protocol": as_json_dict(job.protocol),
-                    "check": batch.is_checked(number),
-                    "keep": job.is_canary,
-                    "best_secs": batch.best(job.workload.workload_id),
+                    "job": {
+                        "number": number,
+                        "candidate_id": job.candidate.candidate_id,
+                        "trace": job.candidate.trace,
+                        "check": batch.is_checked(number),
+                        "keep": job.is_canary,
+                        "best_secs": batch.best(job.workload.workload_id),
+                    },
                 }
             )
         except OSError:
@@ -217,7 +214,7 @@ class WorkerPool:
             output = ProcessOutput(process, [], is_end=True, damage=str(error))
         if not output.is_end or process not in self._processes:
             return
-        at = process.progress
+        at = process.at
         end = self._processes.bury(output)
         if at is not None and (result := batch.process_died(at, end)) is not None:
             yield result
@@ -244,8 +241,9 @@ class WorkerPool:
                     raise MessageError(f"a worker process timed job {event.job} again, and does not keep it")
                 result = process.held[event.job] = batch.retime(process.held[event.job], event)
                 return None if event.left else process.held.pop(result.job)
-            case StageBegan() | JobDone() if event.job != process.job:
-                raise MessageError(f"a worker process spoke of job {event.job}, and has job {process.job}")
+            case StageBegan() | JobDone() if process.at is None or event.job != process.at.job:
+                has = process.at and process.at.job
+                raise MessageError(f"a worker process spoke of job {event.job}, and has job {has}")
             case StageBegan():
                 process.enter(event, batch.jobs[event.job].protocol)
             case JobDone():
@@ -269,7 +267,7 @@ class WorkerPool:
 
     def _end_overdue(self, batch: PoolRun) -> Iterator[JobResult | None]:
         for process in self._processes.overdue():
-            at = process.progress
+            at = process.at
             if process.stage is WorkerStage.RETIMING:
                 self._processes.discard(process)
             if at is not None and not process.is_starved(batch.jobs[at.job].protocol):
@@ -278,8 +276,8 @@ class WorkerPool:
 
     def _end_grown(self, batch: PoolRun) -> Iterator[JobResult | None]:
         for process in self._processes:
-            at = process.progress
-            if at is None or process.stage not in AT_WORK:
+            at = process.at
+            if at is None or at.stage not in AT_WORK:
                 continue
             if process.memory_bytes() > batch.jobs[at.job].protocol.memory_limit_gib * 2**30:
                 self._processes.discard(process)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from agents.errors import MessageError
@@ -15,7 +15,7 @@ from agents.records import Outcome
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.retimed_programs import FRONT_RUNNER_FACTOR, LAST_FRONT_RUNNER_TIMINGS
 from agents.sandbox.stages import AT_WORK, WorkerStage, limit_of
-from agents.sandbox.worker_messages import JobDone, Retimed
+from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 
 #: A candidate that killed this many worker processes is not tried again. One death may have had another
 #: cause: the kernel's out-of-memory killer, an operator, a board that was unplugged.
@@ -24,16 +24,6 @@ MAX_STRIKES = 3
 MAX_EXCUSES = 2
 #: Characters of an error that a record keeps, from its end.
 _ERROR_CHARS = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a job stood when its process ended."""
-
-    job: int
-    stage: WorkerStage
-    build_secs: float
-    wait_secs: float
 
 
 class PoolRun:
@@ -95,20 +85,8 @@ class PoolRun:
             return None
         if done.is_device_lost:
             self.device_lost = done.error
-        result = JobResult(
-            job=done.job,
-            outcome=done.outcome,
-            run_secs=done.run_secs,
-            warmup_secs=done.warmup_secs,
-            number=done.number,
-            build_secs=done.build_secs,
-            wait_secs=done.wait_secs,
-            timing_secs=done.timing_secs,
-            error=done.error[-_ERROR_CHARS:],
-            environment=done.environment,
-            quality=done.quality | self._strikes_quality(done.job),
-        )
-        return self._first(result)
+        quality = done.quality | self._strikes_quality(done.job)
+        return self._first(replace(done, error=done.error[-_ERROR_CHARS:], quality=quality))
 
     def retime(self, result: JobResult, event: Retimed) -> JobResult:
         """Add one more timing to the result of a program that its process keeps.
@@ -125,7 +103,7 @@ class PoolRun:
         self._note_best(more)
         return more
 
-    def process_died(self, at: Progress, error: str) -> JobResult | None:
+    def process_died(self, at: StageBegan, error: str) -> JobResult | None:
         """Take in that the process of a job ended by itself; None if the job is tried again.
 
         A strike against the job if that was at work.
@@ -141,7 +119,7 @@ class PoolRun:
             is_again = self._excuse(at.job)
         return None if is_again else self._fail(at, outcome, error, self._strikes_quality(at.job))
 
-    def overdue(self, at: Progress) -> JobResult | None:
+    def overdue(self, at: StageBegan) -> JobResult | None:
         """Take in that a job took too long and was ended; None if it is tried again."""
         if at.stage is WorkerStage.REFERENCE:
             self._leave_unchecked(at.job)
@@ -154,7 +132,7 @@ class PoolRun:
         limit = limit_of(at.stage, self.jobs[at.job].protocol)
         return self._fail(at, outcome, f"{at.stage} took more than {limit:g} s; its worker process was ended")
 
-    def over_memory(self, at: Progress, *, is_alone: bool) -> JobResult | None:
+    def over_memory(self, at: StageBegan, *, is_alone: bool) -> JobResult | None:
         """Take in that the process of a job took too much memory; None if a fresh process tries it again.
 
         Args:
@@ -182,7 +160,7 @@ class PoolRun:
             self._best_secs[workload_id] = min(known, *result.run_secs)
 
     def _fail(
-        self, at: Progress, outcome: Outcome, error: str, quality: dict[str, Any] | None = None
+        self, at: StageBegan, outcome: Outcome, error: str, quality: dict[str, Any] | None = None
     ) -> JobResult:
         return self._first(
             JobResult(

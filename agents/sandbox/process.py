@@ -17,11 +17,10 @@ from typing import IO
 import psutil
 
 from agents.errors import MessageError
-from agents.host.cuda import worker_environment
+from agents.host.cuda import WORKER_ENVIRONMENT
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.job import JobResult
-from agents.sandbox.pool_jobs import Progress
 from agents.sandbox.stages import LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage, limit_of
 from agents.sandbox.wire import Channel
 from agents.sandbox.worker_messages import StageBegan
@@ -82,7 +81,7 @@ class Zygote:
                 env={
                     **environment(),
                     **_ENVIRONMENT,
-                    **worker_environment(),
+                    **WORKER_ENVIRONMENT,
                     "TVM_NUM_THREADS": str(threads),
                 },
                 # Ctrl-C in the terminal is for the coordinator, which then closes the processes in order.
@@ -144,17 +143,15 @@ class Zygote:
         """The end of what the zygote itself printed: why it could not start."""
         return _tail(self._stderr)
 
-    def close(self) -> str:
-        """End it and every process it forked; says how it ended by itself, if it had."""
-        code = self._process.poll()
+    def close(self) -> None:
+        """End it and every process it forked."""
         self._control.close()  # it then ends its processes and itself
         try:
-            code = self._process.wait(_DEATH_TIMEOUT_SECS) if code is None else code
+            self._process.wait(_DEATH_TIMEOUT_SECS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            self._process.wait()
         self._stderr.close()
-        return end_of(code)
 
 
 class WorkerProcess:
@@ -177,7 +174,8 @@ class WorkerProcess:
         self.stage = WorkerStage.STARTING
         self.deadline = time.monotonic() + START_TIMEOUT_SECS
         self.pid = 0
-        self.job: int | None = None
+        #: Where its job stands; None while it has none.
+        self.at: StageBegan | None = None
         self.jobs_done = 0
         self.known_workloads: set[str] = set()
         #: Results of programs that it keeps and times again.
@@ -186,15 +184,15 @@ class WorkerProcess:
         self.retime_limit_secs = 0.0
         #: Whether it was told to time all of them a last time.
         self.is_last_timing = False
-        self.build_secs = self.wait_secs = 0.0
         #: Stages of its job so far.
         self._stages = 0
         self._stage_began = self._cpu_secs_before = 0.0
 
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
-        self.job, self.build_secs, self.wait_secs, self._stages = job, 0.0, 0.0, 0
-        self.stage, self.deadline = WorkerStage.WAITING, time.monotonic() + LOCK_TIMEOUT_SECS
+        waiting = WorkerStage.WAITING
+        self.stage, self.deadline, self._stages = waiting, time.monotonic() + LOCK_TIMEOUT_SECS, 0
+        self.at = None if job is None else StageBegan(job=job, stage=waiting, build_secs=0.0, wait_secs=0.0)
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
             self._stderr.truncate(0)
@@ -211,10 +209,9 @@ class WorkerProcess:
         self._stages += 1
         if self._stages > _MOST_STAGES:
             raise MessageError(f"a worker process began more than {_MOST_STAGES} stages of one job")
-        stage = self.stage = began.stage
-        self.build_secs, self.wait_secs = began.build_secs, began.wait_secs
+        self.at, self.stage = began, began.stage
         self._stage_began, self._cpu_secs_before = time.monotonic(), self.cpu_secs()
-        self.deadline = self._stage_began + limit_of(stage, protocol)
+        self.deadline = self._stage_began + limit_of(began.stage, protocol)
 
     def extend(self, secs: float) -> None:
         """Give it more time: it, or whoever watches it, did not run for so long."""
@@ -224,11 +221,11 @@ class WorkerProcess:
     @property
     def is_busy(self) -> bool:
         """Whether something is still to come of it."""
-        return self.job is not None or self.stage is WorkerStage.RETIMING
+        return self.at is not None or self.stage is WorkerStage.RETIMING
 
     def retime(self, limit_secs: float) -> None:
         """It is timing programs of earlier jobs, with the time that the next one may take."""
-        self.job, self.stage = None, WorkerStage.RETIMING
+        self.at, self.stage = None, WorkerStage.RETIMING
         self.deadline = time.monotonic() + limit_secs
 
     def retime_all(self) -> None:
@@ -240,16 +237,9 @@ class WorkerProcess:
         """It has the device. It may say so again: that gives it no more time."""
         self.deadline = min(self.deadline, time.monotonic() + self.retime_limit_secs)
 
-    @property
-    def progress(self) -> Progress | None:
-        """Where its job stands; None while it has none."""
-        if self.job is None:
-            return None
-        return Progress(job=self.job, stage=self.stage, build_secs=self.build_secs, wait_secs=self.wait_secs)
-
     def rest(self) -> None:
         """Nothing to do."""
-        self.job, self.stage, self.deadline = None, WorkerStage.IDLE, float("inf")
+        self.at, self.stage, self.deadline = None, WorkerStage.IDLE, float("inf")
         self.is_last_timing = False
 
     def tell_workload(self, workload: Workload) -> None:
@@ -295,8 +285,7 @@ class WorkerProcess:
     def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
         """End the process; returns how it ended and the end of what it printed since its job began.
 
-        Args:
-            last_words_secs: Time for a process that ends by itself to finish printing.
+        One that ends by itself gets some time (`last_words_secs`) to finish printing.
         """
         fate = self._zygote.end_of(self._token, last_words_secs) if last_words_secs else "did not end"
         if fate == "did not end":

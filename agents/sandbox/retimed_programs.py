@@ -60,15 +60,7 @@ class SpacedRetiming:
     def keep(
         self, job: int, run: Callable[[], tuple[float, ...]], left: int, workload_id: str, best_secs: float
     ) -> None:
-        """Keep a program that was timed just now.
-
-        Args:
-            job: The number of its job.
-            run: Gives it one more repeat; what it raises ends its timings.
-            left: Timings that it is to have, 1 at least.
-            workload_id: What it computes.
-            best_secs: Seconds of its fastest run.
-        """
+        """Keep a program that was timed just now, for 1 timing more at least; what `run` raises ends them."""
         extra = min((FRONT_RUNNER_FACTOR - 1) * (left + 1), int(_FRONT_RUNNER_SECS / best_secs))
         self._kept.append(RetimedProgram(job, run, workload_id, best_secs, left, extra, self._clock()))
         self.note(workload_id, best_secs)

@@ -22,41 +22,17 @@ _LEAST_JOBS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A job, and the attempt that its measurement will be."""
-
-    job: CandidateJob
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class Window:
     """What ended between two readings, and how the device did meanwhile."""
 
-    results: list[tuple[Planned, JobResult]]
+    results: list[tuple[CandidateJob, JobResult]]
     drift: Drift
     #: Every job of the stream has ended.
     is_last: bool
 
 
-class _Reading:
-    """One set of canaries in the stream."""
-
-    def __init__(self, jobs: list[CandidateJob]) -> None:
-        self.jobs = jobs
-        self.results: dict[int, JobResult] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.results) == len(self.jobs)
-
-    @property
-    def ordered(self) -> list[JobResult]:
-        return [self.results[place] for place in range(len(self.jobs))]
-
-
 def in_windows(
-    jobs: Iterable[Planned],
+    jobs: Iterable[CandidateJob],
     pool: WorkerPool,
     watch: CanaryWatch,
     best_secs: Mapping[str, float],
@@ -64,56 +40,55 @@ def in_windows(
     window_secs: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[Window, None, None]:
-    """Measure a stream of jobs.
+    """Measure a stream of jobs; gives at least one window, and the last one ends with the last job.
 
-    Args:
-        jobs: Read as worker processes become free, so it may depend on the windows so far.
-        pool: Measures them.
-        watch: The device's canaries.
-        best_secs: Best latency known by workload id, in seconds.
-        window_secs: A window is ended after so long.
-        clock: Gives seconds that only grow.
-
-    Yields:
-        At least one window; the last one ends with the last job.
+    Jobs are read as worker processes become free, so they may depend on the windows so far. A window is ended
+    after `window_secs` of a clock that only grows.
     """
-    ahead = _Reading(watch.jobs() if watch.is_due() else [])
-    behind = _Reading(watch.jobs())
+    canaries = watch.jobs()
+    #: Results of the readings at both ends of the stream, by place in their canaries.
+    ahead: dict[int, JobResult] = {}
+    behind: dict[int, JobResult] = {}
     #: By number in the stream: a candidate, or a reading and the place in it.
-    handed: list[Planned | tuple[_Reading, int]] = []
+    handed: list[CandidateJob | tuple[dict[int, JobResult], int]] = []
 
-    def read(reading: _Reading) -> Iterator[CandidateJob]:
-        for place, job in enumerate(reading.jobs):
+    def read(reading: dict[int, JobResult]) -> Iterator[CandidateJob]:
+        for place, canary in enumerate(canaries):
             handed.append((reading, place))
-            yield job
+            yield canary
 
     def stream() -> Iterator[CandidateJob]:
-        yield from read(ahead)
+        if watch.is_due():
+            yield from read(ahead)
         began, count = clock(), 0
         for one in jobs:
             if count >= _LEAST_JOBS and clock() - began >= window_secs:
-                yield from read(_Reading(watch.jobs()))
+                yield from read({})
                 began, count = clock(), 0
             handed.append(one)
             count += 1
-            yield one.job
+            yield one
         yield from read(behind)
 
     # A program that is timed at several moments belongs to the window of its last timing.
-    ended: list[tuple[Planned, JobResult]] = []
+    ended: list[tuple[CandidateJob, JobResult]] = []
     with closing(pool.run(stream(), best_secs)) as results:
         for result in results:
             one = handed[result.job]
-            if isinstance(one, Planned):
+            if isinstance(one, CandidateJob):
                 ended.append((one, result))
                 continue
             reading, place = one
-            reading.results[place] = result
+            reading[place] = result
             # The last reading is taken in when everything has ended: nothing is timed after its window.
-            if not reading.is_complete or reading is behind:
+            if len(reading) < len(canaries) or reading is behind:
                 continue
-            drift = watch.read(reading.ordered)
+            drift = watch.read(_in_order(reading))
             if reading is not ahead and ended:
                 yield Window(ended, drift, is_last=False)
                 ended = []
-    yield Window(ended, watch.read(behind.ordered), is_last=True)
+    yield Window(ended, watch.read(_in_order(behind)), is_last=True)
+
+
+def _in_order(reading: dict[int, JobResult]) -> list[JobResult]:
+    return [reading[place] for place in sorted(reading)]

@@ -7,12 +7,13 @@ A candidate runs in that process and may have written over its memory, so every 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from agents.errors import AgentError, MessageError
 from agents.records import Outcome, canonical_json
+from agents.sandbox.job import JobResult
 from agents.sandbox.stages import AT_WORK, WorkerStage
 
 #: No clock of a job gives more seconds: sums of such numbers stay finite, and fit into the files of records.
@@ -32,7 +33,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBegan:
-    """A job enters a stage."""
+    """A job enters a stage; kept, it is where the job stands."""
 
     job: int
     stage: WorkerStage
@@ -42,20 +43,9 @@ class StageBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDone:
+class JobDone(JobResult):
     """A job was timed for the first time, or failed."""
 
-    job: int
-    outcome: Outcome
-    error: str
-    build_secs: float
-    wait_secs: float
-    run_secs: tuple[float, ...] = ()
-    warmup_secs: tuple[float, ...] = ()
-    timing_secs: float = 0.0
-    number: int = 0
-    environment: dict[str, Any] = field(default_factory=dict)
-    quality: dict[str, Any] = field(default_factory=dict)
     #: The process goes on with earlier programs.
     is_retiming: bool = False
     #: The program stays in the process, to be timed again.

@@ -34,10 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.host.cuda import make_device_files
-from agents.host.host_lock import make_lock
+from agents.host.host_lock import make_lock, timing_lock
 from agents.host.own_program import leave_out_torch
 from agents.host.rpc_tracker import reachable
-from agents.host.timing_lock import timing_lock
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores
 from agents.sandbox.scratch import ScratchFolders

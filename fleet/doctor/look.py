@@ -18,9 +18,8 @@ from pathlib import Path
 from agents.errors import AgentError
 from agents.host import procfs as host
 from agents.host.cuda import compiler_fault, gpu_state
-from agents.host.host_lock import HostLockError, open_lock
+from agents.host.host_lock import HostLockError, host_lock_path, not_timing, open_lock
 from agents.host.probe import core_groups
-from agents.host.timing_lock import host_lock_path, not_timing
 from agents.programs.rpc_session import served
 from agents.records import DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial, try_confinement

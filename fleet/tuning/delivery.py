@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents.host.host_lock import make_lock
-from agents.host.timing_lock import host_lock_path
+from agents.host.host_lock import host_lock_path, make_lock
 from agents.networks.latency import SIDES
 from agents.networks.library import TUNED, UNTUNED
 from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name

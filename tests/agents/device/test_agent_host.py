@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,20 +79,26 @@ class GatedWorker(ReplayWorker):
         return super().propose(workload, count, seed=seed, exclude=exclude)
 
 
-def start_of(recorded: Path, spool: Path | str = "unused", incarnation: int = 1) -> BeginAgent:
+def start_of(recorded: Path, spool: Path | str = "unused") -> BeginAgent:
     spec = replay_spec(recorded)
-    return BeginAgent(
-        device_id=spec.device_id,
-        incarnation=incarnation,
-        spec=spec,
-        protocol=PROTOCOL,
-        spool_folder=str(spool),
-    )
+    name = {"device_id": spec.device_id, "incarnation": 1}
+    return BeginAgent(**name, spec=spec, protocol=PROTOCOL, spool_folder=str(spool))
 
 
 def measure_of(fencing_token: int, first: int, number: int) -> Measure:
     batch = batch_of(recorded_candidates(first, number))
     return Measure(device_id=AGAIN, incarnation=1, lease=lease_of("again", fencing_token), batch=batch)
+
+
+def done_by(
+    open_worker: Callable[[BeginAgent], Worker], *asked: AgentRequest
+) -> tuple[AgentHost, list[Message]]:
+    """A host that has done what it was asked for, and what it said."""
+    host = AgentHost(open_worker, heartbeat_secs=100)
+    host.ask(list(asked))
+    while host.work():
+        pass
+    return host, host.take(0, 0)[1]
 
 
 class Fetcher:
@@ -172,9 +178,7 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
 
 
 def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
-    wish = ProposeRequest(
-        request_id="r1", workload=WORKLOAD, count=2, seed=1, parents=(), exclude=frozenset()
-    )
+    wish = ProposeRequest(request_id="r1", workload=WORKLOAD, count=2, seed=1)
     served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
     lease = lease_of("again", 1).tag
     for _ in range(1000):  # nothing else would renew it
@@ -231,11 +235,8 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
     old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
     with Spool(tmp_path) as spool:
         spool.put(old, tag)
-    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
-    host.ask([start_of(recorded, tmp_path), measure_of(1, 0, 1)])
-    while host.work():
-        pass
-    up, *more, results = host.take(0, 0)[1]
+    opened = ReplayWorkerFactory(spooled=True).open
+    host, (up, *more, results) = done_by(opened, start_of(recorded, tmp_path), measure_of(1, 0, 1))
     assert isinstance(up, AgentUp)
     assert isinstance(results, Results)
     assert all(isinstance(one, MorePending) for one in more)
@@ -257,10 +258,8 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
     dying = Spool(tmp_path)
     timer = threading.Timer(0.3, dying.close)
     timer.start()
-    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
-    host.ask([start_of(recorded, tmp_path)])
-    assert host.work()
-    assert [type(one) for one in host.take(0, 0)[1]] == [AgentUp]
+    host, said = done_by(ReplayWorkerFactory(spooled=True).open, start_of(recorded, tmp_path))
+    assert [type(one) for one in said] == [AgentUp]
     host.close_workers()
     timer.join()
 
@@ -268,9 +267,7 @@ def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, t
 def test_an_agent_that_was_told_to_stop_at_once_lets_go_of_its_spool_when_its_host_is_closed(
     recorded: Path, tmp_path: Path
 ) -> None:
-    host = AgentHost(ReplayWorkerFactory(spooled=True).open, heartbeat_secs=100)
-    host.ask([start_of(recorded, tmp_path)])
-    assert host.work()
+    host, _ = done_by(ReplayWorkerFactory(spooled=True).open, start_of(recorded, tmp_path))
     host.ask([Stop(device_id=AGAIN, incarnation=1, kill=True)])
     host.close()
     host.close_workers()
@@ -281,14 +278,8 @@ def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.C
     def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")
 
-    host = AgentHost(broken, heartbeat_secs=100)
-    asked: list[AgentRequest] = [start_of(recorded), measure_of(1, 0, 1)]
-    host.ask(asked)
-    while host.work():
-        pass
-    assert host.take(0, 0)[1] == [
-        AgentRefused(device_id=AGAIN, incarnation=1, reason="ZeroDivisionError: no again")
-    ]
+    _, said = done_by(broken, start_of(recorded), measure_of(1, 0, 1))
+    assert said == [AgentRefused(device_id=AGAIN, incarnation=1, reason="ZeroDivisionError: no again")]
     assert "in broken" in capfd.readouterr().err
 
 
@@ -309,11 +300,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
         def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
             raise error
 
-    host = AgentHost(lambda start: Broken(start.spec), heartbeat_secs=100)
-    host.ask([start_of(recorded), measure_of(1, 0, 1)])
-    while host.work():
-        pass
-    _, failed = host.take(0, 0)[1]
+    host, (_, failed) = done_by(lambda start: Broken(start.spec), start_of(recorded), measure_of(1, 0, 1))
     assert isinstance(failed, Failed)
     assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", fencing_token=1))
     host.close_workers()
@@ -342,11 +329,8 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
         def descriptor_in(self, environment_id: str) -> Descriptor:
             return dataclasses.replace(self.descriptor, roofline=next(rooflines))
 
-    host = AgentHost(lambda start: Measuring(start.spec), heartbeat_secs=100)
-    host.ask([start_of(recorded), *(measure_of(number, number, 1) for number in (1, 2, 3))])
-    while host.work():
-        pass
-    said = host.take(0, 0)[1]
+    measured = [measure_of(number, number, 1) for number in (1, 2, 3)]
+    host, said = done_by(lambda start: Measuring(start.spec), start_of(recorded), *measured)
     assert [type(one) for one in said] == [AgentUp, Described, Results, Results, Described, Results]
     told = [one.descriptor.roofline for one in said if isinstance(one, AgentUp | Described)]
     assert told == [(), (("flops_per_sec", 1e9),), (("flops_per_sec", 2e9),)]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -98,31 +99,27 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return found
 
 
+def batch_of(subject: Subject, candidates: tuple[Candidate, ...], **changes: Any) -> Batch:
+    workloads = {subject.workload.workload_id: subject.workload}
+    return Batch(candidates=candidates, workloads=workloads, protocol=QUICK, **changes)
+
+
 def measure(
     subject: Subject, candidates: tuple[Candidate, ...], *, attempt: int = 0, model_version: str = ""
 ) -> list[Record]:
-    batch = Batch(
-        candidates=candidates,
-        workloads={subject.workload.workload_id: subject.workload},
-        protocol=QUICK,
-        attempt=attempt,
-        model_version=model_version,
-    )
+    batch = batch_of(subject, candidates, attempt=attempt, model_version=model_version)
     # A real device may measure others again with a batch, having drifted before: with the next attempt.
     return [record for record in subject.worker.measure(batch) if record.attempt == attempt]
 
 
-def test_a_replay_has_the_descriptor_target_and_family_of_what_it_replays(
+def test_a_worker_knows_its_descriptor_and_a_replay_has_that_of_what_it_replays(
     real: Subject, replay: Subject
 ) -> None:
+    assert isinstance(real.worker.descriptor, Descriptor)
+    assert real.worker.descriptor.vector_bytes > 0
     assert replay.worker.descriptor == real.worker.descriptor
     assert replay.worker.spec.target == real.worker.spec.target
     assert replay.worker.spec.family is real.worker.spec.family
-
-
-def test_a_worker_knows_its_descriptor(subject: Subject) -> None:
-    assert isinstance(subject.worker.descriptor, Descriptor)
-    assert subject.worker.descriptor.vector_bytes > 0
 
 
 def test_the_same_seed_gives_the_same_draws_and_exclude_only_filters(subject: Subject) -> None:
@@ -196,12 +193,7 @@ def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> Non
     subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
     tag = LeaseTag(job_id="job-7", fencing_token=7)
     before = subject.worker.finished
-    batch = Batch(
-        candidates=subject.candidates[:3],
-        workloads={subject.workload.workload_id: subject.workload},
-        protocol=QUICK,
-        attempt=80,
-    )
+    batch = batch_of(subject, subject.candidates[:3], attempt=80)
     parts = list(subject.worker.measure_parts(batch, tag))
     assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
     assert all(part.device_secs > 0 for part in parts)
@@ -225,14 +217,12 @@ def test_the_environment_lasts_and_attempts_tell_measurements_apart(subject: Sub
         assert store.append(measure(subject, one, attempt=70)).appended == 0
 
 
-def test_workloads_of_an_unknown_network_are_refused(subject: Subject) -> None:
+def test_workloads_of_known_networks_come_with_their_modules_and_unknown_ones_are_refused(
+    subject: Subject,
+) -> None:
+    assert subject.workload in subject.worker.network_workloads(["bert-tiny"])
     with pytest.raises(AgentError, match="resnet-1001"):
         subject.worker.network_workloads(["resnet-1001"])
-
-
-def test_workloads_of_known_networks_come_with_their_modules(subject: Subject) -> None:
-    found = subject.worker.network_workloads(["bert-tiny"])
-    assert subject.workload in found
 
 
 def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life(

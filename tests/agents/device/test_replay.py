@@ -78,6 +78,11 @@ def ask(worker: ReplayWorker, records: list[Record], *, attempt: int = 0) -> lis
     return worker.measure(batch)
 
 
+def answers(worker: ReplayWorker, record: Record, attempts: int) -> list[Record]:
+    """What it answers one candidate with, at each attempt."""
+    return [ask(worker, [record], attempt=attempt)[0] for attempt in range(attempts)]
+
+
 def timeless(records: list[Record]) -> list[Record]:
     return [dataclasses.replace(record, measured_at=0.0) for record in records]
 
@@ -113,7 +118,7 @@ def test_the_record_that_counts_is_answered(maker: Maker) -> None:
     steady = recorded(1, attempt=1, origin="remeasure", run_secs=(0.5, 0.625))
     later = recorded(1, attempt=2, origin=NOISE, run_secs=(0.25,))
     worker = maker([drifting, steady, later])
-    assert [ask(worker, [drifting], attempt=n)[0].run_secs for n in range(3)] == [steady.run_secs] * 3
+    assert [one.run_secs for one in answers(worker, drifting, 3)] == [steady.run_secs] * 3
 
 
 def test_a_candidate_that_was_never_recorded_is_lost_and_says_why(maker: Maker) -> None:
@@ -127,17 +132,12 @@ def test_a_candidate_that_was_never_recorded_is_lost_and_says_why(maker: Maker) 
 def test_a_failure_is_answered_as_it_was_and_offered_only_when_asked_for(maker: Maker) -> None:
     good, bad = recorded(1), recorded(4, outcome=Outcome.BUILD_FAILED, error="no such intrinsic")
     worker = maker([good, bad])
-    assert [ask(worker, [bad])[0].outcome, ask(worker, [bad])[0].error] == [
-        "build_failed",
-        "no such intrinsic",
-    ]
+    [answer] = ask(worker, [bad])
+    assert (answer.outcome, answer.error) == ("build_failed", "no such intrinsic")
     offered = worker.propose(WORKLOAD, 9, seed=0)
     assert [one.candidate_id for one in offered] == [good.candidate_id]
-    honest = maker([], failures=True)
-    assert {one.candidate_id for one in honest.propose(WORKLOAD, 9, seed=0)} == {
-        good.candidate_id,
-        bad.candidate_id,
-    }
+    offered = maker([], failures=True).propose(WORKLOAD, 9, seed=0)
+    assert {one.candidate_id for one in offered} == {good.candidate_id, bad.candidate_id}
 
 
 def test_with_failures_a_candidate_is_lost_as_often_as_it_was(maker: Maker) -> None:
@@ -146,13 +146,12 @@ def test_with_failures_a_candidate_is_lost_as_often_as_it_was(maker: Maker) -> N
         for attempt in range(8)
     ]
     worker = maker(rows, failures=True)
-    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(400)]
+    found = answers(worker, rows[0], 400)
     counts = Counter(record.outcome for record in found)
     assert set(counts) == {Outcome.OK, Outcome.LOST}
     assert 60 < counts[Outcome.LOST] < 140
-    again = [ask(maker([], failures=True), rows[:1], attempt=attempt)[0] for attempt in range(5)]
-    assert timeless(again) == timeless(found[:5])
-    assert {ask(maker([]), rows[:1], attempt=n)[0].outcome for n in range(20)} == {Outcome.OK}
+    assert timeless(answers(maker([], failures=True), rows[0], 5)) == timeless(found[:5])
+    assert {one.outcome for one in answers(maker([]), rows[0], 20)} == {Outcome.OK}
 
 
 def test_noise_draws_among_recorded_repeats_and_measurements(maker: Maker) -> None:
@@ -162,17 +161,15 @@ def test_noise_draws_among_recorded_repeats_and_measurements(maker: Maker) -> No
         recorded(1, attempt=2, outcome=Outcome.RUN_FAILED, run_secs=()),
     ]
     worker = maker(rows, noise=True)
-    found = [ask(worker, rows[:1], attempt=attempt)[0] for attempt in range(60)]
+    found = answers(worker, rows[0], 60)
     assert {record.outcome for record in found} == {Outcome.OK}
     drawn = {record.run_secs for record in found}
     assert len(drawn) > 10
     assert all(set(secs) <= set(rows[0].run_secs) or set(secs) <= set(rows[1].run_secs) for secs in drawn)
     assert {len(secs) for secs in drawn} == {2, 3}
-    assert timeless(found) == timeless(
-        [ask(maker([], noise=True), rows[:1], attempt=attempt)[0] for attempt in range(60)]
-    )
-    other = [ask(maker([], noise=True, seed=1), rows[:1], attempt=n)[0].run_secs for n in range(60)]
-    assert other != [record.run_secs for record in found]
+    assert timeless(found) == timeless(answers(maker([], noise=True), rows[0], 60))
+    other = answers(maker([], noise=True, seed=1), rows[0], 60)
+    assert [one.run_secs for one in other] != [one.run_secs for one in found]
 
 
 def test_options_make_other_environments_and_the_protocol_does_not(maker: Maker) -> None:
@@ -193,7 +190,7 @@ def test_only_the_environment_with_the_most_records_is_answered(
     assert [record.outcome for record in ask(worker, [*now[:1], *before[:1]])] == [Outcome.OK, Outcome.LOST]
 
 
-def test_environments_of_several_row_groups_are_told_apart(
+def test_environments_and_traces_of_several_row_groups_are_told_apart(
     maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.interchange.export_parquet._GROUP_BYTES", 1)
@@ -204,19 +201,15 @@ def test_environments_of_several_row_groups_are_told_apart(
     assert worker._records.environment_id == "env-0"
     assert worker._records.left_out == 1200
     assert len({one.candidate_id for one in ask(worker, rows[:3])}) == 3
+    traces = {one.candidate_id: one.trace for one in rows if one.environment_id == "env-0"}
+    drawn = worker.propose(WORKLOAD, 2500, seed=2)
+    assert {one.candidate_id: one.trace for one in drawn} == traces
 
 
 def test_neighbours_of_the_parents_come_first(maker: Maker) -> None:
     traces = ["[[1,1,1,1]]", "[[1,1,1,2]]", "[[1,1,2,2]]", "[[9,9,9,9]]", "[[9,9,9,8]]"]
-    rows = [
-        recorded(
-            4 * number + 1,
-            trace=trace,
-            candidate_id=Candidate(workload_id=WORKLOAD.workload_id, trace=trace).candidate_id,
-        )
-        for number, trace in enumerate(traces)
-    ]
-    worker = maker(rows)
+    made = [Candidate(workload_id=WORKLOAD.workload_id, trace=trace) for trace in traces]
+    worker = maker([recorded(1, trace=one.trace, candidate_id=one.candidate_id) for one in made])
 
     def near(parents: list[str], count: int = 2) -> list[str]:
         return [one.trace for one in worker.evolve(WORKLOAD, parents, count, seed=0)]
@@ -234,9 +227,8 @@ def test_workloads_of_networks_and_those_of_no_known_one_are_listed(maker: Maker
 
 
 def test_a_network_that_was_never_recorded_is_refused_with_those_that_were(maker: Maker) -> None:
-    worker = maker([recorded(1)])
     with pytest.raises(AgentError, match=r"mobilenet-v2 was recorded on dev-a.* of bert-tiny, resnet-50"):
-        worker.network_workloads(["mobilenet-v2"])
+        maker([recorded(1)]).network_workloads(["mobilenet-v2"])
 
 
 def test_a_device_that_was_never_probed_has_a_nearly_empty_descriptor(maker: Maker) -> None:
@@ -249,19 +241,6 @@ def test_a_record_of_layout_1_is_answered_in_todays_layout(maker: Maker) -> None
     old = as_layout_1(recorded(1))
     [record] = ask(maker([old]), [old])
     assert (record.schema, record.quality, record.protocol) == (2, "{}", old.protocol)
-
-
-def test_traces_of_several_row_groups_are_found(
-    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.interchange.export_parquet._GROUP_BYTES", 1)
-    rows = [recorded(4 * number + 1) for number in range(2500)]
-    worker = maker(rows)
-    with pq.ParquetFile(tmp_path / "records.parquet") as file:
-        assert file.num_row_groups > 2
-    by_id = {one.candidate_id: one.trace for one in rows}
-    drawn = worker.propose(WORKLOAD, 2500, seed=2)
-    assert {one.candidate_id: one.trace for one in drawn} == by_id
 
 
 def test_it_is_a_thousand_times_faster_than_the_recorded_time(maker: Maker) -> None:
@@ -296,12 +275,13 @@ def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
     assert "\n" not in str(refusal.value)
 
 
-def rewritten(path: Path, change: Callable[[pa.Table, dict[bytes, bytes]], pa.Table]) -> None:
-    """Write an exported file again with another table or footer."""
+def rewritten(path: Path, change: Callable[[pa.Table, dict[bytes, bytes]], pa.Table | None]) -> None:
+    """Write an exported file again with another table (None: the same) or footer."""
     with pq.ParquetFile(path) as file:
         table, entries = file.read().replace_schema_metadata(None), dict(file.metadata.metadata)
     entries.pop(b"ARROW:schema", None)
-    table = change(table, entries)
+    changed = change(table, entries)
+    table = table if changed is None else changed
     with pq.ParquetWriter(path, table.schema) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(entries)
@@ -316,69 +296,78 @@ def packed(entries: dict[bytes, bytes], text: bytes) -> None:
     entries[replay_file.WORKLOADS_KEY] = base64.b64encode(zlib.compress(text))
 
 
-def put(table: pa.Table, name: str, value: Any) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    return table.set_column(place, name, pa.array([value] * table.num_rows))
+def put(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """The table with this value in a column, or with a column of values."""
+    if not isinstance(values, pa.Array):
+        values = pa.array([values] * table.num_rows)
+    return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def without(table: pa.Table, name: str) -> pa.Table:
     """The table with a column of nulls."""
-    place = table.schema.get_field_index(name)
-    return table.set_column(place, name, pa.nulls(table.num_rows, table.schema.field(name).type))
+    return put(table, name, pa.nulls(table.num_rows, table.schema.field(name).type))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda table, entries: (entries.clear(), table)[1], "no file of exported records"),
-        (lambda table, entries: (head(entries, version=99), table)[1], "upgrade tensor-fleet"),
-        (lambda table, entries: (head(entries, version=None), table)[1], "does not say its version"),
-        (lambda table, entries: (head(entries, devices=[]), table)[1], "names no devices"),
-        (lambda table, entries: (head(entries, devices={"dev-a": {}}), table)[1], "without spec"),
-        (
-            lambda table, entries: (head(entries, devices={"dev-a": {"spec": 1, "descriptor": None}}), table)[
-                1
-            ],
-            "device spec: expected a JSON object",
+        *(
+            (lambda _, entries, changes=changes: head(entries, **changes), words)
+            for changes, words in (
+                ({"version": 99}, "upgrade tensor-fleet"),
+                ({"version": None}, "does not say its version"),
+                ({"devices": []}, "names no devices"),
+                ({"devices": {"dev-a": {}}}, "without spec"),
+                (
+                    {"devices": {"dev-a": {"spec": 1, "descriptor": None}}},
+                    "device spec: expected a JSON object",
+                ),
+                ({"devices": {}}, "has no device 'dev-a'; it has none"),
+            )
         ),
-        (lambda table, entries: (head(entries, devices={}), table)[1], "has no device 'dev-a'; it has none"),
-        (lambda table, entries: (packed(entries, b"[{}]"), table)[1], "workload: lacks arg_dtypes"),
-        (lambda table, entries: (packed(entries, b"{}"), table)[1], "no list"),
-        (lambda table, entries: (packed(entries, b"x"), table)[1], "footer is damaged"),
+        *(
+            (lambda _, entries, text=text: packed(entries, text), words)
+            for text, words in (
+                (b"[{}]", "workload: lacks arg_dtypes"),
+                (b"{}", "no list"),
+                (b"x", "footer is damaged"),
+            )
+        ),
+        (lambda _, entries: entries.clear(), "no file of exported records"),
         (
-            lambda table, entries: (entries.update({replay_file.WORKLOADS_KEY: b"AAAA"}), table)[1],
+            lambda _, entries: entries.update({replay_file.WORKLOADS_KEY: b"AAAA"}),
             "workloads in its footer are damaged",
         ),
-        (lambda table, _: table.drop_columns(["counts", "trace"]), "lacks the columns trace, counts"),
-        (lambda table, _: put(table, "outcome", "vanished"), "outcome 'vanished' is not known"),
         *(
-            (lambda table, _, name=name: put(table, name, float("nan")), f"{name}: expected finite seconds")
-            for name in ("build_secs", "wait_secs", "timing_secs", "measured_at")
+            (lambda table, _, name=name, value=value: put(table, name, value), words)
+            for name, value, words in (
+                ("outcome", "vanished", "outcome 'vanished' is not known"),
+                *(
+                    (name, float("nan"), f"{name}: expected finite seconds")
+                    for name in ("build_secs", "wait_secs", "timing_secs", "measured_at")
+                ),
+                ("measured_at", None, "is damaged|expected finite seconds"),
+                *(
+                    ("run_secs", secs, "run_secs: expected finite seconds")
+                    for secs in ([], [1.0, 0.0], [float("inf")], [-1.0])
+                ),
+                ("run_secs", "none", "is damaged"),
+                ("warmup_secs", [float("nan")], "warmup_secs: expected finite seconds"),
+                ("number", "many", "number: expected a whole number in every row"),
+                ("protocol", "{}", "a protocol cannot be read: record: protocol: keys"),
+                ("protocol", "{", "a protocol cannot be read"),
+                ("schema", 99, "a protocol cannot be read: .*upgrade tensor-fleet"),
+                ("device_id", "dev-b", "holds no record of device 'dev-a'"),
+            )
         ),
-        (lambda table, _: put(table, "measured_at", None), "is damaged|expected finite seconds"),
-        *(
-            (lambda table, _, secs=secs: put(table, "run_secs", secs), "run_secs: expected finite seconds")
-            for secs in ([], [1.0, 0.0], [float("inf")], [-1.0])
-        ),
-        (lambda table, _: put(table, "run_secs", "none"), "is damaged"),
-        (lambda table, _: put(table, "warmup_secs", [float("nan")]), "warmup_secs: expected finite seconds"),
         *(
             (lambda table, _, name=name: without(table, name), f"{name}: expected a ")
             for name in (
-                "environment_id",
-                "candidate_id",
-                "dialect",
-                "environment",
-                "protocol",
-                "attempt",
+                *("environment_id", "candidate_id", "dialect", "environment", "protocol", "attempt"),
                 "schema",
             )
         ),
-        (lambda table, _: put(table, "number", "many"), "number: expected a whole number in every row"),
-        (lambda table, _: put(table, "protocol", "{}"), "a protocol cannot be read: record: protocol: keys"),
-        (lambda table, _: put(table, "protocol", "{"), "a protocol cannot be read"),
-        (lambda table, _: put(table, "schema", 99), "a protocol cannot be read: .*upgrade tensor-fleet"),
-        (lambda table, _: put(table, "device_id", "dev-b"), "holds no record of device 'dev-a'"),
+        (lambda table, _: table.drop_columns(["counts", "trace"]), "lacks the columns trace, counts"),
         (lambda table, _: table.slice(0, 0), "holds no record of device 'dev-a'"),
     ],
 )
@@ -398,12 +387,9 @@ def test_seconds_of_a_failed_run_that_no_record_has_are_refused(
 ) -> None:
     """One such row would end every batch that asks for it."""
 
-    def change(table: pa.Table, _: dict[bytes, bytes]) -> pa.Table:
-        place = table.schema.get_field_index("run_secs")
-        return table.set_column(place, "run_secs", pa.array([secs], pa.list_(pa.float64())))
-
+    column = pa.array([secs], pa.list_(pa.float64()))
     maker([recorded(1, outcome=Outcome.RUN_FAILED, run_secs=())]).close()
-    rewritten(tmp_path / "records.parquet", change)
+    rewritten(tmp_path / "records.parquet", lambda table, _: put(table, "run_secs", column))
     with pytest.raises(DeviceRefusedError, match="run_secs: expected finite seconds"):
         maker([], failures=True)
 
@@ -444,28 +430,20 @@ def test_workloads_of_too_many_values_are_refused_before_they_are_parsed(
     maker([recorded(1)]).close()
     monkeypatch.setattr(replay_file, "_MOST_VALUES", 1000)
     maker([]).close()
-    rewritten(
-        tmp_path / "records.parquet",
-        lambda table, entries: (packed(entries, b"[" + b"[]," * 1000 + b"[]]"), table)[1],
-    )
+    many = b"[" + b"[]," * 1000 + b"[]]"
+    rewritten(tmp_path / "records.parquet", lambda _, entries: packed(entries, many))
     with pytest.raises(DeviceRefusedError, match="footer is damaged: more than 1,000 values"):
         maker([])
 
 
-def test_a_text_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_text("no")
-    replay = Replay(records=str(path), device=DeviceId("dev-a"))
+def test_a_text_file_is_refused(maker: Maker, tmp_path: Path) -> None:
+    (tmp_path / "records.parquet").write_text("no")
     with pytest.raises(DeviceRefusedError, match="no Parquet file"):
-        ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay))
+        maker([])
 
 
-SPEC = as_json_dict(
-    make_spec(
-        protocol_changes=(("repeat", 3.0),),
-        replay=Replay(records="x", device=DeviceId("y"), noise=True),
-    )
-)
+REPLAY = Replay(records="x", device=DeviceId("y"), noise=True)
+SPEC = as_json_dict(make_spec(protocol_changes=(("repeat", 3.0),), replay=REPLAY))
 DESCRIPTOR = as_json_dict(make_descriptor())
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -477,7 +455,7 @@ JSON = st.recursive(
 def test_devices_and_workloads_come_back_from_their_json() -> None:
     spec, descriptor = device_from_json(json.loads(json.dumps(SPEC)), DESCRIPTOR)
     assert (as_json_dict(spec), as_json_dict(descriptor)) == (SPEC, DESCRIPTOR)
-    assert spec.replay == Replay(records="x", device=DeviceId("y"), noise=True)
+    assert spec.replay == REPLAY
     assert descriptor == make_descriptor()
     assert workload_from_json(as_json_dict(WORKLOAD)) == WORKLOAD
     assert device_from_json(as_json_dict(make_spec()), None) == (make_spec(), None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from agents.records import DeviceSpec
+from tests.conftest import run_code
 from tests.host_fixtures import write_generic_device
 
 ROOT = Path(__file__).parents[3]
@@ -49,16 +48,13 @@ def test_tune_tir_searches_with_our_builder_and_runner(
         "print([float(secs) for one in found.get_all_tuning_records() for secs in one.run_secs])\n"
     )
     # A search of TVM leaves loggers behind that the next search in the same process stumbles over.
-    script = [sys.executable, "-c", f"{before}{lines}\n{after}"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout.splitlines()[-1])
+    measured = json.loads(run_code(f"{before}{lines}\n{after}", timeout=None).splitlines()[-1])
     assert len(measured) >= 8
     assert all(0 < secs < 1 for secs in measured)
 
 
 @pytest.mark.timeout(120)
-def test_a_program_that_does_not_compile_fails_alone(tmp_path: Path) -> None:
+def test_a_program_that_does_not_compile_fails_alone(generic_spec: DeviceSpec) -> None:
     import tvm
     from tvm import te, tirx
     from tvm.s_tir import meta_schedule as ms
@@ -72,15 +68,8 @@ def test_a_program_that_does_not_compile_fails_alone(tmp_path: Path) -> None:
         return tvm.IRModule({"main": te.create_prim_func([a, te.compute((4,), call, name="b")])})
 
     good = tvm.ir.load_json(operator_workload("GMM", (1, 16, 16, 16)).module_json)
-    spec = DeviceSpec(
-        device_id=DeviceId("generic"),
-        kind=DeviceKind.LOCAL,
-        family=Family.CPU,
-        target_json='{"kind":"llvm","num-cores":1}',
-        cores=(0,),
-    )
-    with tvm_measure(spec) as ours:
-        target = tvm.target.Target(spec.target)
+    with tvm_measure(generic_spec) as ours:
+        target = tvm.target.Target(generic_spec.target)
         inputs = [ms.builder.BuilderInput(one, target) for one in (good, program("no_such_function"), good)]
         built = ours.builder.build(inputs)
         args = ms.arg_info.ArgInfo.from_prim_func(good["main"])

@@ -7,6 +7,7 @@ import errno
 import inspect
 import json
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from agents.sandbox.job import JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Window, in_windows
 from agents.spool.disk_spool import Spool
-from benchmarks.bad_programs import calling
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
 pytestmark = pytest.mark.tvm
@@ -52,23 +52,22 @@ def worker(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -
     psutil.Process().cpu_affinity(affinity)
 
 
+@contextmanager
+def another(worker: DeviceWorker, watch: type[CanaryWatch], folder: Path) -> Iterator[DeviceWorker]:
+    """A worker of the same device with such watches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agents.device.worker, "CanaryWatch", watch)
+        cores = worker.descriptor.usable_cores
+        with closing(DeviceWorker(worker.spec, folder / "spool", usable_cores=cores)) as made:
+            yield made
+
+
 def measure(
-    worker: DeviceWorker,
-    workload: Workload,
-    candidates: Sequence[Candidate],
-    *,
-    attempt: int = 0,
-    protocol: Protocol = QUICK,
-    confirm_within: float = 0.0,
+    worker: DeviceWorker, workload: Workload, candidates: Sequence[Candidate], **changes: Any
 ) -> list[Record]:
-    batch = Batch(
-        candidates=tuple(candidates),
-        workloads={workload.workload_id: workload},
-        protocol=protocol,
-        attempt=attempt,
-        confirm_within=confirm_within,
-    )
-    return worker.measure(batch)
+    workloads = {workload.workload_id: workload}
+    batch = Batch(candidates=tuple(candidates), workloads=workloads, protocol=QUICK, confirm_within=0.0)
+    return worker.measure(dataclasses.replace(batch, **changes))
 
 
 def test_every_record_says_how_far_it_can_be_trusted(
@@ -93,23 +92,6 @@ def test_every_record_says_how_far_it_can_be_trusted(
     assert list(worker.pending_tagged()) == []
 
 
-def test_a_wrong_program_gets_its_outcome_and_the_batch_goes_on(
-    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    workload, wrong = calling("adds_rand_too", "rand")
-    batch = Batch(
-        candidates=(wrong, matmul_candidates[0]),
-        workloads={one.workload_id: one for one in (workload, matmul)},
-        protocol=QUICK,
-        attempt=7,
-        confirm_within=0.0,
-    )
-    found = {record.candidate_id: record for record in worker.measure(batch)}
-    assert found[wrong.candidate_id].outcome is Outcome.WRONG_OUTPUT
-    assert "differs in" in found[wrong.candidate_id].error
-    assert found[matmul_candidates[0].candidate_id].outcome is Outcome.OK
-
-
 def test_numbers_that_scatter_too_much_are_rejected(
     worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
@@ -121,20 +103,11 @@ def test_numbers_that_scatter_too_much_are_rejected(
 
 
 def test_leaders_of_a_steady_window_are_measured_twice(
-    generic_spec: DeviceSpec,
-    worker: DeviceWorker,
-    tmp_path: Path,
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    monkeypatch: pytest.MonkeyPatch,
+    worker: DeviceWorker, tmp_path: Path, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    monkeypatch.setattr(agents.device.worker, "CanaryWatch", SteadyWatch)
-    own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
-    try:
+    with another(worker, SteadyWatch, tmp_path) as own:
         records = measure(own, matmul, matmul_candidates[:4], confirm_within=0.05)
         alone = measure(own, matmul, matmul_candidates[:4], attempt=2)
-    finally:
-        own.close()
     first = [record for record in records if record.attempt == 0]
     again = [record for record in records if record.attempt == 1]
     assert len(first) == 4
@@ -157,20 +130,11 @@ class ScriptedWatch(CanaryWatch):
 
 
 def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
-    worker: DeviceWorker,
-    generic_spec: DeviceSpec,
-    tmp_path: Path,
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    monkeypatch: pytest.MonkeyPatch,
+    worker: DeviceWorker, tmp_path: Path, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    monkeypatch.setattr(agents.device.worker, "CanaryWatch", ScriptedWatch)
-    own = DeviceWorker(generic_spec, tmp_path / "spool", usable_cores=worker.descriptor.usable_cores)
-    try:
+    with another(worker, ScriptedWatch, tmp_path) as own:
         drifting = measure(own, matmul, matmul_candidates[:2], confirm_within=10.0)
         steady = measure(own, matmul, matmul_candidates[2:3])
-    finally:
-        own.close()
     assert all(record.is_suspect for record in drifting if not record.attempt)
     assert [record.origin for record in drifting if record.attempt] == ["confirm"] * 2
     assert {record.attempt for record in drifting} == {0, 1}
@@ -225,11 +189,10 @@ def test_a_worker_that_gets_no_processes_lets_go_of_its_spool(
 def test_a_gpu_whose_programs_cannot_be_compiled_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, where = cuda_spec(), agents.device.worker
-    monkeypatch.setattr(where, "probe", lambda: gpu_host(GPU))
-    monkeypatch.setattr(where, "compiler_fault", lambda: "no CUDA toolkit is at /opt/cuda")
+    monkeypatch.setattr(agents.device.worker, "probe", lambda: gpu_host(GPU))
+    monkeypatch.setattr(agents.device.worker, "compiler_fault", lambda: "no CUDA toolkit is at /opt/cuda")
     with pytest.raises(DeviceRefusedError, match=r"cuda-0 is refused by host .*: no CUDA toolkit is at /opt"):
-        DeviceWorker(spec, tmp_path / "spool")
+        DeviceWorker(cuda_spec(), tmp_path / "spool")
 
 
 @pytest.mark.parametrize(

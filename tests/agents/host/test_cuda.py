@@ -23,8 +23,9 @@ SMI = (
 
 
 @pytest.fixture(autouse=True)
-def _forget_the_library() -> Iterator[None]:
-    """The library is opened once per process; each test here brings its own."""
+def _forget_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library is opened once per process; each test here brings its own, and says what is visible."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cuda._open_nvml.cache_clear()
     cuda._nvml_handle.cache_clear()
     yield
@@ -69,32 +70,19 @@ def _raise(*_: object) -> Any:
     raise _NvmlError
 
 
-class _Opened:
-    """Counts who has the library open."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def add(self) -> None:
-        self.times += 1
-
-    def take(self) -> None:
-        self.times -= 1
-
-
 def _fake_nvml(**changes: Any) -> SimpleNamespace:
     """The functions of `nvidia-ml-py` that are used, for two cards that the library lists out of order."""
     buses = {"GPU-0": b"00000000:C1:00.0", "GPU-1": b"00000000:01:00.0"}
     clocks = {("GPU-0", 1): 1980, ("GPU-0", 2): 3201, ("GPU-1", 1): 345, ("GPU-1", 2): 2619}
-    opened = _Opened()
+    opened = SimpleNamespace(times=0)
     values = {
         "opened": opened,
         "NVMLError": _NvmlError,
         "NVML_CLOCK_SM": 1,
         "NVML_CLOCK_MEM": 2,
         "NVML_TEMPERATURE_GPU": 0,
-        "nvmlInit": opened.add,
-        "nvmlShutdown": opened.take,
+        "nvmlInit": lambda: setattr(opened, "times", opened.times + 1),
+        "nvmlShutdown": lambda: setattr(opened, "times", opened.times - 1),
         "nvmlSystemGetDriverVersion": lambda: b"535.104.05",
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: f"GPU-{index}",
@@ -118,32 +106,32 @@ def _fake_nvml(**changes: Any) -> SimpleNamespace:
 def test_the_management_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     library = _fake_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    first, second = cuda.cuda_devices({})
+    first, second = cuda.cuda_devices()
     assert (first["index"], first["arch"], first["driver"]) == ("0", "sm_90", "535.104.05")
     assert first["persistence_mode"] == "off"
     assert "clock_max_mhz" not in first
     # The numbers go by PCI bus, whatever order the library has.
     assert (first["uuid"], second["uuid"]) == ("GPU-1", "GPU-0")
-    assert cuda.cuda_devices({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cuda.cuda_devices() == ()
     # A process that only looked may still fork.
     assert library.opened.times == 0
 
 
-def test_without_a_driver_there_are_no_devices_and_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(nvmlInit=_raise))
+@pytest.mark.parametrize("library", [None, _fake_nvml(nvmlInit=_raise)], ids=["no library", "no driver"])
+def test_without_a_driver_there_are_no_devices_and_no_state(
+    monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("PATH", "")
-    assert cuda.cuda_devices({}) == ()
-    assert cuda.gpu_state(0, {}) == {}
-
-
-def test_without_the_library_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert cuda.gpu_state(0, {}) == {}
+    assert cuda.cuda_devices() == ()
+    assert cuda.gpu_state(0) == {}
 
 
 def test_the_state_is_of_the_device_that_the_ordinal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml())
-    assert cuda.gpu_state(0, {}) == {
+    library = _fake_nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert cuda.gpu_state(0) == {
         "sm_clock_mhz": 345,
         "memory_clock_mhz": 2619,
         "temperature_c": 41,
@@ -151,36 +139,30 @@ def test_the_state_is_of_the_device_that_the_ordinal_names(monkeypatch: pytest.M
         "utilisation": 7,
         "throttle_reasons": ["0x8000", "gpu_idle", "sw_thermal_slowdown"],
     }
-    assert cuda.gpu_state(1, {})["sm_clock_mhz"] == 1980
-    assert cuda.gpu_state(0, {"CUDA_VISIBLE_DEVICES": "1"})["sm_clock_mhz"] == 1980
-    assert cuda.gpu_state(1, {"CUDA_VISIBLE_DEVICES": "1"}) == {}
-    assert cuda.gpu_state(2, {}) == {}
-    assert cuda.gpu_state(-1, {}) == {}
+    assert cuda.gpu_state(1)["sm_clock_mhz"] == 1980
+    assert cuda.gpu_state(2) == cuda.gpu_state(-1) == {}
+    assert library.opened.times == 1, "it is opened once for many records"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert cuda.gpu_state(0)["sm_clock_mhz"] == 1980
+    assert cuda.gpu_state(1) == {}
 
 
-def test_the_library_is_opened_once_for_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _fake_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    for _ in range(5):
-        cuda.gpu_state(0, {})
-        cuda.gpu_state(1, {})
-    assert library.opened.times == 1
-
-
-def test_what_a_card_does_not_show_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _fake_nvml(nvmlDeviceGetPowerUsage=_raise, nvmlDeviceGetCurrentClocksThrottleReasons=_raise)
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert set(cuda.gpu_state(0, {})) == {
-        "sm_clock_mhz",
-        "memory_clock_mhz",
-        "temperature_c",
-        "utilisation",
-    }
-
-
-def test_a_card_that_falls_off_the_bus_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(nvmlDeviceGetHandleByUUID=_raise))
-    assert cuda.gpu_state(0, {}) == {}
+@pytest.mark.parametrize(
+    ("fails", "shown"),
+    [
+        (
+            ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+            {"sm_clock_mhz", "memory_clock_mhz", "temperature_c", "utilisation"},
+        ),
+        # It falls off the bus.
+        (("nvmlDeviceGetHandleByUUID",), set()),
+    ],
+)
+def test_what_a_card_does_not_show_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, fails: tuple[str, ...], shown: set[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(**dict.fromkeys(fails, _raise)))
+    assert set(cuda.gpu_state(0)) == shown
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -188,10 +170,6 @@ def test_every_bit_of_a_throttle_mask_gets_one_name(mask: int) -> None:
     names = cuda.throttle_reasons(mask)
     assert len(set(names)) == len(names) == mask.bit_count()
     assert names == sorted(names)
-
-
-def test_processes_number_the_cards_as_the_specs_do() -> None:
-    assert cuda.worker_environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.fixture
@@ -247,18 +225,24 @@ def test_missing_device_files_are_made_before_a_process_is_confined(
 def test_without_headers_or_bindings_nothing_is_compiled_for_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: str
 ) -> None:
-    environ = {"CUDA_PATH": str(tmp_path), "PATH": ""}
-    assert f"no CUDA toolkit is at {tmp_path}" in cuda.compiler_fault(environ)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("TVM_CUDA_COMPILE_MODE", raising=False)
+    assert f"no CUDA toolkit is at {tmp_path}" in cuda.compiler_fault()
     (tmp_path / headers).mkdir(parents=True)
     (tmp_path / headers / "cuda_runtime.h").touch()
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)
-    assert "pip install 'tensor-fleet[cuda]'" in cuda.compiler_fault(environ)
-    assert not cuda.compiler_fault({**environ, "TVM_CUDA_COMPILE_MODE": "nvcc"})
+    assert "pip install 'tensor-fleet[cuda]'" in cuda.compiler_fault()
+    with monkeypatch.context() as other:
+        other.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
+        assert not cuda.compiler_fault()
     monkeypatch.setattr(cuda, "find_spec", lambda name: name)
-    assert not cuda.compiler_fault(environ)
+    assert not cuda.compiler_fault()
     # The toolkit of the compiler on the path comes before the usual place.
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\n")
     nvcc.chmod(0o755)
-    assert not cuda.compiler_fault({"PATH": str(nvcc.parent)})
+    monkeypatch.delenv("CUDA_PATH")
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    assert not cuda.compiler_fault()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from agents.host import cuda
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
+from agents.records import DeviceId
 from fleet.interchange.logs.targets import Machine, device_from_log, gpu_target
+from tests.host_fixtures import cuda_spec
 from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
 
 A100 = {"name": "NVIDIA A100-PCIE-40GB", "uuid": "GPU-1", "arch": "sm_80", "clock_max_mhz": "1410"}
@@ -46,22 +47,12 @@ def test_gpu_without_a_sheet_keeps_the_vector_that_it_had() -> None:
 
 
 def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(cuda, "_from_nvml", lambda: [A100, T4])
-    cards = tuple(tuple(sorted(card.items())) for card in cuda.cuda_devices({}))
+    cards = tuple(tuple(sorted(card.items())) for card in cuda.cuda_devices())
     _, descriptor = device_from_log(DeviceId("x"), Machine(gpu_target("")))
     descriptor = replace(descriptor, cuda_devices=cards, physical_cores=64, arch="x86_64")
-    specs = [
-        DeviceSpec(
-            device_id=DeviceId(f"card-{index}"),
-            kind=DeviceKind.CUDA,
-            family=Family.GPU,
-            target_json='{"kind": "cuda"}',
-            threads=1,
-            cores=(0,),
-            index=index,
-        )
-        for index in (0, 1)
-    ]
+    specs = [replace(cuda_spec(), index=index) for index in (0, 1)]
     first, second = (hardware_vector(spec, descriptor) for spec in specs)
     assert not np.array_equal(first, second)
     assert slot(first, "physical_cores") == pytest.approx(np.log2(109))
@@ -69,9 +60,10 @@ def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_driver_is_believed_before_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cores = {**A100, "cuda_cores": "6784", "clock_max_mhz": "1000"}
     monkeypatch.setattr(cuda, "_from_nvml", lambda: [cores])
-    (card,) = cuda.cuda_devices({})
+    (card,) = cuda.cuda_devices()
     assert (card["compute_units"], card["peak_flops"]) == ("106", str(2 * 6784 * 10**9))
     assert card["memory_bytes_per_sec"] == "1555000000000"
 

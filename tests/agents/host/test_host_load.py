@@ -4,9 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from agents.host.host_load import HostLoad, cpu_secs
 from agents.host.process_control import ProcessName, is_alive
@@ -35,15 +32,11 @@ def test_own_work_is_no_load_and_that_of_others_is() -> None:
     assert host.go(9.0, own=9.0, others=0.0) is True
 
 
-def work(secs: float) -> None:
-    until = time.process_time() + secs
-    while time.process_time() < until:
-        pass
-
-
 def test_the_real_times_grow_with_own_work() -> None:
     busy, own = cpu_secs([os.getpid()])
-    work(0.3)
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
     busy_after, own_after = cpu_secs([os.getpid(), os.getpid()])
     assert own_after - own >= 0.2
     assert busy_after - busy >= 0.1
@@ -69,9 +62,8 @@ def test_what_children_do_is_own_work_and_what_is_not_below_is_not() -> None:
         child.communicate()
 
 
-@pytest.fixture
-def oddly_named() -> Iterator[int]:
-    """A process whose name is no UTF-8: the kernel cuts names after 15 bytes, wherever that is."""
+def test_a_process_with_any_name_is_counted() -> None:
+    """The kernel cuts names after 15 bytes, wherever in a character that is."""
     code = "import ctypes\nctypes.CDLL(None).prctl(15, b'\\xd0')\n"
     code += "sum(range(5 * 10**6))\nprint('', flush=True)\ninput()"
     with subprocess.Popen(
@@ -79,11 +71,6 @@ def oddly_named() -> Iterator[int]:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield process.pid
+        assert cpu_secs([process.pid])[1] > 0
+        assert is_alive(ProcessName.of(process.pid))
         process.communicate(b"\n")
-
-
-def test_a_process_with_any_name_is_counted(oddly_named: int) -> None:
-    _, own = cpu_secs([oddly_named])
-    assert own > 0
-    assert is_alive(ProcessName.of(oddly_named))

@@ -21,13 +21,15 @@ from agents.host.host_lock import (
     HostLockError,
     holder_of,
     holder_words,
+    host_lock_path,
     make_lock,
+    not_timing,
     open_lock,
     shared_folder,
     take_lock,
+    timing_lock,
     user_name,
 )
-from agents.host.timing_lock import host_lock_path, not_timing, timing_lock
 
 HOLDER = """
 import fcntl, os, sys

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from agents.host import cpu_features as isa
@@ -10,22 +12,22 @@ from tests.host_fixtures import GRAVITON_FLAGS, PI_FLAGS, SANDYBRIDGE_FLAGS, V2_
 @pytest.mark.parametrize(
     ("flags", "highest"),
     [
-        (V2_FLAGS, "x86-64-v2"),
-        (SANDYBRIDGE_FLAGS, "sandybridge"),
-        (V3_FLAGS, "x86-64-v3"),
-        (V4_FLAGS, "x86-64-v4"),
+        (V2_FLAGS.split(), "x86-64-v2"),
+        (SANDYBRIDGE_FLAGS.split(), "sandybridge"),
+        (V3_FLAGS.split(), "x86-64-v3"),
+        (V4_FLAGS.split(), "x86-64-v4"),
+        # One missing flag takes the level away.
+        *(
+            (set(V3_FLAGS.split()) - {missing}, "sandybridge")
+            for missing in ("fma", "bmi2", "movbe", "abm", "avx2", "f16c")
+        ),
     ],
 )
-def test_a_cpu_runs_every_level_up_to_its_own(flags: str, highest: str) -> None:
-    names = [level.name for level in isa.runnable_levels("x86_64", flags.split())]
+def test_a_cpu_runs_every_level_up_to_its_own(flags: Collection[str], highest: str) -> None:
+    names = [level.name for level in isa.runnable_levels("x86_64", flags)]
     everything = ["x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"]
     assert names == everything[: everything.index(highest) + 1]
-
-
-@pytest.mark.parametrize("missing", ["fma", "bmi2", "movbe", "abm", "avx2", "f16c"])
-def test_one_missing_flag_takes_the_level_away(missing: str) -> None:
-    flags = set(V3_FLAGS.split()) - {missing}
-    assert [level.name for level in isa.runnable_levels("amd64", flags)][-1] == "sandybridge"
+    assert isa.runnable_levels("amd64", flags) == isa.runnable_levels("x86_64", flags)
 
 
 def test_arm_hosts_run_only_arm_levels() -> None:
@@ -34,11 +36,8 @@ def test_arm_hosts_run_only_arm_levels() -> None:
 
 
 def test_vector_width_follows_the_flags() -> None:
-    assert [isa.vector_bytes("x86_64", f.split()) for f in (V2_FLAGS, SANDYBRIDGE_FLAGS, V4_FLAGS)] == [
-        16,
-        32,
-        64,
-    ]
+    widths = [isa.vector_bytes("x86_64", f.split()) for f in (V2_FLAGS, SANDYBRIDGE_FLAGS, V4_FLAGS)]
+    assert widths == [16, 32, 64]
     assert isa.vector_bytes("aarch64", PI_FLAGS.split(), sve_bytes=64) == 16
     assert isa.vector_bytes("aarch64", [*PI_FLAGS.split(), "sve"], sve_bytes=32) == 32
     assert isa.vector_bytes("riscv64", ["v"]) == 0
@@ -80,9 +79,8 @@ def test_the_table_of_levels_agrees_with_llvm() -> None:
     for level in isa.LEVELS:
         triple = f"{level.arch}-linux-gnu"
         assert codegen.llvm_is_valid_cpu(level.mcpu, triple), level.name
-        features = codegen.llvm_get_cpu_features(
-            Target({"kind": "llvm", "mcpu": level.mcpu, "mtriple": triple})
-        )
+        target = Target({"kind": "llvm", "mcpu": level.mcpu, "mtriple": triple})
+        features = codegen.llvm_get_cpu_features(target)
         by_llvm = isa.flags_of_features(level.arch, map(str, features))
         assert by_llvm == level.flags, level.name
 
@@ -92,7 +90,6 @@ def test_llvm_tells_needs_and_unknown_names() -> None:
     flags, unknown = ask_llvm({"kind": "llvm", "mcpu": "znver4", "num-cores": 1}, "x86_64")
     assert {"avx512_vnni", "fma"} <= flags
     assert unknown == ()
-    _, unknown = ask_llvm(
-        {"kind": "llvm", "mcpu": "x86-64-v3", "mattr": ["+fast-gather", "+bogus"]}, "x86_64"
-    )
+    target = {"kind": "llvm", "mcpu": "x86-64-v3", "mattr": ["+fast-gather", "+bogus"]}
+    _, unknown = ask_llvm(target, "x86_64")
     assert unknown == ("+bogus",)

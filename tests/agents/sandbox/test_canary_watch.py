@@ -17,6 +17,7 @@ from tests.record_fixtures import make_record, make_workload
 NAMES = ("compute", "memory", "latency")
 USUAL = (1e-3, 5e-3, 2e-3)
 WORKLOAD = make_workload(7)
+KNOWN = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
 
 
 def canaries() -> list[Canary]:
@@ -42,15 +43,11 @@ def watch(tmp_path: Path) -> CanaryWatch:
     return made
 
 
-def records(count: int, *, workload: str = WORKLOAD.workload_id, **changes: object) -> list[Record]:
-    latencies = [1e-3 * (1 + 0.05 * number) for number in range(count)]
+def records(count: int, **changes: object) -> list[Record]:
+    values = {"workload": WORKLOAD.workload_id, "outcome": Outcome.OK, "error": "", **changes}
     return [
-        make_record(
-            number,
-            workload=workload,
-            **{"outcome": Outcome.OK, "run_secs": (secs,), "origin": "random", "error": "", **changes},
-        )
-        for number, secs in enumerate(latencies)
+        make_record(number, **{"run_secs": (1e-3 * (1 + 0.05 * number),), **values})
+        for number in range(count)
     ]
 
 
@@ -72,8 +69,7 @@ def test_a_window_is_suspect_from_the_first_bad_reading_through_the_next_good_on
 
 
 def test_leaders_of_a_drifting_window_are_handed_over_once(watch: CanaryWatch) -> None:
-    known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
-    watch.remember(records(8, attempt=2), known)
+    watch.remember(records(8, attempt=2), KNOWN)
     again = watch.take_again()
     # 5 % apart: the three best lie within 20 % of the best one.
     assert [one.candidate.trace for one in again] == [record.trace for record in records(3)]
@@ -83,26 +79,21 @@ def test_leaders_of_a_drifting_window_are_handed_over_once(watch: CanaryWatch) -
 
 
 def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
-    known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
     found = records(8)  # 5 % apart
-    near = front_runners(found, known, within=0.06, origin="confirm")
+    near = front_runners(found, KNOWN, within=0.06, origin="confirm")
     assert [one.candidate.trace for one in near] == [record.trace for record in found[:2]]
-    best = {WORKLOAD.workload_id: found[0].latency_secs / 1.04}
-    assert [
-        one.candidate.trace
-        for one in front_runners(found, known, within=0.06, origin="confirm", best_secs=best)
-    ] == [found[0].trace]
-    best = {WORKLOAD.workload_id: found[0].latency_secs / 2}
-    assert front_runners(found, known, within=0.06, origin="confirm", best_secs=best) == []
+    for ratio, leaders in ((1.04, [found[0].trace]), (2, [])):
+        best = {WORKLOAD.workload_id: found[0].latency_secs / ratio}
+        near_best = front_runners(found, KNOWN, within=0.06, origin="confirm", best_secs=best)
+        assert [one.candidate.trace for one in near_best] == leaders
     assert {one.candidate.origin for one in near} == {"confirm"}
-    assert len(front_runners(found, known, within=10.0, origin="confirm")) == 3
+    assert len(front_runners(found, KNOWN, within=10.0, origin="confirm")) == 3
 
 
 def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch: CanaryWatch) -> None:
-    known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
     found = records(4)
-    watch.remember(found, known)
-    again = [*watch.take_again(), *front_runners(found, known, within=10.0, origin="confirm", ahead=2)]
+    watch.remember(found, KNOWN)
+    again = [*watch.take_again(), *front_runners(found, KNOWN, within=10.0, origin="confirm", ahead=2)]
     known_ids = {(record.candidate_id, 0) for record in found}
     left = unmeasured(again, known_ids)
     assert len(again) == 6
@@ -111,9 +102,8 @@ def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch
 
 
 def test_failures_and_second_measurements_are_not_measured_again(watch: CanaryWatch) -> None:
-    known = {WorkloadId(WORKLOAD.workload_id): WORKLOAD}
-    watch.remember(records(2, origin="noise") + records(2, origin="remeasure"), known)
-    watch.remember(records(2, outcome=Outcome.RUN_FAILED, run_secs=()), known)
+    watch.remember(records(2, origin="noise") + records(2, origin="remeasure"), KNOWN)
+    watch.remember(records(2, outcome=Outcome.RUN_FAILED, run_secs=()), KNOWN)
     assert watch.take_again() == []
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from agents.sandbox.pool import WorkerPool
 from agents.sandbox.syscall_filter import is_known
 from benchmarks.bad_programs import EMPTY_TRACE
 from tests.confinement_fixtures import Worker, make_folder
-from tests.conftest import child_settings
+from tests.conftest import child_settings, run_code
 
 needs_filter = pytest.mark.skipif(
     not is_known(os.uname().machine), reason=f"there is no filter of system calls for {os.uname().machine}"
@@ -33,38 +31,13 @@ needs_filter = pytest.mark.skipif(
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 
 FILTERED = [
-    "connect",
-    "bind",
-    "local_socket",
-    "empty",
-    "empty_when_reading",
-    "set_times",
-    "set_attribute",
-    "kill",
-    "kill_all",
-    "signal_by_descriptor",
-    "ptrace",
-    "move_to_cores",
-    "limit",
-    "be_nicer",
-    "mount",
-    "make_namespace",
-    "io_uring",
-    "bpf",
-    "leave_group",
-    "fork",
-    "start_program",
+    *("connect", "bind", "local_socket", "empty", "empty_when_reading", "set_times", "set_attribute"),
+    *("kill", "kill_all", "signal_by_descriptor", "ptrace", "move_to_cores", "limit", "be_nicer"),
+    *("mount", "make_namespace", "io_uring", "bpf", "leave_group", "fork", "start_program"),
 ]
 RESTRICTED = [
-    "make_file",
-    "make_folder",
-    "make_link",
-    "make_name",
-    "write",
-    "remove",
-    "rename",
-    "write_settings",
-    "read_memory",
+    *("make_file", "make_folder", "make_link", "make_name", "write", "remove", "rename"),
+    *("write_settings", "read_memory"),
 ]
 
 
@@ -206,7 +179,6 @@ def test_a_worker_process_of_a_board_connects_and_does_not_listen(folder: Path) 
 @needs_filter
 def test_the_trial_refuses_everything_here() -> None:
     trial = try_confinement()
-    assert trial is not None
     assert (trial.allowed, trial.has_filter) == ((), True)
     assert trial.landlock == landlock_version()
 
@@ -221,10 +193,7 @@ def test_without_landlock_the_rest_is_refused_and_what_is_not_is_told(tmp_path: 
     for name in ("inside", "outside"):
         (tmp_path / name).mkdir()
     make_folder(tmp_path / "outside")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment(), capture_output=True, check=True
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(run_code(code, tmp_path, env=environment()))
     assert (found["landlock"], found["has_filter"]) == (0, True)
     assert {one.split()[0] for one in found["allowed"]} == {"make", "write", "rename", "remove"}
     assert "open network connections" in found["refused"]
@@ -274,11 +243,9 @@ def test_a_program_that_writes_a_file_writes_none_when_it_is_measured(tmp_path: 
     assert marker.exists(), "the program writes nothing at all"
     marker.unlink()
     protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
-    harmless = writing("abs", -3)
-    jobs = [
-        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
-        for workload, candidate in ((workload, candidate), harmless)
-    ]
+    job = CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
+    harmless, its_candidate = writing("abs", -3)
+    jobs = [job, replace(job, workload=harmless, candidate=its_candidate)]
     with WorkerPool([child_settings()]) as own:
         results = sorted(own.run(jobs), key=lambda result: result.job)
     assert not marker.exists()

@@ -17,14 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.host.host_lock import HostLockError, make_lock
-from agents.host.timing_lock import timing_lock
+from agents.host.host_lock import HostLockError, make_lock, timing_lock
 from agents.records import Workload
 from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
-from tests.conftest import GENERIC_CPU
+from tests.conftest import child_settings
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -49,15 +48,8 @@ NOBODY = 65534
 
 
 def settings_of(slot: Path | str, lock: Path | str) -> ChildSettings:
-    return ChildSettings(
-        target={},
-        device="cpu",
-        index=0,
-        timing_cores=(CORES[0],),
-        build_cores=(CORES[-1],),
-        lock_path=str(lock),
-        slot_path=str(slot),
-    )
+    cores = {"timing_cores": (CORES[0],), "build_cores": (CORES[-1],)}
+    return replace(child_settings(), **cores, lock_path=str(lock), slot_path=str(slot))
 
 
 def slot_of(slot: Path | str, lock: Path | str) -> CoreSlot:
@@ -109,17 +101,13 @@ def own_cores() -> Iterator[None]:
     os.sched_setaffinity(0, CORES)
 
 
-def timer(paths: tuple[Path, Path]) -> CoreSlot:
-    return slot_of(*paths)
-
-
 def test_a_builder_leaves_the_timing_cores_for_every_timing_and_comes_back(
     paths: tuple[Path, Path], builder: Builder
 ) -> None:
     assert builder.was_lent
     assert builder.cores == CORES[:1]
     for _ in range(3):
-        with timing_lock(paths[1]), timer(paths).cleared():
+        with timing_lock(paths[1]), slot_of(*paths).cleared():
             assert builder.cores == CORES[-1:]
         assert builder.cores == CORES[:1]
     assert builder.finish() == CORES[-1:]
@@ -133,7 +121,7 @@ def test_one_builder_at_a_time_and_none_while_something_is_timed(
     assert second.cores == CORES[-1:]
     assert second.finish() == CORES[-1:]
     builder.finish()
-    with timing_lock(paths[1]), timer(paths).cleared():
+    with timing_lock(paths[1]), slot_of(*paths).cleared():
         third = Builder(*paths)
         assert not third.was_lent
     # It stays where it began: nobody lends the cores in the middle of a build.
@@ -143,7 +131,7 @@ def test_one_builder_at_a_time_and_none_while_something_is_timed(
 
 @pytest.mark.tvm
 def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], matmul: Workload) -> None:
-    settings = replace(settings_of(*paths), target=GENERIC_CPU)
+    settings = settings_of(*paths)
     question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "seed": 1, "exclude": []}
     with WorkerPool([settings]) as pool, ThreadPoolExecutor(1) as thread:
         pool.ask({**question, "count": 1}, matmul)
@@ -151,7 +139,7 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
         drawn = thread.submit(pool.ask, {**question, "count": 400}, matmul)
         while os.sched_getaffinity(worker) != {CORES[0]}:  # the test's time-out ends it
             time.sleep(0.005)
-        with timing_lock(paths[1]), timer(paths).cleared():
+        with timing_lock(paths[1]), slot_of(*paths).cleared():
             assert os.sched_getaffinity(worker) == {CORES[-1]}
         assert os.sched_getaffinity(worker) == {CORES[0]}
         assert len(drawn.result()["traces"]) == 400
@@ -164,9 +152,9 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
 def test_a_builder_that_ends_during_a_timing_is_not_called_back(
     paths: tuple[Path, Path], builder: Builder
 ) -> None:
-    with timing_lock(paths[1]), timer(paths).cleared():
+    with timing_lock(paths[1]), slot_of(*paths).cleared():
         assert builder.finish() == CORES[-1:]
-    own = timer(paths)
+    own = slot_of(*paths)
     with own.building() as lent:
         assert lent
         assert sorted(os.sched_getaffinity(0)) == CORES[:1]
@@ -177,7 +165,7 @@ def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Buil
     builder.process.send_signal(signal.SIGKILL)
     builder.process.wait(10)
     started = time.monotonic()
-    with timing_lock(paths[1]), timer(paths).cleared():
+    with timing_lock(paths[1]), slot_of(*paths).cleared():
         pass
     assert time.monotonic() - started < 5
     following = Builder(*paths)
@@ -190,7 +178,7 @@ def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: 
     assert other.was_lent
     monkeypatch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
     told = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('python3'\) of user")
-    with told, timing_lock(paths[1]), timer(paths).cleared():
+    with told, timing_lock(paths[1]), slot_of(*paths).cleared():
         pytest.fail("it timed beside a builder")
     assert other.cores == CORES[:1]
     with timing_lock(paths[1], 1.0):
@@ -212,12 +200,12 @@ def test_worker_processes_of_other_users_are_waited_for_not_moved(
         with monkeypatch.context() as patch:
             patch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
             told = pytest.raises(CoresHeldError, match=f"process {other.process.pid} ")
-            with told, timing_lock(paths[1]), timer(paths).cleared():
+            with told, timing_lock(paths[1]), slot_of(*paths).cleared():
                 pytest.fail("it timed beside a builder")
         assert other.cores == CORES[:1]
         with ThreadPoolExecutor(1) as thread:
             done = thread.submit(lambda: (time.sleep(0.3), other.finish())[1])
-            with timing_lock(paths[1]), timer(paths).cleared():
+            with timing_lock(paths[1]), slot_of(*paths).cleared():
                 pass
             assert done.result(20) == CORES[-1:]
 
@@ -229,10 +217,10 @@ def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path], 
         token = {"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]}
         written = json.dumps(token) if text == "foreign" else text
         paths[0].write_text(written)
-        with timing_lock(paths[1]), timer(paths).cleared():
+        with timing_lock(paths[1]), slot_of(*paths).cleared():
             assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
-        with timer(paths).building() as lent:
+        with slot_of(*paths).building() as lent:
             assert lent
         assert paths[0].read_text() == written
         stranger.communicate(b"\n")
@@ -245,21 +233,25 @@ def test_a_link_in_place_of_the_slot_is_refused_and_its_target_left_alone(
     victim.write_text("kept")
     paths[0].unlink()
     paths[0].symlink_to(victim)
-    with pytest.raises(HostLockError, match=r"timing\.slot"), timer(paths).building():
+    with pytest.raises(HostLockError, match=r"timing\.slot"), slot_of(*paths).building():
         pytest.fail("it was lent")
-    with pytest.raises(HostLockError, match=r"timing\.slot"), timing_lock(paths[1]), timer(paths).cleared():
+    with (
+        pytest.raises(HostLockError, match=r"timing\.slot"),
+        timing_lock(paths[1]),
+        slot_of(*paths).cleared(),
+    ):
         pytest.fail("it timed")
     assert victim.read_text() == "kept"
 
 
 def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:
     paths[1].unlink()
-    with timer(paths).building() as lent:
+    with slot_of(*paths).building() as lent:
         assert not lent
     paths[0].unlink()
-    with timer(paths).building() as lent:
+    with slot_of(*paths).building() as lent:
         assert not lent
-    with timer(paths).cleared():
+    with slot_of(*paths).cleared():
         pass
 
 
@@ -277,7 +269,7 @@ def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
         moves.append(cores)
         move(cores, pid)
 
-    with timing_lock(paths[1]), timer(paths).cleared():
+    with timing_lock(paths[1]), slot_of(*paths).cleared():
         monkeypatch.setattr("agents.sandbox.core_slot.pin_process", late)
     assert moves == [(CORES[0],), (CORES[-1],)]
 

@@ -5,7 +5,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ QUICK = Protocol(
     repeat=3, min_repeat_ms=2.0, visits=1, run_timeout_secs=30.0, check_share=0.0, early_stop_ratio=0.0
 )
 
+#: Makes so many jobs that end well.
+Good = Callable[..., list[CandidateJob]]
+#: A question that costs no time.
+NOTHING = {"op": "networks", "networks": []}
+
 
 def jobs(
     pairs: Sequence[tuple[Workload, Candidate]], *, check: bool = False, protocol: Protocol = QUICK
@@ -44,15 +49,19 @@ def of(workload: Workload, candidates: Sequence[Candidate], **changes: Any) -> l
     return jobs([(workload, candidate) for candidate in candidates], **changes)
 
 
+@pytest.fixture
+def good(matmul: Workload, matmul_candidates: list[Candidate]) -> Good:
+    """Makes jobs of the first candidates of the small matmul."""
+    return lambda count=6, **changes: of(matmul, matmul_candidates[:count], **changes)
+
+
 def by_job(results: Sequence[JobResult]) -> list[JobResult]:
     return sorted(results, key=lambda result: result.job)
 
 
-def test_real_candidates_are_built_and_timed(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    results = by_job(list(pool.run(of(matmul, matmul_candidates))))
-    assert [result.job for result in results] == list(range(len(matmul_candidates)))
+def test_real_candidates_are_built_and_timed(pool: WorkerPool, good: Good) -> None:
+    results = by_job(list(pool.run(good())))
+    assert [result.job for result in results] == list(range(6))
     for result in results:
         assert result.outcome is Outcome.OK, result.error
         assert QUICK.repeat <= len(result.run_secs) <= QUICK.repeat + QUICK.extra_repeats
@@ -73,15 +82,11 @@ def test_real_candidates_are_built_and_timed(
     [("free", (64,), "while timing: "), ("raise", (signal.SIGSEGV,), "SIGSEGV")],
 )
 def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_batch_goes_on(
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    function: str,
-    arguments: tuple[int, ...],
-    words: str,
+    good: Good, function: str, arguments: tuple[int, ...], words: str
 ) -> None:
     bad = calling(f"calls_{function}", function, *arguments)
     with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run(jobs([bad, (matmul, matmul_candidates[0])]))))
+        results = by_job(list(own.run([*jobs([bad]), *good(1)])))
         assert own.started == MAX_STRIKES
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
     assert words in results[0].error
@@ -89,34 +94,30 @@ def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_bat
     assert "strikes" not in results[1].quality
 
 
-def test_arguments_that_the_program_does_not_take_are_refused(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> None:
     """They are not checked at the call: the program would read beyond their ends."""
     shapes, types = ((1, 128, 128), (1, 128, 64), (1, 128, 128)), ("float16",) * 3
     for changes in ({"arg_shapes": shapes}, {"arg_dtypes": types}):
-        wrong = dataclasses.replace(matmul, **changes)
         with WorkerPool([child_settings()]) as own:
-            [job] = jobs([(wrong, matmul_candidates[0])])
             for check in (False, True):
-                [result] = own.run([dataclasses.replace(job, check=check)])
+                [job] = good(1, check=check)
+                wrong = dataclasses.replace(job.workload, **changes)
+                [result] = own.run([dataclasses.replace(job, workload=wrong)])
                 assert result.outcome is Outcome.BUILD_FAILED
                 assert "the workload names arguments" in result.error
 
 
-def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(
-    matmul: Workload, matmul_candidates: list[Candidate], tmp_path: Path
-) -> None:
+def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Good, tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     folder.mkdir()
     settings = dataclasses.replace(child_settings(), lock_path=str(folder / "timing.lock"))
     with WorkerPool([settings]) as own:
-        own.ask({"op": "networks", "networks": []})
+        own.ask(NOTHING)
         folder.rename(tmp_path / "gone")
-        results = by_job(list(own.run(of(matmul, matmul_candidates[:2]))))
+        results = by_job(list(own.run(good(2))))
         assert own.started == 2 * (1 + MAX_EXCUSES), "each is tried so often, and no more"
         (tmp_path / "gone").rename(folder)
-        [after] = own.run(of(matmul, matmul_candidates[:1]))
+        [after] = own.run(good(1))
     assert [result.outcome for result in results] == [Outcome.LOST] * 2
     assert [result.quality for result in results] == [{}, {}]
     assert all("while waiting" in result.error and "timing.lock" in result.error for result in results)
@@ -127,7 +128,7 @@ def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None
     bad = calling("sleeps", "sleep", 600)
     short = dataclasses.replace(QUICK, run_timeout_secs=2.0)
     with WorkerPool([child_settings()]) as own:
-        own.ask({"op": "networks", "networks": []})  # started: only the time-out is timed below
+        own.ask(NOTHING)  # started: only the time-out is timed below
         worker = own.pids[-1]
         started = time.monotonic()
         [result] = own.run(jobs([bad], protocol=short))
@@ -164,15 +165,13 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.M
     assert result.outcome is Outcome.OK, result.error
 
 
-def test_a_program_that_takes_memory_without_end_is_ended(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_a_program_that_takes_memory_without_end_is_ended(good: Good) -> None:
     # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
     # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
     eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
     greedy = dataclasses.replace(QUICK, repeat=20, memory_limit_gib=1.0)
     with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*jobs([eats], protocol=greedy), *of(matmul, matmul_candidates[:1])])))
+        results = by_job(list(own.run([*jobs([eats], protocol=greedy), *good(1)])))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
     assert "timing took more than 1 GiB of memory" in results[0].error
 
@@ -209,51 +208,43 @@ def adding(size: int, constant: int) -> tuple[Workload, Candidate]:
     return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
 
 
-def test_wrong_output_is_an_outcome(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+def test_wrong_output_is_an_outcome(good: Good) -> None:
     # What libc's rand() adds to the output is different at every call.
     random = calling("adds_rand", "rand")
-    right = (matmul, matmul_candidates[0])
     with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run(jobs([random, right], check=True))))
+        results = by_job(list(own.run([*jobs([random], check=True), *good(1, check=True)])))
     assert [result.outcome for result in results] == [Outcome.WRONG_OUTPUT, Outcome.OK]
-    assert results[0].error
+    assert "differs in" in results[0].error
     assert len(results[0].run_secs) >= QUICK.repeat  # it ran, so its seconds are kept
     assert [result.quality["checked"] for result in results] == [True, True]
 
 
-def test_a_candidate_that_is_surely_slower_gets_one_repeat(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    best = {matmul.workload_id: 1e-6}  # 4.2 MFLOP in 1 us: everything is thousands of times slower
-    stopped = dataclasses.replace(QUICK, early_stop_ratio=2.5)
-    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=stopped), best)
-    assert result.outcome is Outcome.OK
-    assert len(result.run_secs) == 1
-    assert result.quality["stopped_early"] is True
-    [result] = pool.run(of(matmul, matmul_candidates[:1]), best)
-    assert len(result.run_secs) >= QUICK.repeat
+def test_early_stop_flushed_caches_warm_up_and_cooldown_are_applied(pool: WorkerPool, good: Good) -> None:
+    # 4.2 MFLOP in 1 us: everything is thousands of times slower.
+    best = {good()[0].workload.workload_id: 1e-6}
 
+    def result_of(best_secs: dict[str, float], **changes: Any) -> JobResult:
+        protocol = dataclasses.replace(QUICK, **changes)
+        [result] = pool.run(good(1, protocol=protocol), best_secs)
+        assert result.outcome is Outcome.OK
+        return result
 
-def test_flushed_caches_warm_up_and_cooldown_are_applied(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    flushed = dataclasses.replace(QUICK, cache_flush=True)
-    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=flushed))
-    assert result.outcome is Outcome.OK
-    assert result.number == 1
-    heated = dataclasses.replace(QUICK, warmup_ms=60.0, cooldown_ms=50.0)
-    [result] = pool.run(jobs([(matmul, matmul_candidates[0])], protocol=heated))
-    assert result.outcome is Outcome.OK
-    assert len(result.warmup_secs) > 2
-    assert result.timing_secs > 0.11
+    stopped = result_of(best, early_stop_ratio=2.5)
+    assert len(stopped.run_secs) == 1
+    assert stopped.quality["stopped_early"] is True
+    assert len(result_of(best).run_secs) >= QUICK.repeat
+    assert result_of({}, cache_flush=True).number == 1
+    heated = result_of({}, warmup_ms=60.0, cooldown_ms=50.0)
+    assert len(heated.warmup_secs) > 2
+    assert heated.timing_secs > 0.11
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_threads_and_cores_are_really_applied(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
+def test_threads_and_cores_are_really_applied(good: Good) -> None:
     cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
     two = dataclasses.replace(child_settings(), timing_cores=cores, build_cores=cores, threads=2)
     with WorkerPool([two]) as own:
-        results = list(own.run(of(matmul, matmul_candidates)))
+        results = list(own.run(good()))
         tasks = psutil.Process(own.pids[-1]).threads()
         affinities = {tuple(sorted(os.sched_getaffinity(task.id))) for task in tasks}
     assert {result.environment["threads"] for result in results} == {2}
@@ -262,42 +253,32 @@ def test_threads_and_cores_are_really_applied(matmul: Workload, matmul_candidate
 
 
 def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Workload) -> None:
-    bad = [
-        '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]',
-        '[[["NoSuchInstruction",[],[],[]]],[]]',
-        "[]",
-    ]
+    bad = {
+        '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]': "does not replay",
+        # These say what no trace may say, so TVM never sees them.
+        '[[["NoSuchInstruction",[],[],[]]],[]]': "the trace is refused",
+        "[]": "the trace is refused",
+    }
     candidates = [Candidate(workload_id=matmul.workload_id, trace=trace) for trace in bad]
     results = list(pool.run(of(matmul, candidates)))
     assert {result.outcome for result in results} == {Outcome.BUILD_FAILED}
-    # The last two say what no trace may say, so TVM never sees them.
-    words = ["does not replay", "the trace is refused", "the trace is refused"]
-    assert all(word in result.error for word, result in zip(words, results, strict=True))
+    assert all(word in result.error for word, result in zip(bad.values(), results, strict=True))
 
 
-def test_an_idle_process_that_was_killed_costs_no_candidate(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_an_idle_process_or_zygote_that_was_killed_costs_no_candidate(good: Good) -> None:
     with WorkerPool([child_settings()]) as own:
-        own.ask({"op": "networks", "networks": []})
+        own.ask(NOTHING)
         os.kill(own.pids[-1], signal.SIGKILL)
-        results = list(own.run(of(matmul, matmul_candidates[:2])))
+        results = list(own.run(good(2)))
         os.kill(own.pids[-1], signal.SIGKILL)
-        answer = own.ask({"op": "networks", "networks": []})
-    assert [result.outcome for result in results] == [Outcome.OK] * 2
-    assert answer == {"workloads": []}
-
-
-def test_a_killed_zygote_is_replaced(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
-    with WorkerPool([child_settings()]) as own:
-        own.ask({"op": "networks", "networks": []})
+        assert own.ask(NOTHING) == {"workloads": []}
         zygote, worker = own.pids
         os.kill(zygote, signal.SIGKILL)
-        results = list(own.run(of(matmul, matmul_candidates[:2])))
+        results += own.run(good(2))
         assert own.pids[0] != zygote
         psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=10)
         assert not psutil.pid_exists(worker)
-    assert [result.outcome for result in results] == [Outcome.OK] * 2
+    assert [result.outcome for result in results] == [Outcome.OK] * 4
 
 
 def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +287,13 @@ def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest
     with WorkerPool([child_settings()]) as own:
         own.start()
         time.sleep(0.1)
-        assert own.ask({"op": "networks", "networks": []}) == {"workloads": []}
+        assert own.ask(NOTHING) == {"workloads": []}
 
 
-def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candidate]) -> None:
-    with WorkerPool([child_settings()], recycle_after=2) as own:
-        results = list(own.run(of(matmul, matmul_candidates[:5])))
+def test_processes_are_recycled(good: Good, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agents.sandbox.pool._RECYCLE_AFTER", 2)
+    with WorkerPool([child_settings()]) as own:
+        results = list(own.run(good(5)))
         assert own.started == 3
     assert [result.outcome for result in results] == [Outcome.OK] * 5
 
@@ -319,25 +301,20 @@ def test_processes_are_recycled(matmul: Workload, matmul_candidates: list[Candid
 def test_a_process_that_cannot_start_says_what_to_do() -> None:
     broken = dataclasses.replace(child_settings(), device="no-such-device")
     with WorkerPool([broken]) as own, pytest.raises(AgentError, match="fleet doctor"):
-        own.ask({"op": "networks", "networks": []})
+        own.ask(NOTHING)
 
 
-def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(good: Good) -> None:
     often = dataclasses.replace(QUICK, visits=3, early_stop_ratio=0.0)
     # A front-runner of its workload has timings on top of the others' (`test_retimed_programs.py`).
-    nobody_leads = {matmul.workload_id: 1e-9}
+    nobody_leads = {good()[0].workload.workload_id: 1e-9}
     with WorkerPool([child_settings()]) as own:
-        [alone] = own.run(of(matmul, matmul_candidates[:1], protocol=often), nobody_leads)
+        [alone] = own.run(good(1, protocol=often), nobody_leads)
         assert own.timed == 1
         # The pause between jobs is longer than that between visits
         # (`agents.sandbox.retimed_programs.GAP_SECS`).
-        results = []
-        for result in own.run(
-            slowly(of(matmul, matmul_candidates[:4], protocol=often), secs=3.6), nobody_leads
-        ):
-            results.append(result)
+        later = slowly(good(4, protocol=often), secs=3.6)
+        results = list(own.run(later, nobody_leads))
     assert alone.quality["visits"] == 2, "its first and the last one of all"
     assert [result.job for result in results] == [0, 1, 2, 3], "who has had all visits is done first"
     assert [result.quality["visits"] for result in results] == [3, 3, 3, 2]
@@ -348,39 +325,33 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
     assert results[0].ended_at - results[3].ended_at < -3, "its visits ended before the last was timed"
 
 
-def test_what_was_measured_survives_the_process_that_kept_the_program(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_what_was_measured_survives_the_process_that_kept_the_program(good: Good) -> None:
     bad = calling("calls_abort", "abort")
     often = dataclasses.replace(QUICK, visits=5)
-    pairs = [(matmul, matmul_candidates[0]), bad]
     with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run(jobs(pairs, protocol=often))))
+        results = by_job(list(own.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
     assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
     assert len(results[0].run_secs) >= QUICK.repeat
 
 
-def test_an_abandoned_batch_leaves_nobody_at_work(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
     # Without a lock the endless program does not wait for the other one, nor the other way round.
     settings = dataclasses.replace(child_settings(), lock_path="")
     with WorkerPool([settings, settings]) as own:
-        pairs = [(matmul, matmul_candidates[0]), calling("sleeps", "sleep", 600)]
-        abandoned = own.run(jobs(pairs, protocol=dataclasses.replace(QUICK, run_timeout_secs=60.0)))
+        slow = dataclasses.replace(QUICK, run_timeout_secs=60.0)
+        endless = jobs([calling("sleeps", "sleep", 600)], protocol=slow)
+        abandoned = own.run([*good(1, protocol=slow), *endless])
         assert next(abandoned).job == 0
         assert set(own.stages) - {WorkerStage.IDLE}
         abandoned.close()
         assert not set(own.stages) - {WorkerStage.IDLE}, "nobody watches its clock"
 
 
-def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(
-    pool: WorkerPool, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    dropped = pool.run(of(matmul, matmul_candidates))
+def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: WorkerPool, good: Good) -> None:
+    dropped = pool.run(good())
     next(dropped)
-    following = pool.run(of(matmul, matmul_candidates[:3]))
+    following = pool.run(good(3))
     results = [next(following)]
     started = pool.started
     dropped.close()
@@ -389,16 +360,14 @@ def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(
     assert [result.outcome for result in results] == [Outcome.OK] * 3
 
 
-def test_an_abandoned_batch_leaves_no_program_behind(
-    matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
+def test_an_abandoned_batch_leaves_no_program_behind(good: Good) -> None:
     often = dataclasses.replace(QUICK, visits=2, early_stop_ratio=0.0)
-    nobody_leads = {matmul.workload_id: 1e-9}
+    nobody_leads = {good()[0].workload.workload_id: 1e-9}
     with WorkerPool([child_settings()]) as own:
-        running = own.run(slowly(of(matmul, matmul_candidates[:3], protocol=often), secs=3.2), nobody_leads)
+        running = own.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
         assert next(running).job == 0
         running.close()
-        again = by_job(list(own.run(of(matmul, matmul_candidates[3:5], protocol=often), nobody_leads)))
+        again = by_job(list(own.run(good(5, protocol=often)[3:], nobody_leads)))
     assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
 
 
@@ -412,37 +381,33 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
 @pytest.mark.parametrize(
     "garbage",
     [
-        {"event": "done", "job": 5, "outcome": "ok", "error": ""},
-        b"{]",
-        *({"event": "ready", "pid": 1}, {"event": "retiming"}, {"event": "rested"}),
-        {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.1, "left": 0},
+        [{"event": "done", "job": 5, "outcome": "ok", "error": ""}],
+        None,
+        *([{"event": "ready", "pid": 1}], [{"event": "retiming"}], [{"event": "rested"}]),
+        [{"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.1, "left": 0}],
         [{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}] * 99,
     ],
     ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed", "stages without end"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    monkeypatch: pytest.MonkeyPatch,
-    garbage: dict[str, Any] | list[dict[str, Any]] | bytes,
+    good: Good, monkeypatch: pytest.MonkeyPatch, garbage: list[dict[str, Any]] | None
 ) -> None:
     damaged: list[Channel] = []
     receive_ready = Channel.receive_ready
 
     def receive(channel: Channel) -> tuple[list[dict[str, Any]], bool]:
-        if damaged == [channel] and isinstance(garbage, bytes):
+        if damaged == [channel] and garbage is None:
             damaged.append(channel)
             raise MessageError("a worker process sent no JSON")
         messages, alive = receive_ready(channel)
         if not damaged and any(message.get("stage") == "timing" for message in messages):
             damaged.append(channel)
-            more = garbage if isinstance(garbage, list) else [] if isinstance(garbage, bytes) else [garbage]
-            return [*messages, *more], alive
+            messages += garbage or []
         return messages, alive
 
     monkeypatch.setattr(Channel, "receive_ready", receive)
     with WorkerPool([child_settings()]) as pool:
-        results = by_job(list(pool.run(of(matmul, matmul_candidates[:2]))))
+        results = by_job(list(pool.run(good(2))))
         assert damaged
         assert pool.started == 2
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]

@@ -9,10 +9,10 @@ import pytest
 from agents.errors import MessageError
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.job import CandidateJob, JobResult
-from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES, PoolRun, Progress
+from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES, PoolRun
 from agents.sandbox.process import end_of
 from agents.sandbox.stages import WorkerStage
-from agents.sandbox.worker_messages import JobDone, Retimed
+from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 from tests.record_fixtures import make_workload
 
 WORKLOAD = make_workload(7)
@@ -33,13 +33,12 @@ def begun(*jobs: CandidateJob, best: dict[str, float] | None = None, processes: 
     return run
 
 
-def at(stage: WorkerStage) -> Progress:
-    return Progress(job=0, stage=stage, build_secs=0.25, wait_secs=0.5)
+def at(stage: WorkerStage) -> StageBegan:
+    return StageBegan(job=0, stage=stage, build_secs=0.25, wait_secs=0.5)
 
 
 def done(number: int = 0, **changes: Any) -> JobDone:
-    values = {"outcome": Outcome.OK, "error": "", "build_secs": 0.1, "wait_secs": 0.0, **changes}
-    return JobDone(job=number, **values)
+    return JobDone(**{"job": number, "outcome": Outcome.OK, "build_secs": 0.1, **changes})
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,11 @@ from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
+from tests.conftest import child_settings
 from tests.record_fixtures import make_workload
 
 #: So many messages are more than any bound.
 _MANY = 10_000
-_SETTINGS = ChildSettings(
-    target={"kind": "llvm"}, device="cpu", index=0, timing_cores=(0,), build_cores=(0,), lock_path=""
-)
 Messages = Iterator[dict[str, Any]]
 
 
@@ -70,8 +68,7 @@ class Zygote:
     def last_words(self) -> str:
         return ""
 
-    def close(self) -> str:
-        return ""
+    def close(self) -> None: ...
 
 
 def retimed(left: int, run_secs: Sequence[float] = (1e-3,)) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def test_a_process_that_never_ends_its_timings_is_ended_and_the_program_keeps_th
     zygote = Zygote(answers)
     monkeypatch.setattr(processes, "Zygote", lambda *_: zygote)
     candidate = Candidate(workload_id=workload.workload_id, trace="[0]")
-    with WorkerPool([_SETTINGS]) as pool:
+    with WorkerPool([child_settings()]) as pool:
         [result] = pool.run([CandidateJob(candidate=candidate, workload=workload, protocol=protocol)])
     assert result.outcome is Outcome.OK
     assert result.quality.get("visits", 1) == visits

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+
+import pytest
 
 from agents.records import Outcome
 from agents.sandbox.job import JobResult
@@ -17,19 +18,14 @@ from agents.sandbox.retimed_programs import (
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def program(secs: float) -> Callable[[], tuple[float, ...]]:
-    return lambda: (secs,)
-
-
 def keep(retiming: SpacedRetiming, job: int, left: int, secs: float = 1.0, workload_id: str = "one") -> None:
-    retiming.keep(job, program(secs), left, workload_id, secs)
+    retiming.keep(job, lambda: (secs,), left, workload_id, secs)
 
 
 def moments(retiming: SpacedRetiming, clock: Clock, job: int, secs: float) -> list[float]:
@@ -97,27 +93,21 @@ def test_a_slow_front_runner_is_timed_again_no_more_often_than_its_time_allows()
     assert len(moments(retiming, clock, 2, 30.0)) == 3
 
 
-def test_at_the_end_every_program_has_its_last_timing() -> None:
+@pytest.mark.parametrize(
+    ("secs", "order"),
+    [
+        ((1.0, 1.0, 1.0), [0, 1, 2]),
+        # Front-runners have several, the others between.
+        ((0.0100, 0.0200, 0.0101), [0, 1, 2] + [0, 2] * (LAST_FRONT_RUNNER_TIMINGS - 1)),
+    ],
+)
+def test_at_the_end_every_program_has_its_last_timing(secs: tuple[float, ...], order: list[int]) -> None:
     retiming = SpacedRetiming(Clock())
-    for job in range(3):
-        keep(retiming, job, 7)
-    left = []
-    for one in retiming.last():
-        retiming.time_again(one)
-        left.append((one.job, one.left))
-    assert left == [(0, 0), (1, 0), (2, 0)]
-    assert retiming.last() == []
-
-
-def test_front_runners_have_several_last_timings_and_others_between() -> None:
-    retiming = SpacedRetiming(Clock())
-    for job, secs in enumerate((0.0100, 0.0200, 0.0101)):
-        keep(retiming, job, 7, secs)
-    jobs = []
-    for one in retiming.last():
-        retiming.time_again(one)
-        jobs.append(one.job)
-    assert jobs == [0, 1, 2] + [0, 2] * (LAST_FRONT_RUNNER_TIMINGS - 1)
+    for job, each in enumerate(secs):
+        keep(retiming, job, 7, each)
+    timed = [(one, retiming.time_again(one)) for one in retiming.last()]
+    assert [one.job for one, _ in timed] == order
+    assert {one.left for one, _ in timed} == {0}
     assert retiming.last() == []
 
 
@@ -146,13 +136,8 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
 
 
 def test_a_result_takes_in_the_repeats_of_a_later_timing() -> None:
-    result = JobResult(
-        job=3,
-        outcome=Outcome.OK,
-        run_secs=(1.2, 1.2, 1.2),
-        timing_secs=2.0,
-        quality={"interval": 0.0, "a": 1},
-    )
+    quality = {"interval": 0.0, "a": 1}
+    result = JobResult(job=3, outcome=Outcome.OK, run_secs=(1.2,) * 3, timing_secs=2.0, quality=quality)
     more = result.retimed([1.0], 0.5).retimed([1.1], 0.5)
     assert more.run_secs == (1.2, 1.2, 1.2, 1.0, 1.1)
     assert (more.job, more.timing_secs, more.quality["visits"], more.quality["a"]) == (3, 3.0, 3, 1)

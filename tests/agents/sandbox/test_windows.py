@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from hypothesis import given
@@ -15,16 +16,16 @@ from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.canary_watch import CANARY_PROTOCOL, CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
-from agents.sandbox.windows import Planned, Window, in_windows
+from agents.sandbox.windows import Window, in_windows
 from tests.record_fixtures import make_workload
 
 WORKLOAD = make_workload(7)
 CANARIES = ("compute", "memory", "latency")
 
 
-def job(trace: str, protocol: Protocol) -> CandidateJob:
+def job(trace: str, protocol: Protocol, attempt: int = 0) -> CandidateJob:
     candidate = Candidate(workload_id=WORKLOAD.workload_id, trace=trace)
-    return CandidateJob(candidate=candidate, workload=WORKLOAD, protocol=protocol)
+    return CandidateJob(candidate=candidate, workload=WORKLOAD, protocol=protocol, attempt=attempt)
 
 
 class Pool:
@@ -69,9 +70,11 @@ class Watch:
         return Drift(suspect=False, ratios={"reading": float(len(self.read_at))}, which=())
 
 
-def measured(pool: Pool, watch: Watch, jobs: Iterable[Planned], window_secs: float) -> list[Window]:
+def windows_of(
+    pool: Pool, watch: Watch, jobs: Iterable[CandidateJob], window_secs: float
+) -> Generator[Window, None, None]:
     subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
-    return list(in_windows(jobs, *subject, {}, window_secs=window_secs, clock=lambda: pool.now))
+    return in_windows(jobs, *subject, {}, window_secs=window_secs, clock=lambda: pool.now)
 
 
 @given(
@@ -86,19 +89,19 @@ def test_every_job_is_in_the_window_in_which_it_ended(
 ) -> None:
     pool = Pool(width, seed)
     watch = Watch(pool, is_due)
-    planned = [Planned(job(f"[{number}]", Protocol()), attempt=number) for number in range(count)]
-    windows = measured(pool, watch, planned, window_secs)
+    planned = [job(f"[{number}]", Protocol(), number) for number in range(count)]
+    windows = list(windows_of(pool, watch, planned, window_secs))
 
     assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
-    in_order = [one.job.candidate.trace for window in windows for one, _ in window.results]
+    in_order = [one.candidate.trace for window in windows for one, _ in window.results]
     assert in_order == [trace for trace in pool.ended if trace not in CANARIES]
-    assert sorted(in_order) == sorted(one.job.candidate.trace for one in planned)
-    assert all(int(one.job.candidate.trace[1:-1]) == one.attempt for w in windows for one, _ in w.results)
+    assert sorted(in_order) == sorted(one.candidate.trace for one in planned)
+    assert all(int(one.candidate.trace[1:-1]) == one.attempt for w in windows for one, _ in w.results)
     assert len(pool.ended) == count + len(CANARIES) * len(watch.read_at)
     # No window but the last goes on after its reading, and all but the last pay for it.
     for window in windows[:-1]:
         ends = watch.read_at[int(window.drift.ratios["reading"]) - 1]
-        assert {one.job.candidate.trace for one, _ in window.results} <= set(pool.ended[:ends])
+        assert {one.candidate.trace for one, _ in window.results} <= set(pool.ended[:ends])
     assert len(watch.read_at) <= 1 + is_due + count // 4
     if window_secs == float("inf"):
         assert len(windows) == 1
@@ -109,23 +112,20 @@ def test_every_job_is_in_the_window_in_which_it_ended(
 def test_what_a_window_asks_for_comes_while_the_stream_still_runs() -> None:
     pool = Pool(2, 1)
     watch = Watch(pool, is_due=False)
-    wanted: list[Planned] = []
-    first = [Planned(job(f"[{number}]", Protocol()), attempt=0) for number in range(30)]
+    wanted: list[CandidateJob] = []
+    first = [job(f"[{number}]", Protocol()) for number in range(30)]
 
-    def stream() -> Iterator[Planned]:
+    def stream() -> Iterator[CandidateJob]:
         for one in first:
             while wanted:
                 yield wanted.pop()
             yield one
 
-    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
     again: list[int] = []
-    for place, window in enumerate(
-        in_windows(stream(), *subject, {}, window_secs=6.0, clock=lambda: pool.now)
-    ):
+    for place, window in enumerate(windows_of(pool, watch, stream(), 6.0)):
         again += [place for one, _ in window.results if one.attempt]
         if place == 0:
-            wanted.append(Planned(window.results[0][0].job, attempt=1))
+            wanted.append(replace(window.results[0][0], attempt=1))
     assert again == [1]
 
 
@@ -136,9 +136,8 @@ def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:
             return self.running
 
     pool = Noted(width=2, seed=0)
-    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, Watch(pool, is_due=False)))
-    planned = (Planned(job(f"[{number}]", Protocol()), attempt=0) for number in range(20))
-    windows = in_windows(planned, *subject, {}, window_secs=4.0, clock=lambda: pool.now)
+    planned = (job(f"[{number}]", Protocol()) for number in range(20))
+    windows = windows_of(pool, Watch(pool, is_due=False), planned, 4.0)
     assert not next(windows).is_last
     windows.close()
     assert inspect.getgeneratorstate(pool.running) == inspect.GEN_CLOSED

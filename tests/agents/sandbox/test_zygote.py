@@ -9,16 +9,13 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.sandbox.stages import ChildSettings
 from agents.sandbox.zygote import _Zygote
-
-SETTINGS = ChildSettings(
-    target={}, device="cpu", index=0, timing_cores=(0,), build_cores=(0,), lock_path="", slot_path=""
-)
+from tests.conftest import child_settings
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def test_a_host_without_processes_costs_one_worker_and_not_the_zygote(
     monkeypatch.setattr(os, "fork", refuse)
     said, stderr = os.pipe()
     channel = os.open("/dev/null", os.O_RDONLY)
-    zygote._fork(7, SETTINGS, [channel, stderr])
+    zygote._fork(7, replace(child_settings(), lock_path=""), [channel, stderr])
     assert json.loads(ours.recv(4096)) == {"event": "exited", "token": 7, "code": 1}
     with os.fdopen(said) as words:
         assert "no process could be started: [Errno 11] Resource temporarily unavailable" in words.read()
