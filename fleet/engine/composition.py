@@ -135,11 +135,7 @@ def assemble(context: EngineContext) -> Composition:
             *({} if settings.limits.requests_only else roster.specs, summary),
         ),
         record_sink=RecordSink(*(intake, summary.counts, coverage, pools, tallies, roster.sharing, letters)),
-        noise=NoiseRuns(
-            *(coverage, thread, pools, planner, intake),
-            count=settings.noise,
-            seed=settings.seed,
-        ),
+        noise=NoiseRuns(coverage, thread, pools, planner, intake, count=settings.noise, seed=settings.seed),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
         steadiness=Steadiness(event_log.state.unsteady()),
     )
