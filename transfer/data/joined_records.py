@@ -253,7 +253,7 @@ def _sorted_places(numbers: Mapping[_Name, int]) -> tuple[tuple[_Name, ...], NDA
 def _medians(
     rows: NDArray[Any], columns: NDArray[Any], seconds: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """The median of the seconds of each (row, column), as `agents.records.median` computes it."""
+    """The median of the seconds of each (row, column); of an even number the mean of the middle two."""
     order = np.lexsort((seconds, columns, rows))
     rows, columns, seconds = rows[order], columns[order], seconds[order]
     first = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0) | (np.diff(columns) != 0)]))
