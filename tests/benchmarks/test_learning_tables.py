@@ -14,8 +14,8 @@ from benchmarks.learning_failures import failures_table, judge_failures, roc_are
 from benchmarks.learning_parts import ThinnedRanker, thinned_name
 from benchmarks.learning_prune import Pruning, prune
 from benchmarks.learning_tables import best_baseline, document, pruning_table, ranker_table, transfer_table
-from tests.model_fixtures import CONFIG, make_dataset
-from tests.transfer.evaluate.test_compare import Noisy, folds
+from tests.model_fixtures import CONFIG, folds_of, make_dataset
+from tests.transfer.evaluate.test_compare import Noisy
 from tests.transfer.train.test_validity import DATASET as FAILING
 from transfer.data.splits import Split, few_of_each
 from transfer.evaluate.compare import compare
@@ -35,7 +35,7 @@ def comparison() -> Comparison:
         Noisy(0.0, "nearest-device"),
         *(Noisy(1 - share, thinned_name(by, share)) for share in SHARES for by in ("prune", "random")),
     ]
-    return compare(rankers, DATASET, folds(), [0, 1])
+    return compare(rankers, DATASET, folds_of(DATASET), [0, 1])
 
 
 def cells(line: str) -> list[str]:
