@@ -31,6 +31,8 @@ from fleet.private_files import read_private
 ROOT = Path(__file__).resolve().parents[1]
 _DEVICES = 64
 _START_SECS, _STOP_SECS = 300.0, 120.0
+#: Of each workload: more than the devices can measure while they are watched.
+_CANDIDATES = 1024
 #: Pause between two rounds over all connections, and of one that could not be made.
 _ROUND_SECS = 0.1
 #: What is sent at first, and whether a byte follows with every round.
@@ -161,7 +163,7 @@ def _beside(
 
 
 def _settings(folder: Path) -> Path:
-    recorded = recorded_file(folder)
+    recorded = recorded_file(folder, _CANDIDATES)
     hardware = folder / "hardware"
     hardware.mkdir()
     names = [f"dev-{number:03d}" for number in range(_DEVICES)]

@@ -38,8 +38,8 @@ WINDOWS = 12
 _TARGET = '{"kind":"llvm","num-cores":1}'
 
 
-def recorded_file(folder: Path) -> Path:
-    """Records of one device, made up, as `fleet export` writes them."""
+def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
+    """Records of one device, made up, as `fleet export` writes them: so many candidates of each workload."""
     rng = np.random.default_rng(3)
     with Store.open(folder / "recorded-store") as store:
         spec = DeviceSpec(
@@ -62,7 +62,7 @@ def recorded_file(folder: Path) -> Path:
         ]
         store.put_workloads(workloads)
         for workload in workloads:
-            rows = _with_candidate_ids(made_up_rows(rng, RECORDED_CANDIDATES), workload.workload_id)
+            rows = _with_candidate_ids(made_up_rows(rng, candidates), workload.workload_id)
             store.append_table("recorded", rows)
         path = folder / "recorded.parquet"
         export(store, path, "parquet")
