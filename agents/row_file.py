@@ -340,7 +340,7 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
             [last] = connection.execute("SELECT max(id) FROM rows").fetchone()
         except sqlite3.DatabaseError as error:
             _raise_no_damage(error)
-        while number <= (last if last is not None else (found[-1][0] if found else 0) + _RESCUE_IDS):
+        while number <= (_presumed_last(found) if last is None else last):
             try:
                 for row in connection.execute(_SELECT, (number,)):
                     number = row[0] + 1
@@ -356,6 +356,11 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
     finally:
         connection.close()
     return found, layout, first_bad
+
+
+def _presumed_last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
+    """The last number to look for where the file does not say: some way behind the last row that was read."""
+    return (rows[-1][0] if rows else 0) + _RESCUE_IDS
 
 
 def _ends_in_log(file: Path, log: Path) -> list[bool]:

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -250,9 +251,9 @@ class Intake:
 
     def _take(self, table: pa.Table, ids: Mapping[int, Collection[str]]) -> None:
         """Write rows to the log, those of one group behind each other, and note them."""
-        parts: list[pa.Table] = []
-        for chosen in ids.values():
-            parts.append(table.slice(sum(part.num_rows for part in parts), len(chosen)))
+        counts = [len(chosen) for chosen in ids.values()]
+        ends = accumulate(counts)
+        parts = [table.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
         pieces = list(map(pack, parts))
         numbers = self.log.append(pieces)
         now = self._clock()
