@@ -2,7 +2,8 @@
 
 Runs in the confined process of `reader_process.py`, pinned to the device's cores, under the host's timing
 lock, with as many threads for each as the device has. Every side gets the same input; outputs are compared
-with torch's, or with ONNX Runtime's where there is no torch program.
+with torch's, or with ONNX Runtime's where there is no torch program. On a GPU the inputs and weights lie in
+its memory, a run ends with the outputs in the host's, and all compute in float32 throughout, as TVM does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,22 @@ _LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
 _WARM_RUNS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a network runs."""
+
+    threads: int
+    #: Of the CUDA device; None: the CPU.
+    gpu_index: int | None
+
+
 def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     """Time a network in all ways that there are here.
 
     Args:
         question: `network`, `libraries` (path of each, by side), `sides` (other ways, of `SIDES`), `threads`,
-            `turn_secs` (least seconds of a side in one turn), `lock` (path of the timing lock, may be empty).
+            `turn_secs` (least seconds of a side in one turn), `lock` (path of the timing lock, may be empty),
+            `gpu_index` (of the CUDA device; None: the CPU).
 
     Returns:
         `secs` (median of the turns, by side), `turns` (mean seconds of each turn, by side), `absent` (why a
@@ -50,6 +62,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     """
     text, threads = question["network"], question["threads"]
     loaded = load(read_network_name(text))
+    place = _Place(threads=threads, gpu_index=question["gpu_index"])
     values = loaded.random_inputs()
     lock: AbstractContextManager[Any] = nullcontext()
     if question["lock"]:
@@ -61,7 +74,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         for side in (*question["sides"], *question["libraries"]):
             path = question["libraries"].get(side)
             try:
-                runs[side] = _library(path, values) if path else _MAKERS[side](loaded, values, threads)
+                runs[side] = _library(path, values, place) if path else _MAKERS[side](loaded, values, place)
                 outputs = runs[side]()
                 if not outputs:
                     raise RuntimeError("it gives no tensor")
@@ -141,12 +154,13 @@ def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
     return worst
 
 
-def _library(path: str, values: list[Any]) -> _Run:
+def _library(path: str, values: list[Any], place: _Place) -> _Run:
     import tvm
     from tvm import relax
 
-    machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
-    given = [tvm.runtime.tensor(value) for value in values]
+    device = tvm.cpu() if place.gpu_index is None else tvm.cuda(place.gpu_index)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(path), device)
+    given = [tvm.runtime.tensor(value, device) for value in values]
     function = machine["main"]
     return lambda: _arrays(function(*given))
 
@@ -158,23 +172,36 @@ def _arrays(outputs: Any) -> list[Any]:
     return [array for one in outputs for array in _arrays(one)]
 
 
-def _torch_call(loaded: LoadedNetwork, values: list[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _torch_call(
+    loaded: LoadedNetwork, values: list[Any], device: str = "cpu"
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The module of an exported program, and its arguments."""
     import torch
+    from torch.export.passes import move_to_device_pass
 
-    leaves = [torch.from_numpy(value) for value in values]
-    args, named = torch.utils._pytree.tree_unflatten(leaves, loaded.program.call_spec.in_spec)
-    return loaded.program.module(check_guards=False), args, named
+    program = loaded.program
+    if device != "cpu":
+        # Devices that the program names move too, which `Module.to` leaves as they are. The pass changes the
+        # program itself, which others still need.
+        program = move_to_device_pass(load(loaded.network).program, device)
+    leaves = [torch.from_numpy(value).to(device) for value in values]
+    args, named = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+    return program.module(check_guards=False), args, named
 
 
-def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], int], _Run]:
-    def make(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run:
+def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], _Place], _Run]:
+    def make(loaded: LoadedNetwork, values: list[Any], place: _Place) -> _Run:
         if loaded.program is None:
             raise RuntimeError("an ONNX file has no torch program")
         import torch
 
-        torch.set_num_threads(threads)
-        module, args, named = _torch_call(loaded, values)
+        torch.set_num_threads(place.threads)
+        if place.gpu_index is None:
+            module, args, named = _torch_call(loaded, values)
+        else:
+            # Convolutions would have ten bits of mantissa, and nobody else's output be like theirs.
+            torch.backends.cudnn.allow_tf32 = False
+            module, args, named = _torch_call(loaded, values, f"cuda:{place.gpu_index}")
         if compiled:
             if not (shutil.which("g++") or shutil.which("clang++")):
                 raise RuntimeError("there is no C++ compiler; install g++")
@@ -183,18 +210,24 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], int], _Run]:
         def run() -> list[Any]:
             with torch.inference_mode():
                 found = torch.utils._pytree.tree_leaves(module(*args, **named))
-            return [one.numpy() for one in found if isinstance(one, torch.Tensor)]
+            return [one.cpu().numpy() for one in found if isinstance(one, torch.Tensor)]
 
         return run
 
     return make
 
 
-def _onnxruntime(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run:
+def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: _Place) -> _Run:
     import onnxruntime
 
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if place.gpu_index is not None:
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise RuntimeError("this ONNX Runtime has no CUDA; install onnxruntime-gpu")
+        choices = {"device_id": place.gpu_index, "use_tf32": 0}
+        providers.insert(0, ("CUDAExecutionProvider", choices))
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
     model = loaded.onnx_model
     if model is None:
@@ -203,15 +236,13 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], threads: int) -> _Run
         module, args, named = _torch_call(loaded, values)
         exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
         model = exported.model_proto
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
     names = [one.name for one in session.get_inputs()]
     given = dict(zip(names, values, strict=True))
     return lambda: list(session.run(None, given))
 
 
-_MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], int], _Run]] = {
+_MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], _Place], _Run]] = {
     "torch_eager": _torch(False),
     "onnxruntime": _onnxruntime,
     "torch_compile": _torch(True),

@@ -1,8 +1,9 @@
 """A network as a compiled Relax library with the fastest schedules known of its workloads.
 
 Runs in the confined process of `reader_process.py`; imports TVM when called. Two libraries are made: `tuned`
-applies the schedules, `untuned` is what TVM compiles without any. On CPUs the weights of `tuned` lie in the
-order in which its schedules read them: a network finds few of them in a cache, and streams them from memory.
+applies the schedules, `untuned` is what TVM compiles without any, which for GPUs are its default schedules.
+On CPUs the weights of `tuned` lie in the order in which its schedules read them: a network finds few of them
+in a cache, and streams them from memory.
 """
 
 from __future__ import annotations
@@ -122,4 +123,6 @@ def _scheduled(module: Any, database: Any, target: Any) -> Any:
 def _compile(module: Any, target: Any, path: Path) -> None:
     from tvm import relax
 
-    relax.build(module, target).export_library(str(path))
+    # CUDA's compiler learns the architecture from the target in scope only.
+    with target:
+        relax.build(module, target).export_library(str(path))

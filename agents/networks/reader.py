@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError, first_line
+from agents.host.cuda import WORKER_ENVIRONMENT, make_device_files
 from agents.host.own_program import command, environment
 from agents.networks.cache import keep, kept_workloads
 from agents.networks.graph import merged
@@ -161,7 +162,7 @@ def ask(
     """Ask a new process one question.
 
     Args:
-        question: With `op`; paths in it are absolute.
+        question: With `op`; paths in it are absolute. Only with a `gpu_index` may it use a GPU.
         folder: Where it may write; a temporary one if None.
         threads: Of TVM, torch and ONNX Runtime.
         cores: Where it runs; all of this process when empty.
@@ -170,6 +171,9 @@ def ask(
     Raises:
         NetworkRefusedError: It refuses, dies, or takes too long.
     """
+    has_gpu = question.get("gpu_index") is not None
+    if has_gpu:
+        make_device_files()
     with tempfile.TemporaryDirectory(prefix="tensor-fleet-network-") as made:
         scratch = folder or Path(made)
         run = command("agents.networks.reader_process", str(os.getpid()), str(scratch))
@@ -180,7 +184,7 @@ def ask(
                 stdout=answers,
                 stderr=errors,
                 start_new_session=True,
-                env={**environment(), **_environment(scratch, threads)},
+                env={**environment(), **_environment(scratch, threads, has_gpu)},
             )
             try:
                 if cores:
@@ -217,7 +221,7 @@ def _subject(question: dict[str, Any]) -> str:
     return f"network {question.get('network') or ', '.join(question.get('networks', ()))}"
 
 
-def _environment(scratch: Path, threads: int) -> dict[str, str]:
+def _environment(scratch: Path, threads: int, has_gpu: bool) -> dict[str, str]:
     """No downloads, no unpickling, no pools of compilers, everything that is written in one folder."""
     counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {
@@ -226,7 +230,8 @@ def _environment(scratch: Path, threads: int) -> dict[str, str]:
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
+        **(WORKER_ENVIRONMENT if has_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(scratch),
         "TMPDIR": str(scratch),

@@ -56,7 +56,7 @@ def labels_of(networks: Sequence[str]) -> dict[str, str]:
 
 def why_not_here(spec: DeviceSpec, host: str | None) -> str:
     """Why a library for a device is not built and timed by this process; empty where it is."""
-    if spec.kind is not DeviceKind.LOCAL:
+    if spec.kind not in (DeviceKind.LOCAL, DeviceKind.CUDA):
         return f"a device of kind {spec.kind} is not timed with whole networks; apply the database yourself"
     here = socket.gethostname()
     if host is not None and host != here:
@@ -164,6 +164,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "threads": spec.threads,
         "turn_secs": _TURN_SECS,
         "lock": str(lock),
+        "gpu_index": spec.index if spec.kind is DeviceKind.CUDA else None,
     }
     found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
     return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from agents.host.cuda import cuda_devices
 from agents.networks.latency import difference
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import (
@@ -18,6 +19,7 @@ from agents.records import (
     CandidateId,
     DeviceId,
     DeviceKind,
+    Family,
     Outcome,
     Record,
     WorkloadId,
@@ -110,7 +112,7 @@ def test_a_library_is_made_where_the_device_is() -> None:
 
     assert why_not_here(make_spec(), socket.gethostname()) == ""
     assert "on host far" in why_not_here(make_spec(), "far")
-    assert "of kind cuda" in why_not_here(make_spec(kind=DeviceKind.CUDA), None)
+    assert "of kind rpc" in why_not_here(make_spec(kind=DeviceKind.RPC), None)
     assert file_name(read_network_name("transformers:bert,batch=2")) == "transformers-bert-batch-2"
     assert file_name(read_network_name("/nets/mine.pt2")) == "mine"
 
@@ -254,6 +256,31 @@ def test_another_answer_than_was_asked_for_is_refused(
         time_network("small.pt2", make_spec("mine"), libraries, tmp_path)
     with pytest.raises(NetworkRefusedError, match=r"small\.pt2: its process gave another answer"):
         build_libraries("small.pt2", make_spec("mine"), {}, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "index"), [(DeviceKind.LOCAL, None), (DeviceKind.CUDA, 1)])
+def test_only_a_gpu_has_its_network_timed_on_one(
+    kind: DeviceKind, index: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Mock(return_value=timed({"torch_eager": 2.0}, {}))
+    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
+    time_network("small.pt2", make_spec("mine", kind=kind, index=1), {}, tmp_path)
+    assert ask.call_args.args[0]["gpu_index"] == index
+
+
+@pytest.mark.gpu
+def test_a_library_for_a_gpu_gives_what_torch_gives(tmp_path: Path) -> None:
+    if not (devices := cuda_devices()):
+        pytest.skip("this host has no CUDA device")
+    network = save_network(tmp_path / "small.pt2")
+    target = {"kind": "cuda", "arch": devices[0]["arch"], "max_threads_per_block": 1024}
+    target |= {"max_shared_memory_per_block": 49152, "thread_warp_size": 32}
+    spec = make_spec("mine", kind=DeviceKind.CUDA, family=Family.GPU, target_json=canonical_json(target))
+    found = deliver(str(network), spec, {}, tmp_path)
+    assert found["is_equal"]
+    assert found["reference"] == "torch_eager"
+    assert found["differences"].keys() >= {"tvm_untuned", "tvm_tuned"}
+    assert Path(found["library"]).exists()
 
 
 @pytest.mark.parametrize("lead", ["secret", "nothing"])
