@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ from agents.device.messages import (
 from agents.errors import AgentError, SpoolError, WorkerStartError
 from agents.lease import LeaseTag
 from agents.programs.canaries import is_same_roofline
-from agents.records import Candidate, Descriptor
+from agents.records import Descriptor
 
 if TYPE_CHECKING:
     from agents.device.worker_factory import Worker
@@ -126,7 +127,7 @@ class Agent:
         worker = self._worker
         if worker is None:
             return
-        what, lease, request_id = Asked.ACKNOWLEDGE, None, ""
+        what, lease = Asked.ACKNOWLEDGE, None
         self._is_doing = True
         try:
             match request:
@@ -137,27 +138,59 @@ class Agent:
                 case Measure():
                     what, lease = Asked.MEASURE, request.lease.tag
                     self._measure(worker, request)
-                case Propose():
-                    what, request_id = Asked.PROPOSE, request.wish.request_id
-                    self._post(self, _propose(worker, request))
                 case ListWorkloads():
                     what = Asked.WORKLOADS
                     self._post(self, _list_workloads(worker, request))
                 case Acknowledge():
                     worker.acknowledge(list(request.record_ids))
         except Exception as error:
-            failed = Failed(
-                device_id=self.device_id,
-                incarnation=self.incarnation,
-                what=what,
-                error=_one_line(error),
-                lease=lease,
-                request_id=request_id,
-                is_blameless=isinstance(error, WorkerStartError | SpoolError),
-            )
-            self._post(self, failed)
+            self._failed(what, error, lease=lease)
         finally:
             self._base, self._is_doing = None, False
+
+    def draw(self, requests: Sequence[Propose]) -> None:
+        """Make candidates for several wishes side by side; what fails of them is told, each by itself."""
+        if (worker := self._worker) is None:
+            return
+        left = dict(enumerate(one.wish for one in requests))
+        self._is_doing = True
+        try:
+            with closing(worker.draw([*left.values()])) as drawn:
+                for place, made in drawn:
+                    if self.is_over:
+                        return
+                    wish = left.pop(place)
+                    if isinstance(made, AgentError):
+                        self._failed(Asked.PROPOSE, made, request_id=wish.request_id)
+                        continue
+                    proposed = Proposed(
+                        device_id=self.device_id,
+                        incarnation=self.incarnation,
+                        # The asker knows which candidates it excluded; they may be thousands.
+                        request=replace(wish, exclude=frozenset()),
+                        candidates=made.candidates,
+                        refused=made.refused,
+                    )
+                    self._post(self, proposed)
+        except Exception as error:
+            for wish in left.values():
+                self._failed(Asked.PROPOSE, error, request_id=wish.request_id)
+        finally:
+            self._is_doing = False
+
+    def _failed(
+        self, what: Asked, error: Exception, *, lease: LeaseTag | None = None, request_id: str = ""
+    ) -> None:
+        failed = Failed(
+            device_id=self.device_id,
+            incarnation=self.incarnation,
+            what=what,
+            error=_one_line(error),
+            lease=lease,
+            request_id=request_id,
+            is_blameless=isinstance(error, WorkerStartError | SpoolError),
+        )
+        self._post(self, failed)
 
     def heartbeat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
         """Say what it is doing `now`, on the monotonic clock; called by another thread than the others."""
@@ -217,28 +250,6 @@ class Agent:
     def _concluded(self) -> Concluded:
         left, self._unfinished = tuple(self._unfinished), []
         return Concluded(device_id=self.device_id, incarnation=self.incarnation, leases=left)
-
-
-def _propose(worker: Worker, request: Propose) -> Proposed:
-    wish = request.wish
-    found: Sequence[Candidate]
-    refused: Mapping[str, int] = {}
-    if wish.foreign:
-        derived = worker.derive(wish.workload, wish.foreign)
-        found, refused = derived.candidates, derived.refused
-    elif wish.parents:
-        parents = list(wish.parents)
-        found = worker.evolve(wish.workload, parents, wish.count, seed=wish.seed, exclude=wish.exclude)
-    else:
-        found = worker.propose(wish.workload, wish.count, seed=wish.seed, exclude=wish.exclude)
-    return Proposed(
-        device_id=request.device_id,
-        incarnation=request.incarnation,
-        # The asker knows which candidates it excluded; they may be thousands.
-        request=replace(wish, exclude=frozenset()),
-        candidates=tuple(found),
-        refused=refused,
-    )
 
 
 def _list_workloads(worker: Worker, request: ListWorkloads) -> WorkloadsListed:

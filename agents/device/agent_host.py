@@ -30,6 +30,7 @@ from agents.device.messages import (
     Measure,
     Message,
     MorePending,
+    Propose,
     Results,
     Stop,
 )
@@ -130,6 +131,12 @@ class AgentHost:
             if not self._requests:
                 return False
             agent, request = self._requests.popleft()
+            wishes = [request] if isinstance(request, Propose) else []
+            while wishes and self._requests and self._requests[0][0] is agent:
+                if not isinstance(another := self._requests[0][1], Propose):
+                    break
+                wishes.append(another)
+                self._requests.popleft()
         if isinstance(request, Stop):
             agent.close()
             with self._changed:
@@ -137,6 +144,8 @@ class AgentHost:
         elif not agent.is_over:
             if isinstance(request, BeginAgent):
                 agent.open()
+            elif wishes:
+                agent.draw(wishes)
             else:
                 agent.do(request)
         return True

@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 
 from agents.device.batch import Batch, Part
-from agents.device.messages import Activity, TaggedRecord
+from agents.device.messages import Activity, ProposeRequest, TaggedRecord
 from agents.device.replay_answers import answer
 from agents.device.replay_records import ReplayRecords
 from agents.device.worker import DeviceRefusedError
@@ -186,6 +186,25 @@ class ReplayWorker:
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
         return Derivation((), {"a replay device makes no programs": len(traces)})
+
+    def draw(
+        self, wishes: Sequence[ProposeRequest]
+    ) -> Generator[tuple[int, Derivation | AgentError], None, None]:
+        """Grant several wishes, one after the other: the place of each, and what it gets or why not."""
+        for place, wish in enumerate(wishes):
+            seed, exclude = wish.seed, wish.exclude
+            try:
+                if wish.foreign:
+                    yield place, self.derive(wish.workload, wish.foreign)
+                    continue
+                if wish.parents:
+                    made = self.evolve(wish.workload, wish.parents, wish.count, seed=seed, exclude=exclude)
+                else:
+                    made = self.propose(wish.workload, wish.count, seed=seed, exclude=exclude)
+            except AgentError as error:
+                yield place, error
+            else:
+                yield place, Derivation(tuple(made), {})
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""

@@ -20,7 +20,7 @@ from agents.codec import device_from_json, workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
 from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
 from agents.device.measurements import job_of, record_of
-from agents.device.messages import Activity, TaggedRecord
+from agents.device.messages import Activity, ProposeRequest, TaggedRecord
 from agents.errors import AgentError
 from agents.host.cuda import compiler_fault
 from agents.host.differences import board_differences, differences
@@ -39,6 +39,7 @@ from agents.records import (
     Descriptor,
     DeviceKind,
     DeviceSpec,
+    Family,
     Outcome,
     Protocol,
     Record,
@@ -185,8 +186,7 @@ class DeviceWorker:
 
         The space belongs to the device's family, so another device of the family draws the same ones.
         """
-        question = {"op": "propose", "count": count, "seed": seed, "exclude": sorted(exclude)}
-        return list(_candidates(workload, self._ask_space(question, workload)["traces"], "random"))
+        return list(self._made(workload, count=count, seed=seed, exclude=frozenset(exclude)).candidates)
 
     def evolve(
         self,
@@ -201,17 +201,43 @@ class DeviceWorker:
 
         The parents are traces of good candidates, best first; the seed is that of the mutations.
         """
-        question = {"op": "evolve", "count": count, "seed": seed, "exclude": sorted(exclude)}
-        answer = self._ask_space({**question, "parents": list(parents)}, workload)
-        return list(_candidates(workload, answer["traces"], "evolved"))
+        how: dict[str, Any] = {"seed": seed, "exclude": frozenset(exclude)}
+        return list(self._made(workload, parents=tuple(parents), count=count, **how).candidates)
 
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
 
         The traces are of a workload that claims to be this one, which is ours.
         """
-        answer = self._ask_space({"op": "derive", "traces": list(traces)}, workload)
-        return Derivation(_candidates(workload, answer["traces"], DERIVED), answer["refused"])
+        return self._made(workload, foreign=tuple(traces))
+
+    def draw(
+        self, wishes: Sequence[ProposeRequest]
+    ) -> Generator[tuple[int, Derivation | AgentError], None, None]:
+        """Make the candidates of several wishes side by side, each in a process, as the three above do.
+
+        Yields the place of a wish and what was made, or why nothing could be, in the order of finishing.
+        """
+        questions = [(_question(one, self.spec.family), one.workload) for one in wishes]
+        with closing(self.pool.ask_each(questions)) as answers:
+            for place, answer in answers:
+                if isinstance(answer, AgentError):
+                    yield place, answer
+                    continue
+                wish = wishes[place]
+                origin = DERIVED if wish.foreign else "evolved" if wish.parents else "random"
+                made = tuple(
+                    Candidate(workload_id=wish.workload.workload_id, trace=trace, origin=origin)
+                    for trace in answer["traces"]
+                )
+                yield place, Derivation(made, answer.get("refused", {}))
+
+    def _made(self, workload: Workload, **wish: Any) -> Derivation:
+        asked = ProposeRequest(request_id="", workload=workload, **({"count": 0, "seed": 0} | wish))
+        [(_, made)] = self.draw([asked])
+        if isinstance(made, AgentError):
+            raise made
+        return made
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
@@ -300,10 +326,6 @@ class DeviceWorker:
             self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
         return self._watches[lasting]
 
-    def _ask_space(self, question: dict[str, Any], workload: Workload) -> dict[str, Any]:
-        space = {"workload_id": workload.workload_id, "family": self.spec.family}
-        return self.pool.ask({**question, **space}, workload)
-
 
 def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
     """Why this host cannot be, or reach, a device."""
@@ -320,8 +342,15 @@ def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
     return faults
 
 
-def _candidates(workload: Workload, traces: Sequence[str], origin: str) -> tuple[Candidate, ...]:
-    return tuple(Candidate(workload_id=workload.workload_id, trace=trace, origin=origin) for trace in traces)
+def _question(wish: ProposeRequest, family: Family) -> dict[str, Any]:
+    """What a process is asked to grant a wish."""
+    space = {"workload_id": wish.workload.workload_id, "family": family}
+    if wish.foreign:
+        return {"op": "derive", "traces": list(wish.foreign), **space}
+    how = {"count": wish.count, "seed": wish.seed, "exclude": sorted(wish.exclude), **space}
+    return (
+        {"op": "evolve", "parents": list(wish.parents), **how} if wish.parents else {"op": "propose", **how}
+    )
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

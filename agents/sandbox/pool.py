@@ -8,6 +8,8 @@ the device counts as neither. `pool_jobs.py` decides what becomes of a job, `pro
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from agents.records import Workload, as_json_dict
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import WorkerProcess
-from agents.sandbox.processes import ProcessOutput, WorkerProcesses, receive
+from agents.sandbox.processes import ProcessOutput, WorkerProcesses
 from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import (
     JobDone,
@@ -89,29 +91,72 @@ class WorkerPool:
         Raises:
             AgentError: It refuses, gives no answer in time or a damaged one, or died of the question.
         """
-        for is_last in (False, True):
-            process = self._processes.idle()
-            process.begin(None)
-            with contextlib.suppress(OSError):
-                if workload is not None:
-                    process.tell_workload(workload)
-                process.channel.send(message)
-                answer = receive(process, _PREPARE_TIMEOUT_SECS)
-                if answer is not None:
-                    return self._answer(process, answer)
-            fate, tail = self._processes.discard(process)
-            # A process that was killed while idle never saw the question: a fresh process gets it.
-            if is_last:
-                break
-        raise AgentError(f"a worker process {fate} at {message['op']!r}: {tail or 'no output'}")
+        [(_, answer)] = self.ask_each([(message, workload)])
+        if isinstance(answer, AgentError):
+            raise answer
+        return answer
 
-    def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any]:
+    def ask_each(
+        self, questions: Sequence[tuple[dict[str, Any], Workload | None]]
+    ) -> Generator[tuple[int, dict[str, Any] | AgentError], None, None]:
+        """Put questions as of `ask` to all processes side by side; yields places and answers as they come.
+
+        What `ask` would raise stands in the place of an answer. Whoever stops reading early should close it.
+
+        Raises:
+            WorkerStartError: No process gets ready.
+        """
+        processes = self._processes
+        processes.await_questions()
+        waiting, left = deque(range(len(questions))), len(questions)
+        asked: dict[WorkerProcess, int] = {}
+        lost: set[int] = set()
+        try:
+            while left:
+                processes.start(left)
+                for process in processes:
+                    if waiting and process.stage is WorkerStage.IDLE:
+                        asked[process] = waiting.popleft()
+                        self._put(process, *questions[asked[process]])
+                ended = [(output.process, output.messages) for output in processes.wait_for_answers(asked)]
+                ended += [(process, []) for process in processes.overdue()]
+                for process, messages in ended:
+                    if (place := asked.pop(process, None)) is None:
+                        continue
+                    if messages:
+                        yield place, self._answer(process, messages[0])
+                    else:
+                        fate, tail = processes.discard(process)
+                        if place not in lost:
+                            # One that was killed while idle never saw the question: a fresh one gets it.
+                            lost.add(place)
+                            waiting.appendleft(place)
+                            continue
+                        operation = questions[place][0]["op"]
+                        end = f"a worker process {fate} at {operation!r}: {tail or 'no output'}"
+                        yield place, AgentError(end)
+                    left -= 1
+        finally:
+            for process in asked:
+                processes.discard(process)
+
+    def _put(self, process: WorkerProcess, message: dict[str, Any], workload: Workload | None) -> None:
+        process.begin(None)
+        process.deadline = time.monotonic() + _PREPARE_TIMEOUT_SECS
+        with contextlib.suppress(OSError):  # it is dead, which shows at once
+            if workload is not None:
+                process.tell_workload(workload)
+            process.channel.send(message)
+
+    def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any] | AgentError:
         process.rest()
         try:
             return parse_answer(message)
-        except MessageError:
+        except MessageError as error:
             self._processes.discard(process)  # it would be asked again, and measure
-            raise
+            return error
+        except AgentError as error:
+            return error
 
     def run(
         self, jobs: Iterable[CandidateJob], best_secs: Mapping[str, float] | None = None

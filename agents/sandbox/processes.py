@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.errors import MessageError, WorkerStartError
@@ -170,27 +170,35 @@ class WorkerProcesses:
             self._send(process, "forget")
         self._released.clear()
 
-    def idle(self) -> WorkerProcess:
-        """A process that waits for a question; a dead one is replaced first.
+    def await_questions(self) -> None:
+        """End those that time programs of an abandoned batch; whoever starts has all of its time from now on.
+
+        It may have been ready long ago, and nobody asked.
+        """
+        for process in list(self._all):
+            if process.stage is WorkerStage.RETIMING:
+                self.discard(process)
+            elif process.stage is WorkerStage.STARTING:
+                process.deadline = time.monotonic() + START_TIMEOUT_SECS
+
+    def wait_for_answers(self, asked: Collection[WorkerProcess]) -> list[ProcessOutput]:
+        """What came of those that were asked; the others get ready, or are taken away, meanwhile.
 
         Raises:
-            WorkerStartError: None gets ready.
+            WorkerStartError: One of them does not get ready.
         """
-        while True:
-            self.start(1)
-            process = self._all[0]
-            if process.stage is WorkerStage.RETIMING:
-                self.discard(process)  # of a batch that was abandoned
-            elif process.stage is WorkerStage.IDLE:
-                if not _is_readable(process, 0.0):
-                    return process
-                self.discard(process)  # an idle process says nothing: this is its end
-            # From now on: its own time may be long over while nobody asked whether it is ready.
-            elif (message := receive(process, START_TIMEOUT_SECS)) is None:
-                self.bury(ProcessOutput(process, [], is_end=True))
-            elif isinstance(ready := parse_event(message), Ready):
-                process.pid = ready.pid
-                process.rest()
+        found = []
+        for output in self.wait():
+            process = output.process
+            if process in asked:
+                found += [output] if output.messages or output.is_end else []
+            elif process.stage is WorkerStage.STARTING and output.messages:
+                if isinstance(ready := parse_event(output.messages[0]), Ready):
+                    process.pid = ready.pid
+                    process.rest()
+            elif output.messages or output.is_end:  # an idle process says nothing: this is its end
+                self.bury(replace(output, is_end=True))
+        return found
 
     def close(self) -> None:
         """End every process."""
@@ -220,23 +228,6 @@ class WorkerProcesses:
         if self._zygote:
             self._zygote.close()
             self._zygote = None
-
-
-def receive(process: WorkerProcess, timeout_secs: float) -> dict[str, Any] | None:
-    """One message of one process; None when it died, is overdue, or sends no message."""
-    end = time.monotonic() + timeout_secs
-    while (left := end - time.monotonic()) > 0:
-        if _is_readable(process, left):
-            output = _output_of(process)
-            if output.messages or output.is_end:
-                return output.messages[0] if output.messages else None
-    return None
-
-
-def _is_readable(process: WorkerProcess, timeout_secs: float) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.channel, selectors.EVENT_READ)
-        return bool(selector.select(timeout_secs))
 
 
 def _output_of(process: WorkerProcess) -> ProcessOutput:

@@ -81,6 +81,8 @@ def start_ray(cores: int) -> RayFolder:
             raise
         except Exception as error:
             _end_servers(folder)
+            if isinstance(error, ModuleNotFoundError) and error.name == "ray":
+                raise  # the command says which extra brings it
             if attempt == _MOST_STARTS or "timed out during startup" not in str(error):
                 raise FleetError(
                     f"Ray does not start on this host: {error}; a session left behind ends with `ray stop`, "

@@ -140,8 +140,13 @@ def tune_device(
     if not any(math.isfinite(one.best_secs) for one in searches):
         failed = sum(one.failed for one in searches)
         raise FleetError(
-            f"device {target}: none of {failed} candidates of {len(searches)} workloads ran; "
-            f"`fleet status --store {settings.store.path}` shows their outcomes"
+            f"device {target}, {len(searches)} workloads: "
+            + (
+                f"none of {failed} candidates ran; `fleet status --store {settings.store.path}` shows their "
+                "outcomes"
+                if failed
+                else f"the search ended before a candidate was measured ({ended}); give it more time"
+            )
         )
     told = {
         "device": target,

@@ -191,6 +191,29 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
     assert [type(one) for one in answers] == [Proposed, Results]
 
 
+def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
+    class Picky(ReplayWorker):
+        def propose(
+            self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
+        ) -> list[Candidate]:
+            if seed == 2:
+                raise AgentError("not this one")
+            if seed == 4:
+                raise RuntimeError("broken")
+            return super().propose(workload, count, seed=seed, exclude=exclude)
+
+    def wish(seed: int) -> Propose:
+        asked = ProposeRequest(request_id=f"r{seed}", workload=WORKLOAD, count=2, seed=seed)
+        return Propose(device_id=AGAIN, incarnation=1, wish=asked)
+
+    asked = [start_of(recorded), *map(wish, (1, 2, 3)), measure_of(1, 0, 1), *map(wish, (4, 5))]
+    _, told = done_by(lambda start: Picky(start.spec), *asked)
+    found = [one for one in told if isinstance(one, Proposed | Failed | Results)]
+    assert [type(one) for one in found] == [Proposed, Failed, Proposed, Results, Failed, Failed]
+    assert [one.request_id for one in found if isinstance(one, Failed)] == ["r2", "r4", "r5"]
+    assert [one.request.request_id for one in found if isinstance(one, Proposed)] == ["r1", "r3"]
+
+
 def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
     recorded: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,21 @@ def test_an_idle_process_or_zygote_that_was_killed_costs_no_candidate(good: Good
         psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=10)
         assert not psutil.pid_exists(worker)
     assert [result.outcome for result in results] == [Outcome.OK] * 4
+
+
+def test_questions_are_answered_side_by_side_and_one_that_kills_costs_no_other(matmul: Workload) -> None:
+    question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "exclude": []}
+    drawing = [({**question, "count": 2, "seed": seed}, matmul) for seed in range(3)]
+    with WorkerPool([child_settings(), child_settings()]) as own:
+        answers = dict(own.ask_each([drawing[0], ({"op": "nothing"}, None), *drawing[1:]]))
+        assert own.started == 4, "both were used, and each that died was replaced"
+        assert isinstance(error := answers.pop(1), AgentError)
+        assert "at 'nothing'" in str(error)
+        alone = [own.ask(*one) for one in drawing]
+        assert [answers[place] for place in (0, 2, 3)] == alone
+        with closing(own.ask_each(drawing)) as some:
+            next(some)
+        assert own.ask(*drawing[2]) == alone[2], "an answer that nobody waited for is no other's"
 
 
 def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
