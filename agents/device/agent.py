@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -32,8 +32,8 @@ from agents.device.messages import (
     Measure,
     Message,
     MorePending,
-    Propose,
     Proposed,
+    ProposeRequest,
     Results,
     WorkloadsListed,
 )
@@ -148,18 +148,22 @@ class Agent:
         finally:
             self._base, self._is_doing = None, False
 
-    def draw(self, requests: Sequence[Propose]) -> None:
-        """Make candidates for several wishes side by side; what fails of them is told, each by itself."""
+    def draw(self, wishes: Iterable[ProposeRequest | None]) -> None:
+        """Make candidates for wishes side by side; what fails of them is told of each by itself."""
         if (worker := self._worker) is None:
             return
-        left = dict(enumerate(one.wish for one in requests))
+        left: list[ProposeRequest] = []
+
+        def taken() -> Iterator[ProposeRequest | None]:
+            for wish in wishes:
+                left.extend([wish] if wish is not None else [])
+                yield wish
+
         self._is_doing = True
         try:
-            with closing(worker.draw([*left.values()])) as drawn:
-                for place, made in drawn:
-                    if self.is_over:
-                        return
-                    wish = left.pop(place)
+            with closing(worker.draw(taken())) as drawn:
+                for wish, made in drawn:
+                    left.remove(wish)
                     if isinstance(made, AgentError):
                         self._failed(Asked.PROPOSE, made, request_id=wish.request_id)
                         continue
@@ -172,8 +176,10 @@ class Agent:
                         refused=made.refused,
                     )
                     self._post(self, proposed)
+                    if self.is_over:
+                        return
         except Exception as error:
-            for wish in left.values():
+            for wish in left:
                 self._failed(Asked.PROPOSE, error, request_id=wish.request_id)
         finally:
             self._is_doing = False

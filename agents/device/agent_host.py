@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agents.device.agent import Agent
@@ -31,6 +31,7 @@ from agents.device.messages import (
     Message,
     MorePending,
     Propose,
+    ProposeRequest,
     Results,
     Stop,
 )
@@ -131,12 +132,6 @@ class AgentHost:
             if not self._requests:
                 return False
             agent, request = self._requests.popleft()
-            wishes = [request] if isinstance(request, Propose) else []
-            while wishes and self._requests and self._requests[0][0] is agent:
-                if not isinstance(another := self._requests[0][1], Propose):
-                    break
-                wishes.append(another)
-                self._requests.popleft()
         if isinstance(request, Stop):
             agent.close()
             with self._changed:
@@ -144,11 +139,25 @@ class AgentHost:
         elif not agent.is_over:
             if isinstance(request, BeginAgent):
                 agent.open()
-            elif wishes:
-                agent.draw(wishes)
+            elif isinstance(request, Propose):
+                agent.draw(self._wishes(agent, request))
             else:
                 agent.do(request)
         return True
+
+    def _wishes(self, agent: Agent, first: Propose) -> Iterator[ProposeRequest | None]:
+        """A wish and those that come behind it, as far as nothing else waits; None while none is there."""
+        yield first.wish
+        while not self._is_closed and not agent.is_over:
+            with self._changed:
+                if not self._requests:
+                    wish = None
+                elif (head := self._requests[0])[0] is agent and isinstance(head[1], Propose):
+                    wish = head[1].wish
+                    self._requests.popleft()
+                else:
+                    return
+            yield wish
 
     def serve(self) -> None:
         """Do requests until the host is closed, then close the workers; the body of the working thread."""

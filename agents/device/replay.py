@@ -10,14 +10,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agents.device.batch import Batch, Part
 from agents.device.messages import Activity, ProposeRequest, TaggedRecord
 from agents.device.replay_answers import answer
 from agents.device.replay_records import ReplayRecords
-from agents.device.worker import DeviceRefusedError
+from agents.device.worker import DeviceRefusedError, Drawn
 from agents.errors import AgentError
 from agents.lease import LeaseTag
 from agents.networks.network_name import members
@@ -187,24 +187,24 @@ class ReplayWorker:
         """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
         return Derivation((), {"a replay device makes no programs": len(traces)})
 
-    def draw(
-        self, wishes: Sequence[ProposeRequest]
-    ) -> Generator[tuple[int, Derivation | AgentError], None, None]:
-        """Grant several wishes, one after the other: the place of each, and what it gets or why not."""
-        for place, wish in enumerate(wishes):
+    def draw(self, wishes: Iterable[ProposeRequest | None]) -> Drawn:
+        """Grant wishes as they come, until there is none: each with what it gets, or why not."""
+        for wish in wishes:
+            if wish is None:
+                return
             seed, exclude = wish.seed, wish.exclude
             try:
                 if wish.foreign:
-                    yield place, self.derive(wish.workload, wish.foreign)
+                    yield wish, self.derive(wish.workload, wish.foreign)
                     continue
                 if wish.parents:
                     made = self.evolve(wish.workload, wish.parents, wish.count, seed=seed, exclude=exclude)
                 else:
                     made = self.propose(wish.workload, wish.count, seed=seed, exclude=exclude)
             except AgentError as error:
-                yield place, error
+                yield wish, error
             else:
-                yield place, Derivation(tuple(made), {})
+                yield wish, Derivation(tuple(made), {})
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""

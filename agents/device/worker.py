@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ from agents.records import (
 )
 from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, kept_monitor, unmeasured
 from agents.sandbox.job import CandidateJob
-from agents.sandbox.pool import WorkerPool
+from agents.sandbox.pool import Question, WorkerPool
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import in_windows
 from agents.spool.disk_spool import Spool
@@ -60,6 +60,10 @@ _LOG = logging.getLogger(__name__)
 _ON_DEVICE = frozenset(
     {WorkerStage.REFERENCE, WorkerStage.TIMING, WorkerStage.CHECKING, WorkerStage.RETIMING}
 )
+
+
+#: Wishes with what was made for each, or why nothing could be.
+Drawn = Generator[tuple[ProposeRequest, Derivation | AgentError], None, None]
 
 
 class DeviceRefusedError(AgentError):
@@ -211,26 +215,32 @@ class DeviceWorker:
         """
         return self._made(workload, foreign=tuple(traces))
 
-    def draw(
-        self, wishes: Sequence[ProposeRequest]
-    ) -> Generator[tuple[int, Derivation | AgentError], None, None]:
+    def draw(self, wishes: Iterable[ProposeRequest | None]) -> Drawn:
         """Make the candidates of several wishes side by side, each in a process, as the three above do.
 
-        Yields the place of a wish and what was made, or why nothing could be, in the order of finishing.
+        Wishes are read as processes become free; None where there is none at this moment. Yields each with
+        what was made, or why nothing could be, in the order of finishing.
         """
-        questions = [(_question(one, self.spec.family), one.workload) for one in wishes]
-        with closing(self.pool.ask_each(questions)) as answers:
+        taken: list[ProposeRequest] = []
+
+        def questions() -> Iterator[Question | None]:
+            for wish in wishes:
+                if wish is not None:
+                    taken.append(wish)
+                yield None if wish is None else (_question(wish, self.spec.family), wish.workload)
+
+        with closing(self.pool.ask_each(questions())) as answers:
             for place, answer in answers:
+                wish = taken[place]
                 if isinstance(answer, AgentError):
-                    yield place, answer
+                    yield wish, answer
                     continue
-                wish = wishes[place]
                 origin = DERIVED if wish.foreign else "evolved" if wish.parents else "random"
                 made = tuple(
                     Candidate(workload_id=wish.workload.workload_id, trace=trace, origin=origin)
                     for trace in answer["traces"]
                 )
-                yield place, Derivation(made, answer.get("refused", {}))
+                yield wish, Derivation(made, answer.get("refused", {}))
 
     def _made(self, workload: Workload, **wish: Any) -> Derivation:
         asked = ProposeRequest(request_id="", workload=workload, **({"count": 0, "seed": 0} | wish))
@@ -347,10 +357,10 @@ def _question(wish: ProposeRequest, family: Family) -> dict[str, Any]:
     space = {"workload_id": wish.workload.workload_id, "family": family}
     if wish.foreign:
         return {"op": "derive", "traces": list(wish.foreign), **space}
-    how = {"count": wish.count, "seed": wish.seed, "exclude": sorted(wish.exclude), **space}
-    return (
-        {"op": "evolve", "parents": list(wish.parents), **how} if wish.parents else {"op": "propose", **how}
-    )
+    how: dict[str, Any] = {"count": wish.count, "seed": wish.seed, "exclude": sorted(wish.exclude), **space}
+    if wish.parents:
+        how["parents"] = list(wish.parents)
+    return {"op": "evolve" if wish.parents else "propose", **how}
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

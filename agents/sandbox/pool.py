@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.errors import AgentError, MessageError
@@ -34,8 +35,26 @@ from agents.sandbox.worker_messages import (
 
 #: Design spaces and workload lists; they never depend on a candidate.
 _PREPARE_TIMEOUT_SECS = 120.0
+#: How often it is looked whether there are more questions while processes have none.
+_LOOK_SECS = 0.2
+_WAIT_SECS = 60.0
 #: Jobs after which an idle process is replaced, which bounds what compiled code and leaks may gather.
 _RECYCLE_AFTER = 400
+
+
+#: What a process is asked, and the workload that the question is about.
+Question = tuple[dict[str, Any], Workload | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question that waits for its answer."""
+
+    place: int
+    message: dict[str, Any]
+    workload: Workload | None
+    #: Whether a process has died of it, or before it saw it.
+    was_lost: bool = False
 
 
 class WorkerPool:
@@ -97,56 +116,75 @@ class WorkerPool:
         return answer
 
     def ask_each(
-        self, questions: Sequence[tuple[dict[str, Any], Workload | None]]
+        self, questions: Iterable[Question | None]
     ) -> Generator[tuple[int, dict[str, Any] | AgentError], None, None]:
         """Put questions as of `ask` to all processes side by side; yields places and answers as they come.
 
         What `ask` would raise stands in the place of an answer. Whoever stops reading early should close it.
 
+        Args:
+            questions: Read as processes become free; None where there is none at this moment. The answers end
+                with the last of them, or when there is none and nobody is at work.
+
         Raises:
             WorkerStartError: No process gets ready.
         """
-        processes = self._processes
+        processes, unread, count = self._processes, iter(questions), 0
         processes.await_questions()
-        waiting, left = deque(range(len(questions))), len(questions)
-        asked: dict[WorkerProcess, int] = {}
-        lost: set[int] = set()
+        waiting = deque[_Asked]()
+        asked: dict[WorkerProcess, _Asked] = {}
+        may_come = True
         try:
-            while left:
-                processes.start(left)
-                for process in processes:
-                    if waiting and process.stage is WorkerStage.IDLE:
-                        asked[process] = waiting.popleft()
-                        self._put(process, *questions[asked[process]])
-                ended = [(output.process, output.messages) for output in processes.wait_for_answers(asked)]
-                ended += [(process, []) for process in processes.overdue()]
-                for process, messages in ended:
-                    if (place := asked.pop(process, None)) is None:
-                        continue
-                    if messages:
-                        yield place, self._answer(process, messages[0])
+            while True:
+                if may_come and not waiting:
+                    for question in unread:
+                        if question is not None:
+                            waiting.append(_Asked(count, *question))
+                            count += 1
+                        break
                     else:
-                        fate, tail = processes.discard(process)
-                        if place not in lost:
-                            # One that was killed while idle never saw the question: a fresh one gets it.
-                            lost.add(place)
-                            waiting.appendleft(place)
-                            continue
-                        operation = questions[place][0]["op"]
-                        end = f"a worker process {fate} at {operation!r}: {tail or 'no output'}"
-                        yield place, AgentError(end)
-                    left -= 1
+                        may_come = False
+                if not waiting and not asked:
+                    return
+                processes.start(len(asked) + len(waiting))
+                idle = next((one for one in processes if one.stage is WorkerStage.IDLE), None)
+                if waiting and idle is not None:
+                    asked[idle] = waiting.popleft()
+                    self._put(idle, asked[idle])
+                    continue
+                for process, message in self._answered(asked, may_come and not waiting):
+                    one = asked.pop(process)
+                    if message is not None:
+                        yield one.place, self._answer(process, message)
+                        continue
+                    fate, tail = processes.discard(process)
+                    if one.was_lost:
+                        end = f"a worker process {fate} at {one.message['op']!r}: {tail or 'no output'}"
+                        yield one.place, AgentError(end)
+                    else:
+                        # One that was killed while idle never saw the question: a fresh one gets it.
+                        waiting.append(replace(one, was_lost=True))
         finally:
             for process in asked:
                 processes.discard(process)
 
-    def _put(self, process: WorkerProcess, message: dict[str, Any], workload: Workload | None) -> None:
+    def _answered(
+        self, asked: Mapping[WorkerProcess, _Asked], may_come: bool
+    ) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
+        """Wait for processes that were asked: each that answered, with None for one that never will."""
+        limit_secs = _LOOK_SECS if may_come else _WAIT_SECS
+        outputs = self._processes.wait_for_answers(asked, limit_secs)
+        found = {one.process: one.messages[0] if one.messages else None for one in outputs}
+        late = dict.fromkeys(one for one in self._processes.overdue() if one in asked)
+        return list((late | found).items())
+
+    def _put(self, process: WorkerProcess, asked: _Asked) -> None:
         process.begin(None)
         process.deadline = time.monotonic() + _PREPARE_TIMEOUT_SECS
         with contextlib.suppress(OSError):  # it is dead, which shows at once
-            if workload is not None:
-                process.tell_workload(workload)
-            process.channel.send(message)
+            if asked.workload is not None:
+                process.tell_workload(asked.workload)
+            process.channel.send(asked.message)
 
     def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any] | AgentError:
         process.rest()

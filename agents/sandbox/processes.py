@@ -120,8 +120,8 @@ class WorkerProcesses:
             )
         return f"its worker process {fate} while {process.stage}: {tail}"
 
-    def wait(self) -> list[ProcessOutput]:
-        """Wait for messages, or until a deadline or a look at the memory is due."""
+    def wait(self, limit_secs: float = 60.0) -> list[ProcessOutput]:
+        """Wait for messages, or until a deadline or a look at the memory is due, or for so long."""
         if not self._all:
             return []
         with selectors.DefaultSelector() as selector:
@@ -130,7 +130,7 @@ class WorkerProcesses:
             began = time.monotonic()
             nearest = min(process.deadline for process in self._all) - began
             is_working = any(process.stage in AT_WORK for process in self._all)
-            wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SECS if is_working else 60.0))
+            wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SECS if is_working else limit_secs))
             ready = [key.data for key, _ in selector.select(wait_secs)]
         held_up_secs = time.monotonic() - began - wait_secs
         if held_up_secs > _HELD_UP_SECS:
@@ -181,14 +181,14 @@ class WorkerProcesses:
             elif process.stage is WorkerStage.STARTING:
                 process.deadline = time.monotonic() + START_TIMEOUT_SECS
 
-    def wait_for_answers(self, asked: Collection[WorkerProcess]) -> list[ProcessOutput]:
+    def wait_for_answers(self, asked: Collection[WorkerProcess], limit_secs: float) -> list[ProcessOutput]:
         """What came of those that were asked; the others get ready, or are taken away, meanwhile.
 
         Raises:
             WorkerStartError: One of them does not get ready.
         """
         found = []
-        for output in self.wait():
+        for output in self.wait(limit_secs):
             process = output.process
             if process in asked:
                 found += [output] if output.messages or output.is_end else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.messages import AgentRefused, AgentRequest, Message
+from agents.errors import first_line
 from agents.host.process_control import (
     ProcessName,
     end_process,
@@ -238,8 +239,3 @@ def is_of_host(error: Exception) -> bool:
     """Whether an actor ended with its host, by what Ray says."""
     text = str(error).lower()
     return "died" in text and "actor's node" in text
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, or its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -152,7 +152,8 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
     Raises:
         NetworkRefusedError: A library does not run.
     """
-    lock = host_lock_path()
+    gpu_index = spec.index if spec.kind is DeviceKind.CUDA else None
+    lock = host_lock_path() if gpu_index is None else host_lock_path(f"cuda-{gpu_index}")
     with suppress(OSError):
         make_lock(lock)
     question = {
@@ -164,7 +165,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "threads": spec.threads,
         "turn_secs": _TURN_SECS,
         "lock": str(lock),
-        "gpu_index": spec.index if spec.kind is DeviceKind.CUDA else None,
+        "gpu_index": gpu_index,
     }
     found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
     return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)

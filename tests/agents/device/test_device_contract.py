@@ -153,8 +153,8 @@ def test_wishes_that_are_drawn_together_get_what_each_gets_alone(subject: Subjec
         ProposeRequest(request_id=str(seed), workload=workload, count=3, seed=seed, parents=near)
         for seed, near in ((5, ()), (6, ()), (7, parents))
     ]
-    drawn = dict(worker.draw(wishes))
-    assert [drawn[place].candidates for place in range(3)] == [
+    drawn = {wish.seed: made.candidates for wish, made in worker.draw(wishes)}
+    assert [drawn[seed] for seed in (5, 6, 7)] == [
         tuple(worker.propose(workload, 3, seed=5)),
         tuple(worker.propose(workload, 3, seed=6)),
         tuple(worker.evolve(workload, parents, 3, seed=7)),

@@ -265,7 +265,9 @@ def test_only_a_gpu_has_its_network_timed_on_one(
     ask = Mock(return_value=timed({"torch_eager": 2.0}, {}))
     monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
     time_network("small.pt2", make_spec("mine", kind=kind, index=1), {}, tmp_path)
-    assert ask.call_args.args[0]["gpu_index"] == index
+    question = ask.call_args.args[0]
+    assert question["gpu_index"] == index
+    assert ("cuda-1" in Path(question["lock"]).name) == (index is not None), "under the lock of its device"
 
 
 @pytest.mark.gpu
