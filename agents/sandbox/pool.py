@@ -7,8 +7,6 @@ the device counts as neither. `pool_jobs.py` decides what becomes of a job, `pro
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,10 +147,11 @@ class WorkerPool:
                 processes.start(len(asked) + len(waiting))
                 idle = next((one for one in processes if one.stage is WorkerStage.IDLE), None)
                 if waiting and idle is not None:
-                    asked[idle] = waiting.popleft()
-                    self._put(idle, asked[idle])
+                    asked[idle] = one = waiting.popleft()
+                    idle.ask(one.message, one.workload, _PREPARE_TIMEOUT_SECS)
                     continue
-                for process, message in self._answered(asked, may_come and not waiting):
+                limit_secs = _LOOK_SECS if may_come and not waiting else _WAIT_SECS
+                for process, message in processes.answers(asked, limit_secs).items():
                     one = asked.pop(process)
                     if message is not None:
                         yield one.place, self._answer(process, message)
@@ -167,24 +166,6 @@ class WorkerPool:
         finally:
             for process in asked:
                 processes.discard(process)
-
-    def _answered(
-        self, asked: Mapping[WorkerProcess, _Asked], may_come: bool
-    ) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """Wait for processes that were asked: each that answered, with None for one that never will."""
-        limit_secs = _LOOK_SECS if may_come else _WAIT_SECS
-        outputs = self._processes.wait_for_answers(asked, limit_secs)
-        found = {one.process: one.messages[0] if one.messages else None for one in outputs}
-        late = dict.fromkeys(one for one in self._processes.overdue() if one in asked)
-        return list((late | found).items())
-
-    def _put(self, process: WorkerProcess, asked: _Asked) -> None:
-        process.begin(None)
-        process.deadline = time.monotonic() + _PREPARE_TIMEOUT_SECS
-        with contextlib.suppress(OSError):  # it is dead, which shows at once
-            if asked.workload is not None:
-                process.tell_workload(asked.workload)
-            process.channel.send(asked.message)
 
     def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any] | AgentError:
         process.rest()

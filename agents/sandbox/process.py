@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -251,6 +251,15 @@ class WorkerProcess:
         if workload.workload_id not in self.known_workloads:
             self.channel.send({"op": "workload", "workload": as_json_dict(workload)})
             self.known_workloads.add(workload.workload_id)
+
+    def ask(self, message: dict[str, Any], workload: Workload | None, limit_secs: float) -> None:
+        """Put a question to it; where it is dead, that shows at once to who waits for its answer."""
+        self.begin(None)
+        self.deadline = time.monotonic() + limit_secs
+        with contextlib.suppress(OSError):
+            if workload is not None:
+                self.tell_workload(workload)
+            self.channel.send(message)
 
     def cpu_secs(self) -> float:
         """Processor time that the process has used; 0 if it is gone."""

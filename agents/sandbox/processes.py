@@ -181,24 +181,30 @@ class WorkerProcesses:
             elif process.stage is WorkerStage.STARTING:
                 process.deadline = time.monotonic() + START_TIMEOUT_SECS
 
-    def wait_for_answers(self, asked: Collection[WorkerProcess], limit_secs: float) -> list[ProcessOutput]:
-        """What came of those that were asked; the others get ready, or are taken away, meanwhile.
+    def answers(
+        self, asked: Collection[WorkerProcess], limit_secs: float
+    ) -> dict[WorkerProcess, dict[str, Any] | None]:
+        """Wait for those that were asked: what each answered, with None for one that never will.
+
+        The others get ready, or are taken away, meanwhile.
 
         Raises:
             WorkerStartError: One of them does not get ready.
         """
-        found = []
+        found: dict[WorkerProcess, dict[str, Any] | None] = {}
         for output in self.wait(limit_secs):
             process = output.process
+            if not output.messages and not output.is_end:
+                continue
             if process in asked:
-                found += [output] if output.messages or output.is_end else []
+                found[process] = output.messages[0] if output.messages else None
             elif process.stage is WorkerStage.STARTING and output.messages:
                 if isinstance(ready := parse_event(output.messages[0]), Ready):
                     process.pid = ready.pid
                     process.rest()
-            elif output.messages or output.is_end:  # an idle process says nothing: this is its end
+            else:  # an idle process says nothing: this is its end
                 self.bury(replace(output, is_end=True))
-        return found
+        return dict.fromkeys(one for one in self.overdue() if one in asked) | found
 
     def close(self) -> None:
         """End every process."""

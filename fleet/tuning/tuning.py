@@ -138,16 +138,8 @@ def tune_device(
             one.see(records)
     searches = rounds.searches
     if not any(math.isfinite(one.best_secs) for one in searches):
-        failed = sum(one.failed for one in searches)
-        raise FleetError(
-            f"device {target}, {len(searches)} workloads: "
-            + (
-                f"none of {failed} candidates ran; `fleet status --store {settings.store.path}` shows their "
-                "outcomes"
-                if failed
-                else f"the search ended before a candidate was measured ({ended}); give it more time"
-            )
-        )
+        why = _why_nothing_ran(searches, ended, settings.store.path)
+        raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
     told = {
         "device": target,
         "model": rounds.version or None,
@@ -203,6 +195,12 @@ def _why_end(left: int, rounds: Rounds, ends_at: float) -> str:
         return ""
     worth = {one.ended for one in rounds.searches}
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
+
+
+def _why_nothing_ran(searches: Sequence[Search], ended: str, store: str) -> str:
+    if failed := sum(one.failed for one in searches):
+        return f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
+    return f"the search ended before a candidate was measured ({ended}); give it more time"
 
 
 def _confirm(engine: EngineSession, device_id: DeviceId, one: Search) -> None:
