@@ -177,10 +177,11 @@ def _torch_call(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The module of an exported program, and its arguments."""
     import torch
-    from torch.export.passes import move_to_device_pass
 
     program = loaded.program
     if device != "cpu":
+        from torch.export.passes import move_to_device_pass
+
         # Devices that the program names move too, which `Module.to` leaves as they are. The pass changes the
         # program itself, which others still need.
         program = move_to_device_pass(load(loaded.network).program, device)
