@@ -156,7 +156,8 @@ class Agent:
 
         def taken() -> Iterator[ProposeRequest | None]:
             for wish in wishes:
-                left.extend([wish] if wish is not None else [])
+                if wish is not None:
+                    left.append(wish)
                 yield wish
 
         self._is_doing = True

@@ -17,7 +17,7 @@ from agents.records import Workload, as_json_dict
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import WorkerProcess
-from agents.sandbox.processes import ProcessOutput, WorkerProcesses
+from agents.sandbox.processes import WAIT_SECS, ProcessOutput, WorkerProcesses
 from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import (
     JobDone,
@@ -35,7 +35,6 @@ from agents.sandbox.worker_messages import (
 _PREPARE_TIMEOUT_SECS = 120.0
 #: How often it is looked whether there are more questions while processes have none.
 _LOOK_SECS = 0.2
-_WAIT_SECS = 60.0
 #: Jobs after which an idle process is replaced, which bounds what compiled code and leaks may gather.
 _RECYCLE_AFTER = 400
 
@@ -150,7 +149,7 @@ class WorkerPool:
                     asked[idle] = one = waiting.popleft()
                     idle.ask(one.message, one.workload, _PREPARE_TIMEOUT_SECS)
                     continue
-                limit_secs = _LOOK_SECS if may_come and not waiting else _WAIT_SECS
+                limit_secs = _LOOK_SECS if may_come and not waiting else WAIT_SECS
                 for process, message in processes.answers(asked, limit_secs).items():
                     one = asked.pop(process)
                     if message is not None:

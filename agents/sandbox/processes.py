@@ -21,6 +21,8 @@ from agents.sandbox.worker_messages import Ready, parse_event
 _LAST_WORDS_SECS = 2.0
 #: A wait that took so much longer than was asked for was held up: this process, or its host, was paused.
 _HELD_UP_SECS = 1.0
+#: Longest wait for messages in one go.
+WAIT_SECS = 60.0
 #: How often the memory of working processes is looked at.
 _MEMORY_POLL_SECS = 0.2
 
@@ -120,7 +122,7 @@ class WorkerProcesses:
             )
         return f"its worker process {fate} while {process.stage}: {tail}"
 
-    def wait(self, limit_secs: float = 60.0) -> list[ProcessOutput]:
+    def wait(self, limit_secs: float = WAIT_SECS) -> list[ProcessOutput]:
         """Wait for messages, or until a deadline or a look at the memory is due, or for so long."""
         if not self._all:
             return []
