@@ -1,6 +1,7 @@
 """Candidates and their places: some 20 bytes each, found by id.
 
-The candidates of `fleet.coverage.matrix` stand in it.
+The candidates of `fleet.coverage.matrix` stand in it. An id of a foreign table that is no hash of ours is
+hashed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import CandidateId
+from fleet.store.delta.ids import each_key, keys_of
 
 #: New candidates are in a dictionary until they are this many, or this share of the others.
 MERGE_AT = 512
@@ -48,7 +50,7 @@ class CandidateIndex:
 
     def place(self, candidate_ids: Iterable[CandidateId]) -> list[int]:
         """Give a few candidates places, those without one the next; returns the place of each."""
-        keys = [bytes.fromhex(one) for one in candidate_ids]
+        keys = each_key(keys_of(list(candidate_ids)))
         places = self._places(keys)
         for number, place in enumerate(places):
             if place < 0:
@@ -77,7 +79,7 @@ class CandidateIndex:
 
     def find(self, candidate_ids: Iterable[CandidateId]) -> list[int]:
         """Place of each candidate, -1 for one that has none."""
-        return self._places([bytes.fromhex(one) for one in candidate_ids])
+        return self._places(each_key(keys_of(list(candidate_ids))))
 
     def id_at(self, place: int) -> CandidateId:
         """The candidate at a place."""

@@ -2,7 +2,7 @@
 
 A search asks for scores of hundreds of candidates at a time, all of a few design spaces: within one, only the
 decisions change. TVM's own JSON form of a trace, kept in its own containers, costs a third of printing the
-trace; a structural hash of its instructions is the key of a design space. The instructions are compiled once,
+trace, and comparing its instructions costs less than taking them apart. The instructions are compiled once,
 as those of a stored trace are, and each further candidate costs its decisions. Called by
 `transfer.features.extractor`; of a trace it uses `insts`, `decisions`, and that its class makes another one
 of instructions and decisions.
@@ -21,11 +21,9 @@ from transfer.language.compile_trace import begins_postprocessing, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.trace_values import CompiledSpace
 
-#: Design spaces kept before starting over. Without a mark where post-processing begins, each candidate
-#: may look like a space of its own.
-_SPACE_LIMIT = 4096
-#: Decisions kept before starting over; a tile is drawn from some hundreds.
-_DECISION_LIMIT = 65536
+#: Design spaces of a workload that are kept. Without a mark where post-processing begins, each candidate may
+#: look like a space of its own.
+_SPACE_LIMIT = 256
 
 
 class TraceForm(NamedTuple):
@@ -33,8 +31,10 @@ class TraceForm(NamedTuple):
 
     #: A trace as `[instructions, decisions]`, decisions as `[instruction, value]`, in any containers.
     parts: Callable[[Any], Any]
-    #: A number that is equal for equal containers, and for no others: 64 bits of a hash.
-    key: Callable[[Any], int]
+    #: One entry of such a container, by its place.
+    entry: Callable[[Any, int], Any]
+    #: Whether the instructions of two traces are equal.
+    is_equal: Callable[[Any, Any], bool]
 
 
 class LiveReader:
@@ -47,12 +47,10 @@ class LiveReader:
     def __init__(self, form: TraceForm | None = None) -> None:
         self._form = form
         self._reader = MetaScheduleReader()
-        #: By workload and the key of the instructions.
-        self._spaces: dict[tuple[str, int], CompiledSpace] = {}
-        #: By workload, how many instructions of a known space stand before post-processing.
+        #: By workload, instructions and their space, the one met last first.
+        self._spaces: dict[str, list[tuple[Any, CompiledSpace]]] = {}
+        #: By workload, where post-processing began in traces that had any.
         self._lengths: dict[str, list[int]] = {}
-        #: By key: lists as tuples.
-        self._decisions: dict[int, Any] = {}
 
     def read(self, trace: Any, workload: Workload) -> Decided:
         """Read the trace of one schedule (`tvm.s_tir.Schedule.trace`).
@@ -71,57 +69,81 @@ class LiveReader:
             raise TraceError("a schedule has no trace; make it with tracing on, as MetaSchedule does")
         if self._form is None:
             self._form = _tvm_form()
-        instructions, decisions = self._form.parts(self._beginning(trace, workload))
-        space = self._spaces.get((workload.workload_id, self._form.key(instructions)))
+        form, owner = self._form, workload.workload_id
+        instructions, decisions = form.parts(self._beginning(trace, owner))
+        space = self._known(owner, instructions, form.is_equal)
         if space is None:
-            beginning = _cut(trace, _first_postprocessing(trace.insts))
-            instructions, decisions = self._form.parts(beginning)
-            if len(self._spaces) >= _SPACE_LIMIT:
-                self._spaces.clear()
-                self._lengths.clear()
-            key = workload.workload_id, self._form.key(instructions)
-            space = self._spaces[key] = self._compile(instructions, workload)
-        pairs = [one[:] for one in decisions[:]]
-        # TVM's own numbers compare by way of an expression, which dictionaries would make for each look-up.
-        return Decided(space, {int(place): self._value(value, self._form.key) for place, value in pairs})
+            instructions, decisions = form.parts(self._cut_off(trace, owner))
+            space = self._known(owner, instructions, form.is_equal) or self._new(workload, instructions)
+        return Decided(space, dict([_decision(pair, form.entry) for pair in decisions[:]]))
 
-    def _beginning(self, trace: Any, workload: Workload) -> Any:
-        """The trace up to post-processing if that begins where it does in a known space, else all of it."""
-        instructions = trace.insts
-        for steps in self._lengths.get(workload.workload_id, ()):
-            if len(instructions) > steps and _is_postprocessing(instructions[steps]):
-                return _cut(trace, steps)
+    def _known(
+        self, owner: str, instructions: Any, is_equal: Callable[[Any, Any], bool]
+    ) -> CompiledSpace | None:
+        # Most comparisons end at the first instruction that differs; a structural hash would read all, and
+        # is the same for some instructions that differ in small numbers.
+        spaces = self._spaces.get(owner, [])
+        for place, (known, space) in enumerate(spaces):
+            if is_equal(known, instructions):
+                spaces.insert(0, spaces.pop(place))
+                return space
+        return None
+
+    def _new(self, workload: Workload, instructions: Any) -> CompiledSpace:
+        """The space of instructions up to where post-processing would begin."""
+        plain = _plain(instructions)
+        text_chars = len(canonical_json(plain))
+        space = compile_plan(plain, self._reader.program(workload), text_chars)
+        spaces = self._spaces.setdefault(workload.workload_id, [])
+        spaces.insert(0, (instructions, space))
+        del spaces[_SPACE_LIMIT:]
+        return space
+
+    def _beginning(self, trace: Any, owner: str) -> Any:
+        """The trace up to post-processing if that begins where it did in an earlier one, else all of it."""
+        lengths = self._lengths.get(owner, ())
+        if lengths:
+            instructions = trace.insts
+            for steps in lengths:
+                if len(instructions) > steps and _is_postprocessing(instructions[steps]):
+                    return _cut(trace, steps)
         return trace
 
-    def _value(self, value: Any, key_of: Callable[[Any], int]) -> Any:
-        """A decision: a number, or a tuple of them; equal ones are the same object."""
-        if value is None or isinstance(value, int):
-            return value
-        key = key_of(value)
-        found = self._decisions.get(key)
-        if found is None:
-            if len(self._decisions) >= _DECISION_LIMIT:
-                self._decisions.clear()
-            found = self._decisions[key] = tuple(map(int, value))
-        return found
-
-    def _compile(self, parts: Any, workload: Workload) -> CompiledSpace:
-        """The space of instructions up to where post-processing would begin."""
-        instructions = _plain(parts)
-        lengths = self._lengths.setdefault(workload.workload_id, [])
-        if len(instructions) not in lengths:
+    def _cut_off(self, trace: Any, owner: str) -> Any:
+        """The trace up to post-processing, wherever that begins; later ones are looked at there first."""
+        instructions = trace.insts
+        steps = _first_postprocessing(instructions)
+        if steps == len(instructions):
+            return trace
+        lengths = self._lengths.setdefault(owner, [])
+        if steps not in lengths:
             # The shortest first: a longer one would end inside the post-processing of a shorter space.
-            insort(lengths, len(instructions))
-        text_chars = len(canonical_json(instructions))
-        return compile_plan(instructions, self._reader.program(workload), text_chars)
+            insort(lengths, steps)
+        return _cut(trace, steps)
+
+
+def _decision(pair: Any, entry: Callable[[Any, int], Any]) -> tuple[int, Any]:
+    """Place and value of a decision: a number, or a tuple of them.
+
+    TVM's own numbers compare by way of an expression, which dictionaries would make for each look-up.
+    """
+    value = entry(pair, 1)
+    if value is not None and not isinstance(value, int):
+        value = tuple([int(entry(value, place)) for place in range(len(value))])
+    return int(entry(pair, 0)), value
 
 
 def _tvm_form() -> TraceForm:
-    from tvm_ffi import get_global_func, structural_hash
+    from tvm_ffi import get_global_func
 
     as_json = get_global_func("s_tir.schedule.TraceAsJSON")
-    # `Trace.as_json` would turn all of the result into Python's lists, in thirty times the time.
-    return TraceForm(lambda trace: as_json(trace, False), structural_hash)
+    is_equal = get_global_func("ffi.StructuralEqual")
+    return TraceForm(
+        # `Trace.as_json` would turn all of the result into Python's lists, in thirty times the time.
+        parts=lambda trace: as_json(trace, False),
+        entry=get_global_func("ffi.ArrayGetItem"),
+        is_equal=lambda one, other: is_equal(one, other, False, False),
+    )
 
 
 def _cut(trace: Any, steps: int) -> Any:

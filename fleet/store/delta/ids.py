@@ -105,7 +105,7 @@ class RecordIds:
 
     def _known(self, keys: bytes) -> list[bool]:
         if not self.runs:
-            return [one in self._new for one in _each(keys)]
+            return [one in self._new for one in each_key(keys)]
         halves = np.frombuffer(keys, dtype=">u8").reshape(-1, 2).astype(np.uint64)
         # In order, neighbours are looked for among neighbours: two to three times faster in a large run.
         order = np.argsort(halves[:, 0])
@@ -113,16 +113,18 @@ class RecordIds:
         found = np.zeros(len(halves), dtype=bool)
         for run in self.runs:
             found[order] |= run.holds(first, second)
-        return [hit or one in self._new for hit, one in zip(found.tolist(), _each(keys), strict=True)]
+        return [hit or one in self._new for hit, one in zip(found.tolist(), each_key(keys), strict=True)]
 
     def add(self, ids: Iterable[str]) -> None:
         """Take up ids that are not in the set yet."""
-        self._add(_each(keys_of(list(ids))))
+        self._add(each_key(keys_of(list(ids))))
 
     def take(self, column: pa.Array) -> None:
         """Take up a column of ids; those that are in the set already do no harm."""
         keys = keys_of_column(column)
-        self._add(one for one, is_known in zip(_each(keys), self._known(keys), strict=True) if not is_known)
+        self._add(
+            one for one, is_known in zip(each_key(keys), self._known(keys), strict=True) if not is_known
+        )
 
     def _add(self, keys: Iterable[bytes]) -> None:
         self._new.update(keys)
@@ -191,5 +193,6 @@ def _key(one: str) -> bytes:
     return hashlib.sha256(one.encode("utf-8", "surrogatepass")).digest()[:ID_BYTES]
 
 
-def _each(keys: bytes) -> list[bytes]:
+def each_key(keys: bytes) -> list[bytes]:
+    """Keys that stand one after the other, apart."""
     return [keys[start : start + ID_BYTES] for start in range(0, len(keys), ID_BYTES)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, c
 from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.matrix import CHUNK_BYTES, MAX_LOSSES, PlaceBits
+from fleet.store.delta.ids import keys_of_column
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec
 
@@ -183,6 +185,14 @@ def test_an_index_numbers_candidates_in_order(batches: list[tuple[bool, list[int
     assert index.find(model) == list(model.values())
     assert [index.id_at(place) for place in model.values()] == list(model)
     assert index.find([CandidateId(content_hash("never"))]) == [-1]
+
+
+def test_an_id_of_a_foreign_table_has_the_same_place_however_it_comes() -> None:
+    foreign, ours = CandidateId("not a hash of ours"), CandidateId(content_hash("ours"))
+    index = CandidateIndex()
+    rows = np.frombuffer(keys_of_column(pa.array([ours, foreign])), dtype=f"S{ID_BYTES}")
+    assert index.add(rows).tolist() == [0, 1]
+    assert index.place([foreign, ours]) == index.find([foreign, ours]) == [1, 0]
 
 
 @given(st.sets(st.integers(0, 70_000), max_size=200), st.integers(0, 70_000))

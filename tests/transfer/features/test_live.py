@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -48,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-FORM = TraceForm(parts, lambda value: hash(json.dumps(value)))
+FORM = TraceForm(parts, operator.getitem, operator.eq)
 
 
 def steps_of(reader: LiveReader, trace: Any, workload: Workload) -> Any:
@@ -151,6 +153,33 @@ def test_live_features_are_those_of_the_stored_traces(
     assert_same_features(
         extractor.extract_live(workload, schedules[::-3]), expected.take(np.arange(len(stored))[::-3])
     )
+
+
+@pytest.mark.tvm
+def test_tiles_with_the_same_structural_hash_do_not_mix() -> None:
+    import tvm
+    from tvm_ffi import convert, structural_hash
+
+    from agents.programs.design_space import DesignSpace
+    from agents.programs.workloads import operator_workload
+
+    tiles = {28: [2, 7, 1, 2], 3136: [4, 392, 1, 2]}
+    assert len({structural_hash(convert(tile)) for tile in tiles.values()}) == 1
+    extractor = Extractor()
+    for rows, tile in tiles.items():
+        workload = operator_workload("GMM", (1, rows, 32, 32))
+        [drawn] = DesignSpace(workload, Family.CPU).sample(1, seed=3).candidates
+        steps, decisions = json.loads(drawn.trace)
+        length = next(place for place, step in enumerate(steps) if step[0] == "Unannotate")
+        decisions = [one for one in decisions if one[0] < length]
+        changed = next(one for one in decisions if len(one[1]) == 4 and math.prod(one[1]) == rows)
+        changed[1] = tile
+        trace = json.dumps([steps[:length], decisions])
+        schedule = replayed(tvm.ir.load_json(workload.module_json), trace)
+        stored = [Candidate(workload_id=workload.workload_id, trace=trace)]
+        assert_same_features(
+            extractor.extract_live(workload, [schedule]), Extractor().extract([workload], stored)
+        )
 
 
 @pytest.mark.tvm
