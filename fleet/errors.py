@@ -10,6 +10,10 @@ class FleetError(RuntimeError):
     """
 
 
+class TooFewRecordsError(FleetError):
+    """There is too little to learn from yet; more records mend it."""
+
+
 class StoreError(FleetError):
     """The store cannot be opened, read or written as asked."""
 

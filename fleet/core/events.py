@@ -301,6 +301,8 @@ class TrainingFailed(Fact):
     reason: str
     #: Whether the same records would only fail again: it is asked for again once there are new ones.
     is_hopeless: bool = False
+    #: Whether nothing went wrong: there is too little to learn from yet.
+    wants_records: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,8 @@ def training_failed(core: Core, event: ev.TrainingFailed) -> list[Instruction]:
     """Its reasons stand, unless they are hopeless; the next may come after a back-off."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
     made = training_broke(core, event.reason)
-    core.triggers.failed(core.leasing.now, event.reason, core.leasing.limits, is_hopeless=event.is_hopeless)
+    text = f"{'waits for records' if event.wants_records else 'failed'}: {event.reason}"
+    core.triggers.failed(core.leasing.now, text, core.leasing.limits, is_hopeless=event.is_hopeless)
     return made
 
 

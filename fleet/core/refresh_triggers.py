@@ -180,7 +180,7 @@ class Triggers:
         one.failures, one.not_before = 0, now + limits.training_pause_secs
         self._end(now, text)
 
-    def failed(self, now: float, reason: str, limits: Limits, *, is_hopeless: bool = False) -> None:
+    def failed(self, now: float, text: str, limits: Limits, *, is_hopeless: bool = False) -> None:
         """The training failed: its reasons stand, and it is tried again after a while.
 
         A hopeless one has seen its records and its reasons: only new ones ask for the next.
@@ -197,7 +197,7 @@ class Triggers:
         once = (ReasonKind.NEW_RECORDS, ReasonKind.REQUEST)
         back = {_key(reason): reason for reason in self.reasons if reason.kind not in once}
         one.due = {key: reason for key, reason in back.items() if key not in one.due} | one.due
-        self._end(now, f"failed: {reason}")
+        self._end(now, text)
 
     def next_secs(self, limits: Limits) -> float:
         """The time at which `ask` may have something to say; infinite where only an event can."""

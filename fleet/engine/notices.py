@@ -202,6 +202,8 @@ def announce_event(event: Event, notices: Notices) -> None:
             notices.say(f"request {request_id}: {reason}", kind="request")
         case ev.TrainingFinished(family=family, text=text):
             notices.say(f"training for {family} ended: {text}")
+        case ev.TrainingFailed(family=family, reason=reason, wants_records=True):
+            notices.say(f"training for {family} waits for records: {reason}")
         case ev.TrainingFailed(family=family, reason=reason):
             last = reason.strip().rsplit("\n", 1)[-1]
             notices.alarm("", f"training for {family} failed: {last}", "training")

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-#: Exit codes: done; failed, with the reason on standard error; stopped by SIGTERM, to go on later.
-DONE, FAILED, STOPPED = 0, 1, 143
+#: Exit codes: done; failed, or not begun for want of records, with the reason on standard error; stopped by
+#: SIGTERM, to go on later.
+DONE, FAILED, TOO_FEW, STOPPED = 0, 1, 3, 143
 #: Variable that names the process which started this one.
 PARENT = "FLEET_REFRESH_PARENT"
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _answer(path: Path) -> int:
     from agents.errors import AgentError
-    from fleet.errors import FleetError
+    from fleet.errors import FleetError, TooFewRecordsError
     from fleet.refresh.request import request_from_json
     from transfer.errors import TransferError
 
@@ -76,6 +77,9 @@ def _answer(path: Path) -> int:
             from fleet.refresh.run import run_refresh
 
             found = run_refresh(request)
+    except TooFewRecordsError as error:
+        print(error, file=sys.stderr)
+        return TOO_FEW
     except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:
         traceback.print_exc()
         print(str(error) or type(error).__name__, file=sys.stderr)

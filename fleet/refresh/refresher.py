@@ -241,7 +241,13 @@ class Refresher:
         else:
             reason = child.failure()
             self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}
-            failed = TrainingFailed(at_secs=now, family=family, reason=reason, is_hopeless=child.was_given_up)
+            failed = TrainingFailed(
+                at_secs=now,
+                family=family,
+                reason=reason,
+                is_hopeless=child.was_given_up,
+                wants_records=child.wants_records,
+            )
             self._events.append(failed)
             child.forget_if_hopeless()
         self._watching.next_at = now + self._settings.watch_secs

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
-from fleet.errors import FleetError, StoreError
+from fleet.errors import FleetError, StoreError, TooFewRecordsError
 from fleet.models.judge import (
     INHERITED,
     Judge,
@@ -67,7 +67,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         What came of it, JSON-ready.
 
     Raises:
-        FleetError: There is nothing to learn from, or the store or the registry cannot be used.
+        TooFewRecordsError: No device has enough to learn from.
+        FleetError: The store or the registry cannot be used.
         TransferError: Training failed.
     """
     started = time.monotonic()
@@ -88,7 +89,9 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
     if not heads:
-        raise FleetError("no device has enough to learn from: " + "; ".join(one.reason for one in refused))
+        raise TooFewRecordsError(
+            "no device has enough to learn from: " + "; ".join(one.reason for one in refused)
+        )
     made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
     inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))

@@ -23,7 +23,7 @@ from agents.host.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from fleet.durable import write_durably
 from fleet.errors import FleetError
-from fleet.refresh.process import DONE, PARENT, STOPPED
+from fleet.refresh.process import DONE, PARENT, STOPPED, TOO_FEW
 from fleet.refresh.request import (
     EPOCHS,
     PLAN,
@@ -98,6 +98,11 @@ class RefreshChild:
         """Whether it was ended for a fault of its own: the same request would only come to the same."""
         return bool(self._ended_for)
 
+    @property
+    def wants_records(self) -> bool:
+        """Whether it ended because there is too little to learn from yet."""
+        return self._process.poll() == TOO_FEW
+
     def give_up(self, reason: str) -> None:
         """End it and what it started at once, because the request cannot be done."""
         self._ended_for = reason
@@ -163,6 +168,8 @@ class RefreshChild:
             tail = (self._folder / "stderr").read_text(errors="replace").strip()[-_TAIL_CHARS:]
         except OSError:
             tail = ""
+        if self.wants_records and tail:
+            return tail
         return f"{how}: {tail}" if tail else how
 
     def forget(self) -> None:

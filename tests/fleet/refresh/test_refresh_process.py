@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agents.records import DeviceId, Record
 from fleet.core.events import (
@@ -28,6 +30,7 @@ from fleet.core.events import (
     TrainingReason,
     TrainingStarted,
 )
+from fleet.engine.notices import Notices, announce_event
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
@@ -619,6 +622,20 @@ def test_a_failure_shows_the_end_of_standard_error(
     assert f"its process ended with code {FAILED}: " in failed.reason
     assert failed.reason.endswith("knows no device of the family gpu; collect first")
     assert unfinished(Path(request_.folder) / "gpu") is None
+
+
+def test_a_store_with_too_few_records_is_no_fault(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", LEARNT[:2], candidates=12)
+    request = request_in(tmp_path)
+    refresher = make_refresher(request)
+    refresher.start("cpu", ["test"])
+    failed = polled(refresher, until=TrainingFailed)[-1]
+    assert failed.wants_records
+    assert failed.reason.startswith("no device has enough to learn from: 24 ok candidates in 2 workloads")
+    notices = Notices(Console(file=(out := io.StringIO()), width=300))
+    announce_event(failed, notices)
+    assert "training for cpu waits for records: no device has enough" in out.getvalue()
+    assert notices.alarms == []
 
 
 @pytest.mark.slow
