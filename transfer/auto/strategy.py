@@ -58,7 +58,7 @@ class Auto:
         cache: Folder where leave-one-device-out scores are kept between calls; made again each time where
             None.
         waits: Make the scores where none are ready; else the first strategy is taken, and guarded.
-        guard: Check the choice against scratch and nearest.
+        guard: Check the choice against scratch, and nearest where that is fair.
     """
 
     strategies: tuple[Strategy, ...]
@@ -145,7 +145,7 @@ class Auto:
                 hidden = check if self.regime is Regime.CANDIDATE_NEW else check[:0]
                 rivals = {
                     one.name: one
-                    for one in (chosen, Scratch(), Nearest())
+                    for one in (chosen, *_rivals(self.regime))
                     if self._can(one, source, dataset, fit, latency)
                 }
                 found = {
@@ -172,6 +172,13 @@ class Auto:
         if source is None and not isinstance(strategy, Scratch):
             return False
         return is_enough(strategy, dataset, FewShotSet(rows, latency[rows]))
+
+
+def _rivals(regime: Regime) -> tuple[Strategy, ...]:
+    """What a choice is checked against."""
+    # Heads of source devices have learnt what these measured of the candidates of a check. Where nobody will
+    # have measured those in question, that would put the nearest of them ahead of all others.
+    return (Scratch(),) if regime is Regime.CANDIDATE_NEW else (Scratch(), Nearest())
 
 
 def without_fingerprints(strategies: Sequence[Strategy]) -> list[Strategy]:

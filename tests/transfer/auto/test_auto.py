@@ -324,6 +324,13 @@ def test_a_check_asks_what_the_head_will_be_asked(regime: Regime) -> None:
     assert split_few_shot(DATASET, measured(10), LATENCY, regime, seed=0) is None
 
 
+@pytest.mark.parametrize("regime", list(Regime))
+def test_heads_that_know_the_check_are_no_rivals(source: FleetTLP, regime: Regime) -> None:
+    found = run(Auto(strategies=(Scratch(),), regime=regime), source, measured(90)).notes["check"]
+    rivals = {"scratch", "nearest"} - ({"nearest"} if regime is Regime.CANDIDATE_NEW else set())
+    assert set(found["agreement"]) == rivals
+
+
 def test_agreement_is_told_by_workload(source: FleetTLP) -> None:
     check = measured(30)
     adapted = Nearest().adapt(source, DATASET, TARGET, check, source_rows=ROWS, config=SHORT, seed=0)
