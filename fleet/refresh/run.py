@@ -88,10 +88,6 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    if not heads:
-        raise TooFewRecordsError(
-            "no device has enough to learn from: " + "; ".join(one.reason for one in refused)
-        )
     made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
     inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
@@ -251,7 +247,11 @@ def _planned(
 def _heads(
     dataset: Dataset, rows: np.ndarray, devices: Sequence[DeviceId]
 ) -> tuple[list[str], list[DeviceDecision]]:
-    """Devices with enough to learn from, and why the others have not."""
+    """Devices with enough to learn from, and why the others have not.
+
+    Raises:
+        TooFewRecordsError: None has enough.
+    """
     heads: list[str] = []
     refused: list[DeviceDecision] = []
     for device_id in devices:
@@ -264,6 +264,9 @@ def _heads(
             heads.append(str(device_id))
         else:
             refused.append(verdict)
+    if not heads:
+        reasons = "; ".join(one.reason for one in refused)
+        raise TooFewRecordsError(f"no device has enough to learn from: {reasons}")
     return heads, refused
 
 
