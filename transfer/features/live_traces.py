@@ -21,9 +21,9 @@ from transfer.language.compile_trace import begins_postprocessing, compile_plan
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.trace_values import CompiledSpace
 
-#: Design spaces of a workload that are kept. Without a mark where post-processing begins, each candidate may
-#: look like a space of its own.
-_SPACE_LIMIT = 256
+#: Design spaces kept before starting over, and those of one workload. Without a mark where post-processing
+#: begins, each candidate may look like a space of its own.
+_SPACE_LIMIT, _OF_WORKLOAD = 4096, 256
 
 
 class TraceForm(NamedTuple):
@@ -94,19 +94,20 @@ class LiveReader:
         plain = _plain(instructions)
         text_chars = len(canonical_json(plain))
         space = compile_plan(plain, self._reader.program(workload), text_chars)
+        if sum(map(len, self._spaces.values())) >= _SPACE_LIMIT:
+            self._spaces.clear()
+            self._lengths.clear()
         spaces = self._spaces.setdefault(workload.workload_id, [])
         spaces.insert(0, (instructions, space))
-        del spaces[_SPACE_LIMIT:]
+        del spaces[_OF_WORKLOAD:]
         return space
 
     def _beginning(self, trace: Any, owner: str) -> Any:
         """The trace up to post-processing if that begins where it did in an earlier one, else all of it."""
-        lengths = self._lengths.get(owner, ())
-        if lengths:
-            instructions = trace.insts
-            for steps in lengths:
-                if len(instructions) > steps and _is_postprocessing(instructions[steps]):
-                    return _cut(trace, steps)
+        instructions = trace.insts
+        for steps in self._lengths.get(owner, ()):
+            if len(instructions) > steps and _is_postprocessing(instructions[steps]):
+                return _cut(trace, steps)
         return trace
 
     def _cut_off(self, trace: Any, owner: str) -> Any:
