@@ -168,6 +168,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_log(folder / name, [(autotvm if name[0] == "l" else ansor)(number) for number in range(4)])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        # The commands do not depend on the shell that the tests were started from.
+        patch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
         yield folder
 
 
