@@ -15,6 +15,7 @@ import json
 import math
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from agents.records import canonical_json
@@ -32,8 +33,8 @@ _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleCom
 _TRIES = 16
 #: Chance that a mutated tile is drawn anew, instead of one factor moving.
 _ANEW = 0.15
-#: Chances of one, two and three mutations at once.
-_CHANGES = (0.6, 0.28, 0.12)
+#: Chances of one, two and three mutations at once, cumulative.
+_CHANGES = tuple(accumulate((0.6, 0.28, 0.12)))
 #: Weight of a choice or location beside the 1 of a tile, where mutations are drawn.
 _SMALL_WEIGHT = 0.7
 
@@ -52,6 +53,8 @@ class Design:
     extents: tuple[int, ...]
     #: Compute locations met so far, by position among the places: which are possible only a schedule tells.
     locations: dict[int, list[int]] = field(default_factory=dict)
+    #: Cumulative weights of the positions where mutations are drawn; empty until asked for.
+    _chances: list[float] = field(default_factory=list)
 
     def meet(self, genes: Genes) -> None:
         """Note the compute locations of a candidate that exists."""
@@ -60,6 +63,7 @@ class Design:
                 known = self.locations.setdefault(position, [])
                 if genes[position] not in known:
                     known.append(int(genes[position]))  # type: ignore[arg-type]  # a location is a number
+                    self._chances.clear()
 
     def decisions(self, genes: Genes) -> dict[int, Value]:
         """Genes by instruction."""
@@ -75,12 +79,13 @@ class Design:
 
     def mutate(self, genes: Genes, dice: random.Random) -> Genes:
         """Genes with one to three values changed; may equal the old ones where there is nothing else."""
-        weights = [self._weight(position) for position in range(len(genes))]
-        if not any(weights):
+        if not self._chances:
+            self._chances += accumulate(map(self._weight, range(len(genes))))
+        if not genes or not self._chances[-1]:
             return genes
         changed = list(genes)
-        [count] = dice.choices((1, 2, 3), _CHANGES)
-        for position in dice.choices(range(len(genes)), weights, k=count):
+        [count] = dice.choices((1, 2, 3), cum_weights=_CHANGES)
+        for position in dice.choices(range(len(genes)), cum_weights=self._chances, k=count):
             old = changed[position]
             if isinstance(old, tuple) and dice.random() >= _ANEW:
                 changed[position] = _moved(old, self.form[position][1][1], dice)
@@ -118,6 +123,7 @@ class DesignTable:
 
     def __init__(self) -> None:
         self._designs: dict[str, Design] = {}
+        self._alike: dict[Design, list[Design]] = {}
 
     @property
     def designs(self) -> list[Design]:
@@ -126,9 +132,10 @@ class DesignTable:
 
     def alike(self, design: Design) -> list[Design]:
         """Designs whose genes have the same form and extents, itself among them."""
-        return [
-            one for one in self._designs.values() if (one.form, one.extents) == (design.form, design.extents)
-        ]
+        if design not in self._alike:
+            form = design.form, design.extents
+            self._alike[design] = [one for one in self.designs if (one.form, one.extents) == form]
+        return self._alike[design]
 
     def read(self, trace: str) -> tuple[Design, Genes]:
         """The design and the genes of a trace of the workload.
@@ -162,6 +169,7 @@ class DesignTable:
         design = self._designs.get(key)
         if design is None:
             design = self._designs[key] = Design(kept, places, form, extents)
+            self._alike.clear()
         design.meet(genes)
         return design, genes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -83,20 +84,24 @@ def evolve(
     designs = table.designs
     fresh = _fresh(settings.drawn, seen, lambda: _drawn(dice.choice(designs), dice))
     if elites:
-        ranks = [1 / (1 + rank) for rank in range(len(elites))]
-        fresh += _fresh(settings.mutants, seen, lambda: _mutant(dice.choices(elites, ranks)[0], table, dice))
+        chances = _chances(len(elites), 1)
+
+        def mutant() -> Individual:
+            return _mutant(dice.choices(elites, cum_weights=chances)[0], table, dice)
+
+        fresh += _fresh(settings.mutants, seen, mutant)
     individuals, scores = fresh, score(fresh) if fresh else np.zeros(0)
     for _ in range(settings.generations):
         order = np.argsort(-scores, kind="stable")[: settings.parents]
         parents = [*elites[: settings.parents // 8], *(individuals[place] for place in order.tolist())]
         if not parents:
             break
-        chances = [1 / (2 + rank) for rank in range(len(parents))]
+        chances = _chances(len(parents), 2)
 
         def child(parents: Sequence[Individual] = parents, chances: Sequence[float] = chances) -> Individual:
-            first = dice.choices(parents, chances)[0]
+            first = dice.choices(parents, cum_weights=chances)[0]
             if dice.random() < settings.crossed:
-                return _crossed(first, dice.choices(parents, chances)[0], table, dice)
+                return _crossed(first, dice.choices(parents, cum_weights=chances)[0], table, dice)
             return _mutant(first, table, dice)
 
         children = _fresh(settings.children, seen, child)
@@ -106,6 +111,11 @@ def evolve(
         scores = np.concatenate([scores, score(children)])
     order = np.argsort(-scores, kind="stable")
     return Population([individuals[place] for place in order.tolist()], scores[order])
+
+
+def _chances(count: int, first: int) -> list[float]:
+    """Cumulative weights by rank, 1 / `first` for the best: drawing with them skips adding them up again."""
+    return list(accumulate(1 / (first + rank) for rank in range(count)))
 
 
 def _fresh(count: int, seen: set[Individual], make: Callable[[], Individual]) -> list[Individual]:
