@@ -87,6 +87,27 @@ def test_mutations_reach_every_value() -> None:
     assert all(len(values) > 1 for values in seen)
 
 
+def test_a_location_that_is_met_later_takes_part_in_mutations() -> None:
+    table, [one] = table_of(NRM_TRACE)
+    dice, place = random.Random(0), 3
+
+    def locations() -> set[object]:
+        return {one.design.mutate(one.genes, dice)[place] for _ in range(200)}
+
+    assert locations() == {-2}
+    later = NRM_TRACE.replace("[18,-2]", "[18,1]")
+    assert table.read(later)[0] is one.design
+    assert locations() == {-2, 1}
+
+
+def test_a_design_that_is_met_later_is_among_those_alike() -> None:
+    table, [one] = table_of(gmm_trace())
+    assert table.alike(one.design) == [one.design]
+    other = table.read(gmm_trace().replace("meta_schedule.vectorize", "meta_schedule.parallel"))[0]
+    assert other is not one.design
+    assert table.alike(one.design) == table.alike(other) == [one.design, other]
+
+
 @pytest.mark.parametrize(
     "trace",
     [
