@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -123,6 +124,7 @@ class DesignTable:
 
     def __init__(self) -> None:
         self._designs: dict[str, Design] = {}
+        #: Designs of one form and extents share a list.
         self._alike: dict[Design, list[Design]] = {}
 
     @property
@@ -130,11 +132,8 @@ class DesignTable:
         """All designs, in the order in which they were met."""
         return list(self._designs.values())
 
-    def alike(self, design: Design) -> list[Design]:
-        """Designs whose genes have the same form and extents, itself among them."""
-        if design not in self._alike:
-            form = design.form, design.extents
-            self._alike[design] = [one for one in self.designs if (one.form, one.extents) == form]
+    def alike(self, design: Design) -> Sequence[Design]:
+        """Designs of this table whose genes have the same form and extents, itself among them."""
         return self._alike[design]
 
     def read(self, trace: str) -> tuple[Design, Genes]:
@@ -169,7 +168,10 @@ class DesignTable:
         design = self._designs.get(key)
         if design is None:
             design = self._designs[key] = Design(kept, places, form, extents)
-            self._alike.clear()
+            known = self._alike.items()
+            alike = next((group for one, group in known if (one.form, one.extents) == (form, extents)), [])
+            alike.append(design)
+            self._alike[design] = alike
         design.meet(genes)
         return design, genes
 

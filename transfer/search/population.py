@@ -84,10 +84,10 @@ def evolve(
     designs = table.designs
     fresh = _fresh(settings.drawn, seen, lambda: _drawn(dice.choice(designs), dice))
     if elites:
-        chances = _chances(len(elites), 1)
+        ranks = _chances(len(elites), 1)
 
         def mutant() -> Individual:
-            return _mutant(dice.choices(elites, cum_weights=chances)[0], table, dice)
+            return _mutant(dice.choices(elites, cum_weights=ranks)[0], table, dice)
 
         fresh += _fresh(settings.mutants, seen, mutant)
     individuals, scores = fresh, score(fresh) if fresh else np.zeros(0)
