@@ -6,8 +6,9 @@ evolutionary search with its XGBoost model and with its MLP, and by random draws
 runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
 256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
 (`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
-of the searches knows an earlier record of the workload. After the searches of a workload the best program of
-each is timed again by one agent, in turn.
+of the searches knows an earlier record of the workload. After the searches of a workload all programs that
+led one of them are timed again by one agent, in turn: figures are of these timings, for the least of many
+noisy latencies says how noisy they are.
 
 `--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
 workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
@@ -37,16 +38,18 @@ from benchmarks.search_figures import (
     SIDES,
     STOCK,
     XGB,
+    Led,
     curves,
     final_losses,
     gain,
     leading,
     noise_floor,
     scoring_share,
+    timed_after,
     trials_ratios,
     wall_ratios,
 )
-from benchmarks.search_sides import EVALUATOR, SearchBench, best_within, settled
+from benchmarks.search_sides import EVALUATOR, SearchBench
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 
@@ -89,8 +92,7 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
     head = bench.head() if OURS in plan.sides else None
     chosen = bench.workloads(NETWORKS, plan.workloads, plan.most_flops)
     runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
-    early: dict[tuple[str, int], dict[str, float | None]] = {}
-    final: dict[tuple[str, int], dict[str, float | None]] = {}
+    led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
     turns, missing = [], 0
     for number, workload in enumerate(chosen):
         tasks, finished = _tasks(plan, number), {}
@@ -104,14 +106,13 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         if len(finished) < len(tasks):
             continue
         name = "-".join(f"{task.side}{task.seed}{task.trials}" for task in tasks)
-        timed = bench.timed(name, workload, _programs(finished))
+        timed = bench.timed(name, workload, _incumbents(finished))
         turns.append(timed)
-        for label, secs in settled(timed).items():
-            side, seed, when = label.split("/")
-            place = early if when == "early" else final
-            place.setdefault((workload.name, int(seed)), {})[side] = secs
-    for timed_at in (early, final):
-        _share_seeds(timed_at)
+        for label, secs in timed.items():
+            side, seed, count = label.split("/")
+            sides = led.setdefault((workload.name, int(seed)), {})
+            sides.setdefault(side, {})[int(count)] = statistics.median(secs) if secs else None
+    _share_seeds(led)
     return {
         "benchmark": "search",
         "device": bench.spec.device_id,
@@ -120,17 +121,23 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         "trials": plan.trials,
         "missing_runs": missing,
         "sides": {side: len(found) for side, found in runs.items()},
-        **_keys(runs, early, final),
+        **_keys(plan, runs, led),
         "noise_floor": noise_floor(turns),
-        "curves": curves(runs, [16, 32, 64, 128, 256][: plan.trials.bit_length() - 4]),
-        "workloads": _rows(chosen, runs, early, final),
+        "curves": curves(runs, led, [16, 32, 64, 128, 256][: plan.trials.bit_length() - 4]),
+        "workloads": _rows(chosen, runs, led),
     }
 
 
-def _keys(runs: Any, early: Any, final: Any) -> dict[str, Any]:
+def _keys(plan: Plan, runs: Any, led: Led) -> dict[str, Any]:
     """The figures that the comparison is about; each is a ratio or a share."""
-    ours = leading(runs)
-    trials, wall, losses = trials_ratios(runs), wall_ratios(runs, final), final_losses(final, ours)
+    ours, early = leading(runs), timed_after(led, EARLY)
+    # A side that was given fewer trials is compared with the others where it was, early.
+    short = {MLP} if plan.mlp[1] < plan.trials else set()
+    final = {
+        place: {side: secs for side, secs in sides.items() if side not in short}
+        for place, sides in timed_after(led).items()
+    }
+    trials, wall, losses = trials_ratios(runs, led), wall_ratios(runs, led), final_losses(final, ours)
     head_gain = gain(early, NO_HEAD, ours)
     return {
         "ours": ours,
@@ -160,32 +167,27 @@ def _tasks(plan: Plan, number: int) -> list[_Task]:
     return [task for task in tasks if task.side in plan.sides]
 
 
-def _programs(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
-    """Traces to time again by side, seed and moment: the best after some trials, and at the end."""
-    found = {}
-    most = max(task.trials for task in finished)
-    for task, run in finished.items():
-        # A side that was given fewer trials is compared with the others where it was, early.
-        moments = {"final": task.trials} if task.side == STOCK or task.trials == most else {}
-        moments |= {"early": EARLY} if task.side != STOCK else {}
-        for when, trials in moments.items():
-            if (trace := best_within(run, trials)) is not None:
-                found[f"{task.side}/{task.seed}/{when}"] = trace
-    return found
+def _incumbents(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
+    """Traces of all programs that led a run, by side, seed and the trials that had found them."""
+    return {
+        f"{task.side}/{task.seed}/{trials}": trace
+        for task, run in finished.items()
+        for trials, trace in run["best"].items()
+    }
 
 
-def _share_seeds(timed: dict[tuple[str, int], dict[str, float | None]]) -> None:
+def _share_seeds(led: dict[tuple[str, int], dict[str, dict[int, float | None]]]) -> None:
     """Give sides with one seed to the other seeds of a workload as well: they are compared with all."""
-    for (name, seed), latencies in timed.items():
-        for side, secs in timed.get((name, 0), {}).items():
+    for (name, seed), sides in led.items():
+        for side, found in led.get((name, 0), {}).items():
             if seed:
-                latencies.setdefault(side, secs)
+                sides.setdefault(side, found)
 
 
-def _rows(chosen: list[Workload], runs: Any, early: Any, final: Any) -> list[dict[str, Any]]:
-    rows = []
+def _rows(chosen: list[Workload], runs: Any, led: Led) -> list[dict[str, Any]]:
+    rows, early, final = [], timed_after(led, EARLY), timed_after(led)
     for one in chosen:
-        seeds = sorted({seed for name, seed in final if name == one.name})
+        seeds = sorted({seed for name, seed in led if name == one.name})
         rows.append(
             {
                 "workload": one.name,

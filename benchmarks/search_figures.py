@@ -2,7 +2,8 @@
 
 A run is one side's search of one workload with one seed: `trials` as [seconds since the start, latency or
 None] of each trial in their order, `secs` (wall seconds of everything), and for our sides `parts` (seconds by
-part). `timed` are latencies of the best programs, timed again side by side after all searches of a workload.
+part). Incumbents of a run are the programs that led it in turn. All of a workload are timed again side by
+side after its searches, and every latency here is of that: the least of many noisy ones says little.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,38 @@ SIDES = (OURS, NO_HEAD, XGB, MLP, RANDOM)
 _SCORING = frozenset({"rank", "learn"})
 _RESAMPLES = 4000
 
-#: By workload and seed.
 Run = Mapping[str, Any]
+#: By side, then by workload and seed.
 Runs = Mapping[str, Mapping[tuple[str, int], Run]]
-#: Latency by workload, seed and side, at some number of trials or at the end.
+#: Latency of the program that led from so many trials on; None where it did not run again.
+Incumbents = Mapping[int, float | None]
+#: By workload and seed, then by side.
+Led = Mapping[tuple[str, int], Mapping[str, Incumbents]]
+#: Latency by workload and seed, then by side, at some number of trials or at the end.
 Timed = Mapping[tuple[str, int], Mapping[str, float | None]]
 
 
-def reached(run: Run, latency_secs: float) -> tuple[int, float] | None:
-    """Trials and wall seconds until a run found a program that is as fast; None if it never did."""
-    for count, (secs, latency) in enumerate(run["trials"], start=1):
-        if latency is not None and latency <= latency_secs:
-            return count, secs
+def leading_after(incumbents: Incumbents, trials: float = math.inf) -> float | None:
+    """Latency of the program that led after so many trials; None where none did, or it did not run again."""
+    led = [count for count in incumbents if count <= trials]
+    return incumbents[max(led)] if led else None
+
+
+def timed_after(led: Led, trials: float = math.inf) -> dict[tuple[str, int], dict[str, float | None]]:
+    """Latency of what each side led with after so many trials."""
+    return {
+        place: {side: leading_after(found, trials) for side, found in sides.items()}
+        for place, sides in led.items()
+    }
+
+
+def reached(run: Run, incumbents: Incumbents, latency_secs: float) -> tuple[int, float] | None:
+    """Trials and wall seconds until a run was led by a program that is as fast; None if it never was."""
+    for count in sorted(incumbents):
+        secs = incumbents[count]
+        if secs is not None and secs <= latency_secs:
+            return count, run["trials"][count - 1][0]
     return None
-
-
-def best(run: Run, trials: int | None = None) -> float:
-    """Best latency within so many trials; infinite where none ran."""
-    found = [latency for _, latency in run["trials"][:trials] if latency is not None]
-    return min(found, default=math.inf)
 
 
 def leading(sides: Iterable[str]) -> str:
@@ -52,32 +66,30 @@ def leading(sides: Iterable[str]) -> str:
     return DAY_ZERO if DAY_ZERO in known and OURS not in known else OURS
 
 
-def trials_ratios(runs: Runs) -> list[float]:
+def trials_ratios(runs: Runs, led: Led) -> list[float]:
     """Trials that XGBoost needs for its best, over ours to get there; 0 where ours never did."""
-    found, ours = [], runs.get(leading(runs), {})
-    for place, theirs in runs.get(XGB, {}).items():
-        mine = ours.get(place)
-        goal = best(theirs)
-        if mine is None or not math.isfinite(goal):
+    return [theirs[0] / ours[0] if ours else 0.0 for theirs, ours in _reached(runs, led, XGB)]
+
+
+def wall_ratios(runs: Runs, led: Led) -> list[float]:
+    """Wall seconds of stock `tune_tir` until its best, over everything of ours until then; 0 where never."""
+    return [theirs[1] / ours[1] if ours else 0.0 for theirs, ours in _reached(runs, led, STOCK)]
+
+
+def _reached(
+    runs: Runs, led: Led, rival: str
+) -> Iterator[tuple[tuple[int, float], tuple[int, float] | None]]:
+    """Trials and wall seconds of a rival until it was as fast as its last program, and of ours until then."""
+    side = leading(runs)
+    ours = runs.get(side, {})
+    for place, theirs in runs.get(rival, {}).items():
+        sides = led.get(place, {})
+        goal = leading_after(sides.get(rival, {}))
+        if place not in ours or goal is None:
             continue
-        needed, got = reached(theirs, goal), reached(mine, goal)
-        found.append(0.0 if got is None or needed is None else needed[0] / got[0])
-    return found
-
-
-def wall_ratios(runs: Runs, timed: Timed) -> list[float]:
-    """Wall seconds of stock `tune_tir` until its best, over everything of ours until then; 0 where never.
-
-    Its best counts as what it took when it was timed beside ours: the two runners differ.
-    """
-    found, ours = [], runs.get(leading(runs), {})
-    for place, theirs in runs.get(STOCK, {}).items():
-        mine, goal = ours.get(place), timed.get(place, {}).get(STOCK)
-        if mine is None or goal is None:
-            continue
-        needed, got = reached(theirs, best(theirs)), reached(mine, goal)
-        found.append(0.0 if got is None or needed is None else needed[1] / got[1])
-    return found
+        needed = reached(theirs, sides[rival], goal)
+        assert needed is not None
+        yield needed, reached(ours[place], sides.get(side, {}), goal)
 
 
 def gain(timed: Timed, over: str, side: str = OURS) -> dict[str, Any] | None:
@@ -134,24 +146,35 @@ def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
     return round(statistics.median(changes), 4) if changes else None
 
 
-def curves(runs: Runs, at: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Of each side by trials and wall seconds: speed of its best beside the best of any side, mean."""
+def curves(runs: Runs, led: Led, at: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Of each side by trials and wall seconds: speed of its leader beside the best of any side, mean."""
     goals: dict[str, float] = {}
-    for side_runs in runs.values():
-        for (workload, _), run in side_runs.items():
-            goals[workload] = min(goals.get(workload, math.inf), best(run))
+    for (workload, _), sides in led.items():
+        known = [secs for found in sides.values() for secs in found.values() if secs]
+        goals[workload] = min([goals.get(workload, math.inf), *known])
+
+    def speed(place: tuple[str, int], side: str, trials: float) -> float:
+        secs = leading_after(led.get(place, {}).get(side, {}), trials)
+        return goals[place[0]] / secs if secs else 0.0
+
     found: dict[str, dict[str, Any]] = {}
-    for side, side_runs in runs.items():
-        by_trials = {}
-        for count in at:
-            reach = [goals[name] / best(run, count) for (name, _), run in side_runs.items()]
-            by_trials[str(count)] = round(statistics.fmean(reach), 4) if reach else None
+    for side, of in runs.items():
+        timed = {place: run for place, run in of.items() if place in led}
+        if not timed:
+            continue
         by_secs = {}
         for secs in (15, 30, 60, 120, 240):
-            reach = []
-            for (name, _), run in side_runs.items():
-                count = sum(moment <= secs for moment, _ in run["trials"])
-                reach.append(goals[name] / best(run, count) if count else 0.0)
-            by_secs[str(secs)] = round(statistics.fmean(reach), 4) if reach else None
-        found[side] = {"speed_by_trials": by_trials, "speed_by_secs": by_secs}
+            counts = {
+                place: sum(moment <= secs for moment, _ in run["trials"]) for place, run in timed.items()
+            }
+            by_secs[str(secs)] = statistics.fmean(
+                speed(place, side, count) for place, count in counts.items()
+            )
+        by_trials = {
+            str(count): statistics.fmean(speed(place, side, count) for place in timed) for count in at
+        }
+        found[side] = {
+            "speed_by_trials": {count: round(one, 4) for count, one in by_trials.items()},
+            "speed_by_secs": {secs: round(one, 4) for secs, one in by_secs.items()},
+        }
     return found

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -107,7 +106,7 @@ class SearchBench:
         return chosen
 
     def run(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
-        """A side's search: see `search_figures`; `best` holds the trace of the best program by trials."""
+        """A side's search: see `search_figures`; `best` holds the traces of its incumbents by trials."""
         ways: dict[str, Callable[[], dict[str, Any]]] = {
             **{
                 name: lambda name=name: self._ours(name, workload, trials, seed)  # type: ignore[misc]
@@ -141,7 +140,7 @@ class SearchBench:
                                 found[label] += secs[:1]
             return found
 
-        return self._once(f"timed-{name}-{workload.workload_id}", measure)
+        return self._once(f"led-{name}-{workload.workload_id}", measure)
 
     def _trained(self) -> dict[str, Any]:
         began = time.perf_counter()
@@ -271,17 +270,6 @@ class SearchBench:
             write_durably(path, json.dumps(make()).encode())
         found: dict[str, Any] = json.loads(path.read_bytes())
         return found
-
-
-def best_within(run: Mapping[str, Any], trials: int) -> str | None:
-    """Trace of the best program within so many trials; None where none ran."""
-    places = [int(place) for place in run["best"] if int(place) <= trials]
-    return run["best"][str(max(places))] if places else None
-
-
-def settled(timed: Mapping[str, list[float]]) -> dict[str, float | None]:
-    """The median of each program's turns."""
-    return {label: statistics.median(values) if values else None for label, values in timed.items()}
 
 
 def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[Record]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Random candidates that the agent draws first: they show the design spaces and compute locations.
 FIRST = 48
 #: Best candidates of a population that the whole head judges, and of these that a batch is chosen from.
-_DRAFTED, _FINAL = 512, 256
+_DRAFTED, _FINAL = 256, 192
 #: Standard deviations that a candidate gets as credit for being uncertain.
 _BOLDNESS = 2.0
 #: Candidates that are made for each one wanted, and calls at most: some fit no program, or are known.

@@ -15,7 +15,7 @@ from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 
 #: Candidates that a round measures; a workload's first ones are short, for they teach most.
 ROUND = 16
-_SHORT, _SHORT_UNTIL = 8, 32
+_SHORT, _SHORT_UNTIL = 8, 128
 #: The first round of a workload that moves more bytes than it computes: its designs differ little.
 _LIGHT = 4
 #: What a round without progress leaves of the hope for the next one.

@@ -184,6 +184,20 @@ def test_a_process_learns_what_the_prior_misses() -> None:
     assert np.sqrt(np.maximum(learnt, 0)).mean() < spread.mean()
 
 
+def test_a_process_judges_a_measured_candidate_without_its_own_measurement() -> None:
+    x, y = sample(30, 5)
+    prior = 0.3 * y - 1
+    process = fit_process(x, prior, y, x)
+    told = process.left_out_means(y)
+    # One by hand: from the covariance of the others, with the same hyperparameters and level.
+    others = np.arange(30) != 7
+    between = process.lower @ process.lower.T
+    rest = (y - prior - process.level)[others]
+    by_hand = between[7, others] @ np.linalg.solve(between[np.ix_(others, others)], rest)
+    assert told[7] == pytest.approx(prior[7] + process.level + by_hand)
+    assert np.corrcoef(told, y)[0, 1] > 0.5
+
+
 def test_linear_algebra_of_a_search_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 

@@ -1,8 +1,8 @@
 """Boosted trees on what a search has measured: they say what a region is worth that nobody measured yet.
 
 A process (`process.py`) knows the neighbours of what was measured. Far from all of them it expects the mean
-of everything, which is slow, so a search that followed it stayed where it began. Trees learn that a tile is
-good wherever it stands. Used by `learner.py` alone. XGBoost is imported at the first fit.
+of everything, which is slow, so a search that followed it alone stayed where it began. Trees learn that a
+tile is good wherever it stands. Used by `learner.py` alone. XGBoost is imported at the first fit.
 
 Legend: n measured candidates, N others, P features.
 """

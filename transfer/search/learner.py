@@ -1,12 +1,12 @@
-"""What a search learns of one workload while it goes on: a process on the errors of the head, then trees.
+"""What a search learns of one workload while it goes on: a process on the errors of the head, and trees.
 
 With no measurement the order is the head's, with a handful that of a process on its errors, and from two
-rounds on that of trees, which read the head's opinion as well. The process also says how sure it is of each
-candidate: that is what choosing a diverse batch, and stopping, are made of.
+rounds on that of the process and of trees together: the mean of both, for each is wrong elsewhere. The
+process also says how sure it is of each candidate: choosing a diverse batch, and stopping, are made of that.
 
-A guard keeps it from harm: of every measured candidate it is asked what trees say that do not know it; where
-the head alone orders all of them better, its order counts. All of them, and not the last rounds: those are
-candidates that look alike, so of what the head is wrong about they show nothing.
+A guard keeps it from harm: of every measured candidate it is asked what both say without having seen it;
+where the head alone orders all of them better, its order counts. All of them, and not the last rounds: those
+are candidates that look alike, so of what the head is wrong about they show nothing.
 
 Legend: N candidates, n measured ones, P features.
 """
@@ -25,7 +25,7 @@ from transfer.search.process import Floats, Process, fit_process
 
 #: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
 _MOST = 320
-#: Measured candidates from which on trees order the others, and the guard judges them.
+#: Measured candidates from which on trees have a say, and the guard judges what was learnt.
 _LEAST = 16
 #: Candidates slower than the best by more than this factor, as a logarithm, count as this slow.
 _SLOWEST = 2.0
@@ -140,7 +140,9 @@ class Learner:
             covariance = process.covariance(features, head)
             # Far from what was measured a process expects little of everything, and near it trees flatten
             # what they know: the more hopeful of both counts.
-            mean = np.maximum(self._mean(features, head), process.mean(features, head))
+            mean = process.mean(features, head)
+            if self._trees is not None:
+                mean = np.maximum(mean, self._trees.mean(features, head))
             values, vectors = np.linalg.eigh(covariance)
             drawn = mean + (noise * np.sqrt(np.maximum(values, 0))) @ vectors.T
         highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
@@ -149,8 +151,8 @@ class Learner:
     def _mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
         """(N,) expected logarithms of speeds, of what is fitted."""
         assert self._process is not None
-        learnt = self._trees or self._process
-        return learnt.mean(features, head)
+        mean = self._process.mean(features, head)
+        return mean if self._trees is None else (mean + self._trees.mean(features, head)) / 2
 
     def _fitted(self, features: NDArray[np.float32]) -> Process:
         if self._process is None:
@@ -170,10 +172,11 @@ class Learner:
             features, head, speed = features[kept], head[kept], speed[kept]
         # How slow the slow ones are exactly is nothing to learn from.
         speed = np.maximum(speed, speed.max() - _SLOWEST)
+        process = fit_process(features, head, speed, others)
         if len(speed) >= _LEAST:
             self._trees = GrownTrees(features, head, speed)
             if np.ptp(head) > 0:
                 one = np.zeros(len(speed), dtype=np.int32)
-                mine = rank_agreement(left_out_means(features, head, speed), speed, one)
-                self.is_trusted = mine >= rank_agreement(head, speed, one)
-        return fit_process(features, head, speed, others)
+                without = (process.left_out_means(speed) + left_out_means(features, head, speed)) / 2
+                self.is_trusted = rank_agreement(without, speed, one) >= rank_agreement(head, speed, one)
+        return process

@@ -34,15 +34,15 @@ Score = Callable[[Sequence[Individual]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvolutionSettings:
-    """How large a population is."""
+    """How large a population is. A larger one finds more of the scorer's errors, and no faster programs."""
 
     #: Drawn at random, and mutants of the best measured ones, in the first generation.
-    drawn: int = 384
+    drawn: int = 256
     mutants: int = 256
     #: After the first.
-    generations: int = 4
+    generations: int = 2
     #: Of each further generation.
-    children: int = 384
+    children: int = 256
     #: Of the best so far, from which children come.
     parents: int = 96
     #: Share of children with two parents.

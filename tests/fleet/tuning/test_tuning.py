@@ -249,7 +249,7 @@ def test_what_several_source_devices_share_is_measured_once() -> None:
     rounds._foreign = {one.workload_id: shared * 3}
     [search] = rounds.searches
     search.known = {candidates(4)[3].candidate_id}
-    search.tried = 32
+    search.tried = 128
     _, chosen, _ = rounds.draw(left=23, expected=23)
     ids = [each.candidate_id for each in chosen]
     assert len(ids) == len(set(ids)) == 16
