@@ -79,14 +79,15 @@ def wall_ratios(runs: Runs, led: Led) -> list[float]:
 def _reached(
     runs: Runs, led: Led, rival: str
 ) -> Iterator[tuple[tuple[int, float], tuple[int, float] | None]]:
-    """Trials and wall seconds of a rival until it was as fast as its last program, and of ours until then."""
+    """Trials and wall seconds of a rival until its fastest program, and of ours until one is as fast."""
     side = leading(runs)
     ours = runs.get(side, {})
     for place, theirs in runs.get(rival, {}).items():
         sides = led.get(place, {})
-        goal = leading_after(sides.get(rival, {}))
-        if place not in ours or goal is None:
+        known = [secs for secs in sides.get(rival, {}).values() if secs is not None]
+        if place not in ours or not known:
             continue
+        goal = min(known)
         needed = reached(theirs, sides[rival], goal)
         assert needed is not None
         yield needed, reached(ours[place], sides.get(side, {}), goal)

@@ -31,7 +31,7 @@ _TREES = 80
 _WEIGHT = 0.5
 #: Parts of the measured ones, each judged by trees of the others: of few ones most must teach.
 _PARTS, _PARTS_OF_MANY = 4, 2
-_MANY = 128
+_MANY = 64
 
 
 class GrownTrees:
@@ -40,16 +40,22 @@ class GrownTrees:
     def __init__(self, features: NDArray[np.float32], head: Floats, values: Floats) -> None:
         import xgboost
 
+        # In one workload three features in five are the same for all candidates.
+        self._used = np.append(np.ptp(features, axis=0) > 0, True)
         rows = xgboost.DMatrix(
-            _inputs(features, head), label=values, weight=np.exp(_WEIGHT * (values - values.max()))
+            self._inputs(features, head), label=values, weight=np.exp(_WEIGHT * (values - values.max()))
         )
         settings: dict[str, Any] = _SETTINGS | {"base_score": float(values.mean())}
         self._booster = xgboost.train(settings, rows, num_boost_round=_TREES)
 
     def mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
         """(N,) expected values of candidates with (N, P) features."""
-        found: Floats = np.asarray(self._booster.inplace_predict(_inputs(features, head)), dtype=np.float64)
+        inputs = self._inputs(features, head)
+        found: Floats = np.asarray(self._booster.inplace_predict(inputs), dtype=np.float64)
         return found
+
+    def _inputs(self, features: NDArray[np.float32], head: Floats) -> NDArray[np.float32]:
+        return np.concatenate([features, head[:, None].astype(np.float32)], axis=1)[:, self._used]
 
 
 def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) -> Floats:
@@ -61,7 +67,3 @@ def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) 
         out = part == one
         found[out] = GrownTrees(features[~out], head[~out], values[~out]).mean(features[out], head[out])
     return found
-
-
-def _inputs(features: NDArray[np.float32], head: Floats) -> NDArray[np.float32]:
-    return np.concatenate([features, head[:, None].astype(np.float32)], axis=1)
