@@ -39,6 +39,7 @@ from benchmarks.search_figures import (
     STOCK,
     XGB,
     Led,
+    Timed,
     curves,
     final_losses,
     gain,
@@ -113,6 +114,11 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
             sides = led.setdefault((workload.name, int(seed)), {})
             sides.setdefault(side, {})[int(count)] = statistics.median(secs) if secs else None
     _share_seeds(led)
+    early, final = timed_after(led, EARLY), timed_after(led)
+    if plan.mlp[1] < plan.trials:
+        # A side that was given fewer trials is compared with the others where it was, early.
+        for latencies in final.values():
+            latencies.pop(MLP, None)
     return {
         "benchmark": "search",
         "device": bench.spec.device_id,
@@ -121,22 +127,16 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         "trials": plan.trials,
         "missing_runs": missing,
         "sides": {side: len(found) for side, found in runs.items()},
-        **_keys(plan, runs, led),
+        **_keys(runs, led, early, final),
         "noise_floor": noise_floor(turns),
         "curves": curves(runs, led, [16, 32, 64, 128, 256][: plan.trials.bit_length() - 4]),
-        "workloads": _rows(chosen, runs, led),
+        "workloads": _rows(chosen, runs, early, final),
     }
 
 
-def _keys(plan: Plan, runs: Any, led: Led) -> dict[str, Any]:
+def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
     """The figures that the comparison is about; each is a ratio or a share."""
-    ours, early = leading(runs), timed_after(led, EARLY)
-    # A side that was given fewer trials is compared with the others where it was, early.
-    short = {MLP} if plan.mlp[1] < plan.trials else set()
-    final = {
-        place: {side: secs for side, secs in sides.items() if side not in short}
-        for place, sides in timed_after(led).items()
-    }
+    ours = leading(runs)
     trials, wall, losses = trials_ratios(runs, led), wall_ratios(runs, led), final_losses(final, ours)
     head_gain = gain(early, NO_HEAD, ours)
     return {
@@ -184,10 +184,10 @@ def _share_seeds(led: dict[tuple[str, int], dict[str, dict[int, float | None]]])
                 sides.setdefault(side, found)
 
 
-def _rows(chosen: list[Workload], runs: Any, led: Led) -> list[dict[str, Any]]:
-    rows, early, final = [], timed_after(led, EARLY), timed_after(led)
+def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[dict[str, Any]]:
+    rows = []
     for one in chosen:
-        seeds = sorted({seed for name, seed in led if name == one.name})
+        seeds = sorted({seed for name, seed in final if name == one.name})
         rows.append(
             {
                 "workload": one.name,

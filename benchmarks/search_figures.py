@@ -37,7 +37,7 @@ Led = Mapping[tuple[str, int], Mapping[str, Incumbents]]
 Timed = Mapping[tuple[str, int], Mapping[str, float | None]]
 
 
-def leading_after(incumbents: Incumbents, trials: float = math.inf) -> float | None:
+def latency_after(incumbents: Incumbents, trials: float = math.inf) -> float | None:
     """Latency of the program that led after so many trials; None where none did, or it did not run again."""
     led = [count for count in incumbents if count <= trials]
     return incumbents[max(led)] if led else None
@@ -46,7 +46,7 @@ def leading_after(incumbents: Incumbents, trials: float = math.inf) -> float | N
 def timed_after(led: Led, trials: float = math.inf) -> dict[tuple[str, int], dict[str, float | None]]:
     """Latency of what each side led with after so many trials."""
     return {
-        place: {side: leading_after(found, trials) for side, found in sides.items()}
+        place: {side: latency_after(found, trials) for side, found in sides.items()}
         for place, sides in led.items()
     }
 
@@ -155,7 +155,7 @@ def curves(runs: Runs, led: Led, at: Sequence[int]) -> dict[str, dict[str, Any]]
         goals[workload] = min([goals.get(workload, math.inf), *known])
 
     def speed(place: tuple[str, int], side: str, trials: float) -> float:
-        secs = leading_after(led.get(place, {}).get(side, {}), trials)
+        secs = latency_after(led.get(place, {}).get(side, {}), trials)
         return goals[place[0]] / secs if secs else 0.0
 
     found: dict[str, dict[str, Any]] = {}

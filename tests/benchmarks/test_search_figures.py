@@ -12,7 +12,7 @@ from benchmarks.search_figures import (
     curves,
     final_losses,
     gain,
-    leading_after,
+    latency_after,
     noise_floor,
     scoring_share,
     timed_after,
@@ -59,9 +59,9 @@ def test_wall_seconds_until_the_rivals_best_as_timed_beside_ours() -> None:
 
 
 def test_who_led_after_some_trials() -> None:
-    assert leading_after({1: 3.0, 40: 2.0}, 39) == 3.0
-    assert leading_after({1: 3.0, 40: 2.0}) == 2.0
-    assert leading_after({8: 3.0}, 7) is None
+    assert latency_after({1: 3.0, 40: 2.0}, 39) == 3.0
+    assert latency_after({1: 3.0, 40: 2.0}) == 2.0
+    assert latency_after({8: 3.0}, 7) is None
     assert timed_after({A: {"ours": {1: 3.0, 40: 2.0}, "xgb": {}}}, 32) == {A: {"ours": 3.0, "xgb": None}}
 
 

@@ -41,7 +41,7 @@ class GrownTrees:
         import xgboost
 
         # In one workload three features in five are the same for all candidates.
-        self._used = np.append(np.ptp(features, axis=0) > 0, True)
+        self._used = np.ptp(features, axis=0) > 0
         rows = xgboost.DMatrix(
             self._inputs(features, head), label=values, weight=np.exp(_WEIGHT * (values - values.max()))
         )
@@ -55,7 +55,7 @@ class GrownTrees:
         return found
 
     def _inputs(self, features: NDArray[np.float32], head: Floats) -> NDArray[np.float32]:
-        return np.concatenate([features, head[:, None].astype(np.float32)], axis=1)[:, self._used]
+        return np.concatenate([features[:, self._used], head[:, None].astype(np.float32)], axis=1)
 
 
 def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) -> Floats:
