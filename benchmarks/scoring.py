@@ -11,10 +11,11 @@ not count):
   are random, and its trees grown to random values: the time hardly depends on them.
 
 Ours is timed with a fresh extractor, so that each design space is compiled within the time; what a search
-pays from its second round on is shown beside it. As in a search, places in design spaces are drawn only for
-a model that reads them, which this one does not; the time with them stands beside it. Each time is the
-median of some repeats. At the end, 4,096 candidates are scored from ready features on two cores (wall
-seconds). Takes about three minutes.
+pays from its second round on is shown beside it. `fleet tune` holds candidates as decisions in known design
+spaces, without a schedule: `ratio_decisions` is of their features. As in a search, places in design spaces
+are drawn only for a model that reads them, which this one does not; the time with them stands beside it. Each
+time is the median of some repeats. At the end, 4,096 candidates are scored from ready features on two cores
+(wall seconds). Takes about four minutes.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
     model = _model(cases, seed)
     warm = Extractor()
     extractor = [Extractor()]
+    decided = {
+        case.workload.name: [warm.decided(case.workload, one.trace) for one in case.stored] for case in cases
+    }
 
     def live(reader: Extractor, case: _Case) -> Any:
         return reader.extract_live(case.workload, case.schedules, places=model.reads_place)
@@ -96,6 +100,9 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
         "features_and_model": lambda case: model.score(live(extractor[0], case), _HEAD),
         "features_warm": lambda case: live(warm, case),
         "features_and_places": lambda case: extractor[0].extract_live(case.workload, case.schedules),
+        "features_of_decisions": lambda case: extractor[0].extract_decided(
+            case.workload, decided[case.workload.name], places=model.reads_place
+        ),
         "features_of_json": lambda case: _through_json(Extractor(), case),
     }
     for case in cases:
@@ -122,12 +129,14 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
         "workloads": [case.workload.name for case in cases],
         "repeats": repeats,
         "ratio_features": secs["tvm_features"] / secs["features"],
+        "ratio_decisions": secs["tvm_features"] / secs["features_of_decisions"],
         "ratio_features_and_model": secs["tvm_predict"] / secs["features_and_model"],
         "features": {
             "tvm_per_store_secs": secs["tvm_features"],
             "ours_secs": secs["features"],
             "ours_spaces_known_secs": secs["features_warm"],
             "ours_with_places_secs": secs["features_and_places"],
+            "ours_of_decisions_secs": secs["features_of_decisions"],
             "ours_through_json_secs": secs["features_of_json"],
         },
         "features_and_model": {

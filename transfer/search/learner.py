@@ -27,6 +27,8 @@ from transfer.search.process import Floats, Process, fit_process
 _MOST = 320
 #: Measured candidates from which on trees have a say, and the guard judges what was learnt.
 _LEAST = 16
+#: The guard is asked again once so many times as many are measured: it takes as long as two fits.
+_JUDGED_AGAIN = 1.25
 #: Candidates slower than the best by more than this factor, as a logarithm, count as this slow.
 _SLOWEST = 2.0
 #: Of a round's gain: its quantile, and the draws that it is taken from.
@@ -47,6 +49,8 @@ class Learner:
 
     #: Whether what was learnt orders what was measured as well as the head alone, as of the last question.
     is_trusted: bool = True
+    #: Measured candidates that the guard had then.
+    _judged: int = 0
     _features: list[NDArray[np.float32]] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
@@ -175,7 +179,8 @@ class Learner:
         process = fit_process(features, head, speed, others)
         if len(speed) >= _LEAST:
             self._trees = GrownTrees(features, head, speed)
-            if np.ptp(head) > 0:
+            if np.ptp(head) > 0 and self.count >= _JUDGED_AGAIN * self._judged:
+                self._judged = self.count
                 one = np.zeros(len(speed), dtype=np.int32)
                 without = (process.left_out_means(speed) + left_out_means(features, head, speed)) / 2
                 self.is_trusted = rank_agreement(without, speed, one) >= rank_agreement(head, speed, one)
