@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -44,6 +45,7 @@ from fleet.models.holdout import is_held_out
 from fleet.models.training import train_version
 from fleet.requests.session import EngineSession
 from fleet.store.store import Store
+from fleet.tuning.search import Search
 from fleet.tuning.tuning import TuneOptions, tune_device
 
 #: TVM's evaluator and ours, alike.
@@ -207,7 +209,7 @@ class SearchBench:
         [searched] = found["workloads"]
         ends = [tried for tried, _ in searched["curve"]]
         return {
-            **_curve(_in_rounds(records, ends, seed), began),
+            **_settled_curve(Search(workload), _in_rounds(records, ends, seed), records, began),
             "secs": secs,
             "parts": found["seconds"],
             "ended": found["ended"],
@@ -272,8 +274,8 @@ class SearchBench:
         return found
 
 
-def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[Record]:
-    """Trials in the order of their rounds, at random inside of each.
+def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[list[Record]]:
+    """Trials by round, at random inside of each.
 
     A fast program is timed once more at the end of its batch, so records end with the fastest ones: in that
     order a search would seem to need all trials of a round to find its best.
@@ -283,21 +285,57 @@ def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[Re
         ends: Trials after each round.
         seed: Of the order.
     """
-    trials = [one for one in records if one.origin not in REPEATS and not one.attempt]
+    trials = [one for one in records if not _is_second_look(one)]
     places = random.Random(seed)
-    found: list[Record] = []
-    for start, end in itertools.pairwise([0, *ends, len(trials)]):
-        found += places.sample(trials[start:end], len(trials[start:end]))
-    return found
+    return [
+        places.sample(trials[start:end], len(trials[start:end]))
+        for start, end in itertools.pairwise([0, *ends, len(trials)])
+    ]
+
+
+def _is_second_look(record: Record) -> bool:
+    return record.origin in REPEATS or record.attempt > 0
+
+
+def _settled_curve(
+    search: Search, rounds: Sequence[Sequence[Record]], records: Sequence[Record], began: float
+) -> dict[str, Any]:
+    """Trials of one of our searches, and the programs that it would have given after each.
+
+    Second looks are no trials. At the end of its round each is taken in, as `fleet tune` does.
+    """
+    trials: list[list[float | None]] = []
+    best: dict[str, str] = {}
+    looks = [one for one in records if _is_second_look(one)]
+    starts = [min((one.measured_at for one in found), default=math.inf) for found in rounds]
+    for found, end in zip(rounds, [*starts[1:], math.inf], strict=True):
+        due = [one for one in looks if one.measured_at < end]
+        looks = looks[len(due) :]
+        for seen in [*([one] for one in found), due]:
+            search.see(seen)
+            trials += [
+                [one.measured_at - began, one.latency_secs if one.outcome is Outcome.OK else None]
+                for one in seen
+                if not _is_second_look(one)
+            ]
+            if search.parents:
+                best[str(len(trials))] = search.parents[0]
+    return {"trials": trials, "best": _changes(best)}
+
+
+def _changes(best: dict[str, str]) -> dict[str, str]:
+    """Leaders without those that led already."""
+    pairs = itertools.pairwise([("", ""), *best.items()])
+    return {count: trace for (_, before), (count, trace) in pairs if trace != before}
 
 
 def _curve(records: list[Record], began: float) -> dict[str, Any]:
-    """Trials and best traces of records in their order; second looks are no trials."""
+    """Trials and best traces of records in their order, as TVM chooses; second looks are no trials."""
     trials: list[list[float | None]] = []
     best: dict[str, str] = {}
     least = float("inf")
     for record in records:
-        if record.origin in REPEATS or record.attempt:
+        if _is_second_look(record):
             continue
         secs = record.latency_secs if record.outcome is Outcome.OK else None
         trials.append([record.measured_at - began, secs])

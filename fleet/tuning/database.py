@@ -20,6 +20,7 @@ from fleet.errors import FleetError
 from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS, write_database
 from fleet.interchange.export_source import Source
 from fleet.store.reader import StoreReader
+from fleet.tuning.search import settled
 
 #: Schedules that are kept of each workload: TVM applies the first, a search begins from the others.
 _MOST_SCHEDULES = 16
@@ -45,14 +46,19 @@ class TunedDatabase:
     schedules: dict[WorkloadId, list[Schedule]] = field(default_factory=dict)
 
     def add(self, other: TunedDatabase) -> None:
-        """Take in what another database has; of each workload the fastest stay."""
+        """Take in what another database has; of each workload the fastest stay.
+
+        TVM applies the schedule with the least mean. Of several timings of a schedule the settled one is
+        kept: with all of them, luck would choose.
+        """
         for workload_id, line in other.lines.items():
             self.lines.setdefault(workload_id, line)
             known = {one.line: one for one in self.schedules.get(workload_id, [])}
             known |= {one.line: one for one in other.schedules.get(workload_id, [])}
-            ranked = sorted(known.values(), key=lambda one: one.mean_secs)
-            distinct = {one.trace: one for one in reversed(ranked)}
-            best = sorted(distinct.values(), key=lambda one: one.mean_secs)
+            timings: dict[str, list[Schedule]] = {}
+            for one in sorted(known.values(), key=_mean_secs):
+                timings.setdefault(one.trace, []).append(one)
+            best = sorted(map(settled, timings.values()), key=_mean_secs)
             self.schedules[workload_id] = best[:_MOST_SCHEDULES]
 
     def best_traces(self) -> dict[WorkloadId, str]:
@@ -144,6 +150,10 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
     for schedules in found.schedules.values():
         schedules.sort(key=lambda one: one.mean_secs)
     return found
+
+
+def _mean_secs(one: Schedule) -> float:
+    return one.mean_secs
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

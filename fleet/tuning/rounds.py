@@ -75,6 +75,11 @@ class Rounds:
         return [one for one in self.searches if not one.ended]
 
     @property
+    def is_live(self) -> bool:
+        """Whether the device runs programs; one that answers from records always gives the same latency."""
+        return self._imported is not None
+
+    @property
     def why_no_model(self) -> str:
         """Why candidates were taken as drawn; empty where a model ranked them."""
         if self.version:

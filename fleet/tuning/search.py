@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
+
+_Timing = TypeVar("_Timing")
 
 #: Candidates that a round measures; a workload's first ones are short, for they teach most.
 ROUND = 16
@@ -26,8 +28,10 @@ USED_UP = "all of its candidates are measured"
 PARENTS = 24
 #: Candidates that a workload tries at least before it may end for want of gain.
 _LEAST_TRIED = 48
-#: Latencies of a candidate from which on their median counts, not their least.
+#: Timings of a program from which on the middle one counts, not the least.
 _MANY = 3
+#: Programs that are timed again together, and how far behind the leader they may be.
+_CONTENDERS, _NEAR = 8, 0.1
 #: A second latency this much below the first makes a leader doubtful.
 _DOUBTFUL = 0.1
 
@@ -114,8 +118,7 @@ class Search:
 
     def latency(self, candidate_id: CandidateId) -> float:
         """Seconds that a candidate which ran takes, of all its measurements."""
-        told = self._latencies[candidate_id].values()
-        return statistics.median(told) if len(told) >= _MANY else min(told)
+        return settled(sorted(self._latencies[candidate_id].values()))
 
     def doubtful(self) -> tuple[str, int] | None:
         """The leader if its two latencies differ so much that the faster one may be chance.
@@ -130,6 +133,28 @@ class Search:
         if len(told) != _MANY - 1 or min(told.values()) > (1 - _DOUBTFUL) * max(told.values()):
             return None
         return self._best[leader][1], max(told) + 1
+
+    def contenders(self) -> tuple[list[str], int]:
+        """Programs that may be the fastest, but were timed too rarely to tell.
+
+        Of many programs timed once, the first is one that had luck. So those count that stand before the
+        fastest program of three timings or more, and near the leader.
+
+        Returns:
+            Traces, the fastest first, and the attempt that comes next; none where the leader is settled.
+        """
+        ranked = sorted((secs, one) for one, (secs, _) in self._best.items())
+        known = [secs for secs, one in ranked if len(self._latencies[one]) >= _MANY]
+        last = min([*known[:1], self.best_secs * (1 + _NEAR)])
+        open_ = [one for secs, one in ranked if secs <= last and len(self._latencies[one]) < _MANY]
+        chosen = open_[:_CONTENDERS]
+        attempt = 1 + max((max(self._latencies[one]) for one in chosen), default=0)
+        return [self._best[one][1] for one in chosen], attempt
+
+
+def settled(timings: Sequence[_Timing]) -> _Timing:
+    """Of a program's timings in ascending order the one that counts: the first of a few, or the middle one."""
+    return timings[0] if len(timings) < _MANY else timings[(len(timings) - 1) // 2]
 
 
 def next_search(searches: Sequence[Search]) -> Search:

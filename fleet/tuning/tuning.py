@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.networks.network_name import read_network_name
-from agents.records import Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
+from agents.records import CONFIRM, Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
@@ -35,6 +35,9 @@ from fleet.tuning.search import ROUND, USED_UP, Search, expected_trials
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
+
+#: Share of a search's time that its end may take to time the fastest programs again, and turns of a workload.
+_SETTLING, _TURNS = 0.1, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,9 @@ def tune_device(
         # A leader of one round may be timed again in a later one, and beside another workload.
         for one, records in rounds.measured(engine.store(), environment_id):
             one.see(records)
+        if rounds.is_live:
+            with clock.part("confirm"):
+                _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
     searches = rounds.searches
     if not any(math.isfinite(one.best_secs) for one in searches):
         why = _why_nothing_ran(searches, ended, settings.store.path)
@@ -208,8 +214,31 @@ def _confirm(engine: EngineSession, device_id: DeviceId, one: Search) -> None:
     found = one.doubtful()
     if found is not None:
         trace, attempt = found
-        again = Candidate(workload_id=one.workload.workload_id, trace=trace, origin="confirm")
+        again = Candidate(workload_id=one.workload.workload_id, trace=trace, origin=CONFIRM)
         one.see(engine.measure(device_id, [again], attempt=attempt).result())
+
+
+def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Search], secs: float) -> None:
+    """Time programs that may be the fastest again, some of a workload in turn, until the leaders are settled.
+
+    Args:
+        engine: Measures.
+        device_id: The device.
+        searches: Of workloads; those that take most of the networks' time come first.
+        secs: After these no further turn begins.
+    """
+    ends_at = time.monotonic() + secs
+    ran = [one for one in searches if math.isfinite(one.best_secs)]
+    for one in sorted(ran, key=lambda one: -one.workload.weight * one.best_secs):
+        for _ in range(_TURNS):
+            traces, attempt = one.contenders()
+            if not traces or time.monotonic() >= ends_at:
+                break
+            again = [
+                Candidate(workload_id=one.workload.workload_id, trace=trace, origin=CONFIRM)
+                for trace in traces
+            ]
+            one.see(engine.measure(device_id, again, attempt=attempt).result())
 
 
 def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agents.records import Outcome, Record
 from benchmarks.search import FULL, QUICK, _incumbents, _share_seeds, _Task, _tasks
 from benchmarks.search_figures import (
     curves,
@@ -19,8 +20,9 @@ from benchmarks.search_figures import (
     trials_ratios,
     wall_ratios,
 )
-from benchmarks.search_sides import _in_rounds
-from tests.record_fixtures import make_record
+from benchmarks.search_sides import _in_rounds, _settled_curve
+from fleet.tuning.search import Search
+from tests.record_fixtures import make_record, make_workload
 
 
 def run(trials: int, secs: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -100,10 +102,29 @@ def test_a_round_is_taken_in_random_order() -> None:
     trials = [make_record(number) for number in range(24)]
     again = replace(trials[3], attempt=1)
     found = _in_rounds([*trials[:8], again, *trials[8:]], [8, 16], seed=0)
-    assert [one.record_id for one in found] != [one.record_id for one in trials]
-    for start in (0, 8, 16):
-        here = {one.record_id for one in found[start : start + 8]}
-        assert here == {one.record_id for one in trials[start : start + 8]}
+    flat = [one.record_id for part in found for one in part]
+    assert flat != [one.record_id for one in trials]
+    for start, part in zip((0, 8, 16), found, strict=True):
+        assert {one.record_id for one in part} == {one.record_id for one in trials[start : start + 8]}
+
+
+def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:
+    def timed(number: int, moment: float, secs: float, attempt: int = 0) -> Record:
+        origin = "confirm" if attempt else "model"
+        ran = {"outcome": Outcome.OK, "error": "", "origin": origin, "measured_at": moment}
+        return make_record(number, run_secs=(secs,), attempt=attempt, **ran)
+
+    lucky, steady, failed = (
+        timed(1, 1.0, 1.0),
+        timed(2, 2.0, 2.0),
+        make_record(3, measured_at=3.0, outcome=Outcome.RUN_FAILED, run_secs=()),
+    )
+    looks = [timed(1, 4.0, 3.0, 1), timed(1, 5.0, 3.1, 2)]
+    late = timed(4, 6.0, 2.5)
+    records = [lucky, steady, failed, *looks, late]
+    found = _settled_curve(Search(make_workload(1)), [[lucky, steady, failed], [late]], records, began=0.0)
+    assert found["trials"] == [[1.0, 1.0], [2.0, 2.0], [3.0, None], [6.0, 2.5]]
+    assert found["best"] == {"1": lucky.trace, "3": steady.trace}
 
 
 def test_what_is_run_and_timed_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ from fleet.tuning.delivery import (
     why_not_here,
 )
 from fleet.tuning.report import headline, render
-from fleet.tuning.search import _MANY
+from fleet.tuning.search import settled
 from fleet.tuning.tuning import TuneOptions, conclude, tune_device
 from tests.host_fixtures import write_generic_device
 from tests.network_fixtures import save_network
@@ -169,6 +170,17 @@ def test_a_second_search_keeps_what_was_better(tmp_path: Path) -> None:
     (out / "database_tuning_record.json").write_text("[7,[[[],[]],[1.0]")
     with pytest.raises(FleetError, match="cannot be read"):
         update_database(other, DeviceId("mine"), out)
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_of_several_timings_luck_does_not_choose_the_schedule(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    lucky = [replace(ok(1, secs), attempt=attempt) for attempt, secs in enumerate((1e-3, 4e-3, 3e-3))]
+    store = store_with(tmp_path / "store", [*lucky, ok(2, 2e-3)])
+    for _ in range(2):
+        found = update_database(store, DeviceId("mine"), out)
+        assert bests(out) == [2e-3, 3e-3]
+        assert found.best_traces()[place(1)] == canonical_json([[["Sample2"]], []])
 
 
 @pytest.mark.usefixtures("any_trace")
@@ -453,7 +465,4 @@ def best_latencies(store: Path, among: set[CandidateId]) -> list[float]:
             of = told.setdefault(record.workload_id, {})
             of.setdefault(record.candidate_id, []).append(record.latency_secs)
     # Of a front-runner that a restless host had measured again and again, the median counts.
-    return sorted(
-        min(statistics.median(secs) if len(secs) >= _MANY else min(secs) for secs in of.values())
-        for of in told.values()
-    )
+    return sorted(min(settled(sorted(secs)) for secs in of.values()) for of in told.values())

@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,8 +29,9 @@ from fleet.tuning.search import (
     expected_trials,
     next_search,
     round_count,
+    settled,
 )
-from fleet.tuning.tuning import choose_searched, network_seconds
+from fleet.tuning.tuning import _settle, choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
 from tests.fake_fleet import done
 from tests.record_fixtures import make_record, make_workload
@@ -154,6 +155,56 @@ def test_a_leader_that_a_second_timing_beats_by_much_is_doubtful() -> None:
     assert one.doubtful() is None
     one.see([ran(2, 1.45e-3, attempt=2, origin="confirm")])
     assert one.best_secs == 0.97e-3, "a record that comes again counts once"
+
+
+def test_programs_that_may_be_the_fastest_are_timed_until_the_leader_is_settled() -> None:
+    one = search(1)
+    assert one.contenders() == ([], 1)
+    one.see([ran(number, 1e-3 * (1 + 0.02 * number)) for number in range(9)])
+    traces = [ran(number, 1.0).trace for number in range(9)]
+    assert one.contenders() == (traces[:6], 1), "those within a tenth of the leader"
+    # The first three were lucky; those behind are then in reach, and wait for their own second look.
+    one.see([ran(number, 1.3e-3, attempt=1) for number in range(3)])
+    one.see([ran(number, 1.3e-3, attempt=2) for number in range(3)])
+    assert one.contenders() == (traces[3:9], 1)
+    for attempt in (1, 2):
+        one.see([ran(number, 1.1e-3 + 1e-6 * number, attempt=attempt) for number in range(3, 9)])
+    assert one.contenders() == ([], 1)
+    assert one.parents[0] == traces[3]
+    assert settled([1.0, 2.0]) == 1.0
+    assert settled([1.0, 2.0, 3.0, 4.0]) == 2.0
+
+
+class _Engine:
+    """Times programs; each takes its own time, and a minute of the clock's."""
+
+    def __init__(self, secs: Mapping[str, float]) -> None:
+        self.secs, self.asked, self.now = secs, list[tuple[list[str], int]](), 0.0
+
+    def measure(self, device_id: DeviceId, again: Sequence[Candidate], *, attempt: int) -> object:
+        assert {one.origin for one in again} == {"confirm"}
+        self.asked.append(([one.trace for one in again], attempt))
+        self.now += 60.0
+        known = {ran(number, 1.0).trace: number for number in range(9)}
+        return done([ran(known[one.trace], self.secs[one.trace], attempt=attempt) for one in again])
+
+
+def test_the_end_of_a_search_settles_its_leaders_in_the_time_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [ran(number, 1.0).trace for number in range(9)]
+
+    def settle(secs: float) -> tuple[_Engine, Search]:
+        one, nothing = search(1), search(2)
+        one.see([ran(number, 1e-3 + 1e-6 * number) for number in range(3)])
+        engine = _Engine({traces[0]: 2e-3, traces[1]: 1.2e-3, traces[2]: 1.1e-3})
+        monkeypatch.setattr("fleet.tuning.tuning.time.monotonic", lambda: engine.now)
+        _settle(engine, DeviceId("mine"), [nothing, one], secs)  # type: ignore[arg-type]
+        return engine, one
+
+    engine, one = settle(600.0)
+    assert engine.asked == [(traces[:3], 1), (traces[:3], 2)]
+    assert one.parents[0] == traces[2]
+    engine, one = settle(60.0)
+    assert len(engine.asked) == 1
 
 
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:
