@@ -153,7 +153,7 @@ class Search:
 
 
 def settled(timings: Sequence[_Timing]) -> _Timing:
-    """Of a program's timings in ascending order the one that counts: the first of a few, or the middle one."""
+    """Which of a program's timings in ascending order counts: the first of a few, the middle one of more."""
     return timings[0] if len(timings) < _MANY else timings[(len(timings) - 1) // 2]
 
 
