@@ -7,6 +7,7 @@ repeat each other, and only those are made into programs, by the device's agent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -38,6 +39,9 @@ _PLAIN = 0.375
 #: Share of a batch that is drawn at random, so that blind spots of the model are seen as well; and without a
 #: head, until so many candidates are tried: what few measurements say of all others is little.
 _EXPLORATION, _HEADLESS, _HEADLESS_UNTIL = 0.125, 0.5, 32
+
+#: From so many tried candidates on, that share begins with such leaders with a choice hardly ever tried.
+_TURNED_FROM, _LEADERS = 16, 4
 
 Draw = Callable[[int, Iterable[CandidateId]], list[Candidate]]
 Derive = Callable[[Sequence[str]], list[Candidate]]
@@ -93,6 +97,11 @@ class Evolution:
         found: dict[CandidateId, Candidate] = {}
         if state.table.designs:
             self._evolved(one, state, count - at_random, place, found)
+        if one.tried >= _TURNED_FROM:
+            from transfer.search.population import turned
+
+            leaders = state.individuals(one.parents[:_LEADERS])
+            self._make(one, state, turned(leaders, state.known), "evolved", count, found)
         left = [each for each in self._drawn if each.candidate_id not in one.known | found.keys()]
         if len(left) < count - len(found):
             self._draw(one, state)
@@ -115,18 +124,32 @@ class Evolution:
             fresh = [each for each in paired if each.candidate_id not in one.known]
             for each in fresh[: round(count * _PAIRED)]:
                 found.setdefault(each.candidate_id, replace(each, origin="paired"))
+        # Without a champion too: what the search has learnt chose them, so they judge no head.
+        self._make(one, state, wanted, "model", count, found)
+
+    def _make(
+        self,
+        one: Search,
+        state: _State,
+        wanted: list[Individual],
+        origin: str,
+        count: int,
+        found: dict[CandidateId, Candidate],
+    ) -> None:
+        """Make those wanted into candidates until there are `count` of all; some are refused."""
+        spare = _SPARE if origin == "model" else 1.0
         for _ in range(_CALLS):
             missing = count - len(found)
             if missing <= 0 or not wanted:
                 break
-            asked, wanted = wanted[: round(missing * _SPARE + 0.5)], wanted[round(missing * _SPARE + 0.5) :]
+            asking = math.ceil(missing * spare)
+            asked, wanted = wanted[:asking], wanted[asking:]
             made = self.derive([each.design.trace(each.genes) for each in asked])
             # Asked for again it would come back again: refused, or another name of a known one.
             state.known.update(asked)
             for each in made:
                 if each.candidate_id not in one.known and len(found) < count:
-                    # Without a champion too: what the search has learnt chose it, so it judges no head.
-                    found.setdefault(each.candidate_id, replace(each, origin="model"))
+                    found.setdefault(each.candidate_id, replace(each, origin=origin))
 
     def _plain(self, one: Search, count: int, found: dict[CandidateId, Candidate]) -> None:
         """The head's first choices of the random candidates."""

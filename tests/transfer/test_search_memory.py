@@ -20,7 +20,7 @@ from transfer.features.extractor import Extractor
 from transfer.search.decisions import DesignTable, Genes
 from transfer.search.grown_trees import GrownTrees, left_out_means
 from transfer.search.learner import Learner
-from transfer.search.population import EvolutionSettings, Individual, evolve
+from transfer.search.population import EvolutionSettings, Individual, evolve, turned
 from transfer.search.process import Process, fit_process
 
 SMALL = EvolutionSettings(drawn=40, mutants=20, generations=4, children=40, parents=16)
@@ -106,6 +106,34 @@ def test_a_design_that_is_met_later_is_among_those_alike() -> None:
     other = table.read(gmm_trace().replace("meta_schedule.vectorize", "meta_schedule.parallel"))[0]
     assert other is not one.design
     assert table.alike(one.design) == table.alike(other) == [one.design, other]
+
+
+def test_leaders_turn_to_choices_and_locations_that_were_hardly_ever_tried() -> None:
+    _, [leader] = table_of(NRM_TRACE)
+    design, dice = leader.design, random.Random(0)
+    kinds = [kind for kind, _ in design.form]
+    free = [place for place, kind in enumerate(kinds) if kind != "SamplePerfectTile"]
+    location = kinds.index("SampleComputeLocation")
+    design.locations[location] += [6, 7]
+
+    def at(genes: Genes, value: int) -> Genes:
+        return (*genes[:location], value, *genes[location + 1 :])
+
+    found = turned([leader], {leader})
+    for one in found:
+        [changed] = [place for place, gene in enumerate(one.genes) if gene != leader.genes[place]]
+        assert changed in free
+    assert {one.genes[location] for one in found} == {6, 7, leader.genes[location]}
+    # Others had one of the values, among other tiles: it is asked for later, and at four no more.
+    known, wanted = {leader}, at(leader.genes, 6)
+    for count, is_asked in ((2, True), (4, False)):
+        while sum(one.genes[location] == 6 for one in known) < count:
+            known.add(Individual(design, at(design.mutate(wanted, dice), 6)))
+            known.discard(Individual(design, wanted))
+        found = [one.genes[location] for one in turned([leader], known)]
+        assert (6 in found) == is_asked
+        assert not is_asked or found.index(7) < found.index(6)
+    assert turned([], known) == []
 
 
 @pytest.mark.parametrize(

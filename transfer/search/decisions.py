@@ -102,6 +102,18 @@ class Design:
                 mixed[position] = dice.choice(known)
         return tuple(mixed)
 
+    def turned(self, genes: Genes) -> list[tuple[int, Genes]]:
+        """Genes with one choice or compute location changed, each beside its position."""
+        found = []
+        for position, (kind, attributes) in enumerate(self.form):
+            values = range(len(attributes[0])) if kind == _CHOICE else self.locations.get(position, ())
+            found += [
+                (position, (*genes[:position], value, *genes[position + 1 :]))
+                for value in values
+                if value != genes[position]
+            ]
+        return found
+
     def _weight(self, position: int) -> float:
         kind, attributes = self.form[position]
         if kind == _TILE:

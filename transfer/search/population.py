@@ -8,7 +8,8 @@ and crossings of the best so far. What comes out are all candidates that were sc
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.search.decisions import Design, DesignTable, Genes
+from transfer.search.decisions import Design, DesignTable, Genes, Value
 
+#: A value that so many candidates of a design had was tried.
+_RARE = 4
 #: Tries at a child that is not known yet, for each one wanted.
 _TRIES = 4
 
@@ -111,6 +114,29 @@ def evolve(
         scores = np.concatenate([scores, score(children)])
     order = np.argsort(-scores, kind="stable")
     return Population([individuals[place] for place in order.tolist()], scores[order])
+
+
+def turned(leaders: Iterable[Individual], known: Collection[Individual]) -> list[Individual]:
+    """Leaders with one choice or compute location changed to a value hardly ever tried in their design.
+
+    A scorer that saw a value once, among bad tiles, holds it for bad and never asks for it beside good ones.
+
+    Args:
+        leaders: The best measured candidates, best first.
+        known: Candidates that are not wanted: measured, or refused.
+
+    Returns:
+        Each of another value; those that were tried least come first.
+    """
+    tries = Counter((one.design, place, gene) for one in known for place, gene in enumerate(one.genes))
+    found: dict[tuple[Design, int, Value], Individual] = {}
+    for leader in leaders:
+        for position, genes in leader.design.turned(leader.genes):
+            one = Individual(leader.design, genes)
+            if one not in known:
+                found.setdefault((leader.design, position, genes[position]), one)
+    rare = sorted((key for key in found if tries[key] < _RARE), key=tries.__getitem__)
+    return [found[key] for key in rare]
 
 
 def _chances(count: int, first: int) -> list[float]:

@@ -264,7 +264,7 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
         assert len(chosen) == len({each.candidate_id for each in chosen}) == 16
         assert not {each.candidate_id for each in chosen} & one.known
         # What a search has learnt chose them, so they judge nobody, as what a champion chose.
-        assert {each.origin for each in chosen} == {"model", "random"}
+        assert {each.origin for each in chosen} <= {"model", "random", "evolved"}
         assert "model" not in NOT_RANKED
         records = [record_of(each, "new", agent.secs(each.trace)) for each in chosen]
         one.learn(chosen, records)
@@ -276,6 +276,24 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
     assert statistics.median(last) < at_random[8]
     assert 0 <= one.may_gain < 0.6
     assert agent.derived < 5 * 14 * 2
+
+
+def test_a_leader_gets_each_choice_that_was_hardly_ever_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = FakeAgent()
+    monkeypatch.setattr(agent, "derive", lambda traces: [agent.candidate(one) for one in traces])
+    ranker = SimpleNamespace(head=lambda _: None, why_not=lambda _: "")
+    judge = DecisionScorer(ranker, DeviceId("new"))  # type: ignore[arg-type]
+    evolution = Evolution(agent.workload, judge, agent.draw, agent.derive, Clock())
+    one = Search(agent.workload)
+    turns = []
+    for number in range(5):
+        chosen = evolution.propose(one, 8, seed=0)
+        turns += [(number, each.trace) for each in chosen if each.origin == "evolved"]
+        records = [record_of(each, "new", agent.secs(each.trace)) for each in chosen]
+        one.learn(chosen, records)
+        evolution.learn(records)
+    assert turns
+    assert min(number for number, _ in turns) >= 2, "the first leaders say little"
 
 
 def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
