@@ -39,7 +39,6 @@ _PLAIN = 0.375
 #: Share of a batch that is drawn at random, so that blind spots of the model are seen as well; and without a
 #: head, until so many candidates are tried: what few measurements say of all others is little.
 _EXPLORATION, _HEADLESS, _HEADLESS_UNTIL = 0.125, 0.5, 32
-
 #: From so many tried candidates on, that share begins with such leaders with a choice hardly ever tried.
 _TURNED_FROM, _LEADERS = 16, 4
 
