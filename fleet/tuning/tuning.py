@@ -214,8 +214,7 @@ def _confirm(engine: EngineSession, device_id: DeviceId, one: Search) -> None:
     found = one.doubtful()
     if found is not None:
         trace, attempt = found
-        again = Candidate(workload_id=one.workload.workload_id, trace=trace, origin=CONFIRM)
-        one.see(engine.measure(device_id, [again], attempt=attempt).result())
+        _time_again(engine, device_id, one, [trace], attempt)
 
 
 def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Search], secs: float) -> None:
@@ -234,11 +233,15 @@ def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Searc
             traces, attempt = one.contenders()
             if not traces or time.monotonic() >= ends_at:
                 break
-            again = [
-                Candidate(workload_id=one.workload.workload_id, trace=trace, origin=CONFIRM)
-                for trace in traces
-            ]
-            one.see(engine.measure(device_id, again, attempt=attempt).result())
+            _time_again(engine, device_id, one, traces, attempt)
+
+
+def _time_again(
+    engine: EngineSession, device_id: DeviceId, one: Search, traces: Sequence[str], attempt: int
+) -> None:
+    workload_id = one.workload.workload_id
+    again = [Candidate(workload_id=workload_id, trace=trace, origin=CONFIRM) for trace in traces]
+    one.see(engine.measure(device_id, again, attempt=attempt).result())
 
 
 def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:
