@@ -7,8 +7,8 @@ runner; and by `tune_tir` as it is shipped. The head is made from the store's ot
 256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
 (`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
 of the searches knows an earlier record of the workload. After the searches of a workload all programs that
-led one of them are timed again by one agent, in turn: figures are of these timings, for the least of many
-noisy latencies says how noisy they are.
+led one of them are timed again by one agent, in turn. Figures are of these timings, the fastest turn of each
+program: that a program was the fastest of hundreds in its search may be chance.
 
 `--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
 workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
@@ -112,7 +112,8 @@ def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
         for label, secs in timed.items():
             side, seed, count = label.split("/")
             sides = led.setdefault((workload.name, int(seed)), {})
-            sides.setdefault(side, {})[int(count)] = statistics.median(secs) if secs else None
+            # What disturbs a program only ever slows it (decision 6).
+            sides.setdefault(side, {})[int(count)] = min(secs, default=None)
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
     if plan.mlp[1] < plan.trials:

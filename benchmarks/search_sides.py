@@ -27,6 +27,7 @@ from agents.files import write_durably
 from agents.records import (
     REPEATS,
     Candidate,
+    CandidateId,
     DeviceId,
     DeviceSpec,
     Outcome,
@@ -55,7 +56,7 @@ MOST_SAMPLES = 256
 #: What a round measures; ours is that of `fleet.tuning`.
 _PER_ROUND = 16
 #: How often the best programs are timed again, in turn.
-_TURNS = 5
+_TURNS = 9
 _SECS_LIMIT = 3600.0
 
 
@@ -123,23 +124,23 @@ class SearchBench:
         return self._once(f"{side}-{workload.workload_id}-{trials}-{seed}", ways[side])
 
     def timed(self, name: str, workload: Workload, traces: Mapping[str, str]) -> dict[str, list[float]]:
-        """Latencies of programs in several turns in which all of them are timed, one after the other."""
+        """Latencies of programs in several turns; of one all are a batch, each timed at several moments."""
+        asked = {
+            label: Candidate(workload_id=workload.workload_id, trace=trace) for label, trace in traces.items()
+        }
 
         def measure() -> dict[str, Any]:
-            found: dict[str, list[float]] = {label: [] for label in traces}
+            found: dict[str, list[float]] = {label: [] for label in asked}
             with closing(self._worker(f"again-{workload.workload_id}")) as worker:
                 for turn in range(_TURNS):
-                    for trace in dict.fromkeys(traces.values()):
-                        one = Candidate(workload_id=workload.workload_id, trace=trace)
-                        # The best of a drifting window come again with the next batch, whichever that is.
-                        secs = [
-                            record.latency_secs
-                            for record in self._measure(worker, workload, [one], attempt=turn)
-                            if record.outcome is Outcome.OK and record.candidate_id == one.candidate_id
-                        ]
-                        for label, mine in traces.items():
-                            if mine == trace:
-                                found[label] += secs[:1]
+                    latencies: dict[CandidateId, float] = {}
+                    for record in self._measure(worker, workload, [*asked.values()], attempt=turn):
+                        # The best of a drifting window come again with the next batch.
+                        if record.outcome is Outcome.OK:
+                            latencies.setdefault(record.candidate_id, record.latency_secs)
+                    for label, one in asked.items():
+                        if one.candidate_id in latencies:
+                            found[label].append(latencies[one.candidate_id])
             return found
 
         return self._once(f"led-{name}-{workload.workload_id}", measure)

@@ -167,7 +167,7 @@ class Evolution:
         like = [each for each in state.individuals(self.foreign) if each not in state.known]
         drafted = [*population.individuals[:_DRAFTED], *like]
         if not drafted:
-            one.may_gain = 0.0
+            one.expect(0.0)
             return []
         whole = self.judge.of_genes(self.workload, drafted)
         speeds = state.learner.log_speeds(whole.features, whole.log_scores)
@@ -177,7 +177,7 @@ class Evolution:
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
         order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
         batch = order[:count]
-        one.may_gain = state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried)
+        one.expect(state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried))
         return [final[at] for at in order]
 
     def _draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:

@@ -28,6 +28,8 @@ USED_UP = "all of its candidates are measured"
 PARENTS = 24
 #: Candidates that a workload tries at least before it may end for want of gain.
 _LEAST_TRIED = 48
+#: Rounds in a row that must expect no gain before that counts: one may see no promising candidate.
+_SURE = 3
 #: Timings of a program from which on the middle one counts, not the least.
 _MANY = 3
 #: Programs that are timed again together, and how far behind the leader they may be.
@@ -52,15 +54,25 @@ class Search:
     curve: list[tuple[int, float]] = field(default_factory=list)
     #: Rounds since the best latency fell.
     idle_rounds: int = 0
-    #: Share by which the best latency may still fall in a round: the 90 % quantile of what is thought of it.
-    may_gain: float = 1.0
     #: Why it gets no further round; empty as long as it may.
     ended: str = ""
+    #: Share by which the best latency may fall, as expected of the last rounds; none before the second.
+    _gains: list[float] = field(default_factory=list)
     _best: dict[CandidateId, tuple[float, str]] = field(default_factory=dict)
     #: Latencies of each candidate that ran, by attempt.
     _latencies: dict[CandidateId, dict[int, float]] = field(default_factory=dict)
     #: Candidates that had run before the search.
     _earlier: frozenset[CandidateId] = frozenset()
+
+    @property
+    def may_gain(self) -> float:
+        """Share by which the best latency may still fall in a round: the highest expected of the last few."""
+        return max(self._gains, default=1.0)
+
+    def expect(self, gain: float) -> None:
+        """Take in what a round may gain: the 90 % quantile of what is thought of it."""
+        if self.tried:  # before, nothing is known that could be a limit
+            self._gains = [*self._gains[1 - _SURE :], gain]
 
     @property
     def parents(self) -> list[str]:

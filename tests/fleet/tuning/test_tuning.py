@@ -45,6 +45,12 @@ def search(number: int, *, uses: int = 1, best: float = math.inf, rounds: int = 
     return one
 
 
+def expect(one: Search, *gains: float) -> None:
+    one.tried = one.tried or 16
+    for gain in gains:
+        one.expect(gain)
+
+
 def ran(number: int, secs: float, **changes: object) -> Record:
     return make_record(
         number, **{"outcome": Outcome.OK, "run_secs": (secs,), "error": "", "origin": "model", **changes}
@@ -85,9 +91,10 @@ def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
     heavy = search(1, uses=10, best=1e-3, rounds=1)
     light = search(2, uses=1, best=1e-3, rounds=1)
     assert next_search([light, heavy]) is heavy
-    heavy.may_gain = 0.02
+    expect(heavy, 0.02, 0.02, 0.02)
     assert next_search([light, heavy]) is light, "where most may be gained"
-    heavy.may_gain, heavy.idle_rounds = 1.0, 5
+    expect(heavy, 1.0)
+    heavy.idle_rounds = 5
     assert next_search([light, heavy]) is light
     # One that never ran gets a round now and then, not all of them.
     broken = search(3, uses=50, rounds=1)
@@ -210,15 +217,18 @@ def test_the_end_of_a_search_settles_its_leaders_in_the_time_it_has(monkeypatch:
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:
     heavy, light = search(1, uses=10, best=1e-3, rounds=4), search(2, best=1e-5, rounds=4)
     for one in (heavy, light):
-        one.tried, one.idle_rounds, one.may_gain = 64, 1, 0.3
+        one.tried, one.idle_rounds = 64, 1
+        expect(one, 0.3)
     # Three of ten microseconds are nothing beside ten milliseconds.
-    for gain, idle_rounds, tried, ended in (
-        (0.012, 1, 64, ""),
-        (0.008, 0, 64, ""),  # the last round still brought something
-        (0.008, 1, 32, ""),  # too little is known
-        (0.008, 1, 64, "nothing left to gain"),
+    for gains, idle_rounds, tried, ended in (
+        ((0.012, 0.012, 0.012), 1, 64, ""),
+        ((0.012, 0.0, 0.008), 1, 64, ""),  # one round may see no promising candidate
+        ((0.008, 0.0, 0.008), 0, 64, ""),  # the last round still brought something
+        ((0.008, 0.0, 0.008), 1, 32, ""),  # too little is known
+        ((0.008, 0.0, 0.008), 1, 64, "nothing left to gain"),
     ):
-        heavy.may_gain, heavy.idle_rounds, heavy.tried = gain, idle_rounds, tried
+        expect(heavy, *gains)
+        heavy.idle_rounds, heavy.tried = idle_rounds, tried
         end_where_nothing_is_left([heavy, light], noise_floor=0.01)
         assert (heavy.ended, light.ended) == (ended, "others have more to gain")
 
