@@ -46,7 +46,7 @@ from fleet.models.holdout import is_held_out
 from fleet.models.training import train_version
 from fleet.requests.session import EngineSession
 from fleet.store.store import Store
-from fleet.tuning.search import Search
+from fleet.tuning.search import Search, unmeasured
 from fleet.tuning.tuning import TuneOptions, tune_device
 
 #: TVM's evaluator and ours, alike.
@@ -128,13 +128,14 @@ class SearchBench:
         asked = {
             label: Candidate(workload_id=workload.workload_id, trace=trace) for label, trace in traces.items()
         }
+        distinct = unmeasured(asked.values(), ())
 
         def measure() -> dict[str, Any]:
             found: dict[str, list[float]] = {label: [] for label in asked}
             with closing(self._worker(f"again-{workload.workload_id}")) as worker:
                 for turn in range(_TURNS):
                     latencies: dict[CandidateId, float] = {}
-                    for record in self._measure(worker, workload, [*asked.values()], attempt=turn):
+                    for record in self._measure(worker, workload, distinct, attempt=turn):
                         # The best of a drifting window come again with the next batch.
                         if record.outcome is Outcome.OK:
                             latencies.setdefault(record.candidate_id, record.latency_secs)
