@@ -131,7 +131,7 @@ class SearchBench:
         distinct = unmeasured(asked.values(), ())
 
         def measure() -> dict[str, Any]:
-            found: dict[str, list[float]] = {label: [] for label in asked}
+            found: dict[CandidateId, list[float]] = {one.candidate_id: [] for one in distinct}
             with closing(self._worker(f"again-{workload.workload_id}")) as worker:
                 for turn in range(_TURNS):
                     latencies: dict[CandidateId, float] = {}
@@ -139,10 +139,9 @@ class SearchBench:
                         # The best of a drifting window come again with the next batch.
                         if record.outcome is Outcome.OK:
                             latencies.setdefault(record.candidate_id, record.latency_secs)
-                    for label, one in asked.items():
-                        if one.candidate_id in latencies:
-                            found[label].append(latencies[one.candidate_id])
-            return found
+                    for candidate_id, secs in latencies.items():
+                        found[candidate_id].append(secs)
+            return {label: found[one.candidate_id] for label, one in asked.items()}
 
         return self._once(f"led-{name}-{workload.workload_id}", measure)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -57,7 +58,7 @@ class Search:
     #: Why it gets no further round; empty as long as it may.
     ended: str = ""
     #: Share by which the best latency may fall, as expected of the last rounds; none before the second.
-    _gains: list[float] = field(default_factory=list)
+    _gains: deque[float] = field(default_factory=lambda: deque(maxlen=_SURE))
     _best: dict[CandidateId, tuple[float, str]] = field(default_factory=dict)
     #: Latencies of each candidate that ran, by attempt.
     _latencies: dict[CandidateId, dict[int, float]] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Search:
     def expect(self, gain: float) -> None:
         """Take in what a round may gain: the 90 % quantile of what is thought of it."""
         if self.tried:  # before, nothing is known that could be a limit
-            self._gains = [*self._gains[1 - _SURE :], gain]
+            self._gains.append(gain)
 
     @property
     def parents(self) -> list[str]:
