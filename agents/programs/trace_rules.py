@@ -148,6 +148,20 @@ def read_trace(text: str) -> list[Any]:
     return value
 
 
+def replay_fault(dialect: str, trace: str) -> str:
+    """Why a trace is not handed to people who may replay it in TVM; empty if it may be.
+
+    The rule of scripts and of exports. The text itself may be shown to anybody.
+    """
+    if dialect != "meta_schedule":
+        return f"dialect {dialect}, which this version of TVM does not build"
+    try:
+        read_trace(trace)
+    except TraceRefusedError as error:
+        return f"TVM is not to see its trace: {error.reason}"
+    return ""
+
+
 def check_trace(value: Any) -> None:
     """Check a parsed trace: `[instructions, decisions]`.
 

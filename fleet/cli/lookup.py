@@ -80,16 +80,19 @@ def _request(root: Path, name: str) -> dict[str, Any] | None:
 
 def _script(reader: StoreReader, found: FoundId) -> str:
     from agents.records import Candidate
-    from fleet.coverage.reproducer import reproducer
+    from fleet.coverage.reproducer import Measurement, reproducer
 
     name = f"{found.kind} {found.id}"
     if not found.records:
         raise FleetError(f"{name} has no schedule: a script is made of a candidate or a record")
-    one = found.records[0]
-    candidate = Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect)
-    origins = {each.origin for each in found.records}
+    first = found.records[0]
+    candidate = Candidate(workload_id=first.workload_id, trace=first.trace, dialect=first.dialect)
+    measurements = (
+        Measurement(device_id=record.device_id, origin=record.origin, protocol=record.protocol)
+        for record in found.records
+    )
     try:
-        return reproducer(reader, candidate, origins, one.device_id, one.protocol)
+        return reproducer(reader, candidate, measurements)
     except FleetError as error:
         raise FleetError(f"{name} gets no script: {error}") from error
 

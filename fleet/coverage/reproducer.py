@@ -1,15 +1,19 @@
 """A script that builds and times one candidate with TVM alone, to copy and to send on.
 
-Called by `fleet show --script` and the dashboard. Programs of others are never run, so they get none.
+Called by `fleet show --script` and the dashboard. A script is a program that its reader runs unconfined, so it
+exists for traces alone that a live device of the store has measured and that say nothing but what MetaSchedule
+says. A dataset or a log may hold any trace: it gets no script, whatever it claims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 
+from agents.programs.trace_rules import replay_fault
 from agents.records import Candidate, DeviceId, Protocol, Workload
-from agents.trust import IMPORTED, is_imported
+from agents.trust import IMPORTED, is_live
 from fleet.errors import StoreError
 from fleet.store.reader import StoreReader
 
@@ -48,31 +52,42 @@ print("seconds of one run, one value a repeat:", timer(*arguments).results)
 '''
 
 
-def reproducer(
-    reader: StoreReader,
-    candidate: Candidate,
-    origins: Collection[str],
-    device_id: DeviceId,
-    protocol: Protocol,
-) -> str:
-    """The script of a candidate, with the origins of its records, a device, and how it was timed there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Where a record of a candidate says that it was measured, and how."""
+
+    device_id: DeviceId
+    origin: str
+    protocol: Protocol
+
+
+def reproducer(reader: StoreReader, candidate: Candidate, measurements: Iterable[Measurement]) -> str:
+    """The script of a candidate, as the first live device measured it.
+
+    Args:
+        reader: The store.
+        candidate: What to build.
+        measurements: Of its records.
 
     Raises:
         StoreError: Why there is none.
     """
-    if candidate.dialect != "meta_schedule":
-        raise StoreError(f"its schedule is of the dialect {candidate.dialect}, which TVM 0.27 does not build")
+    if fault := replay_fault(candidate.dialect, candidate.trace):
+        raise StoreError(fault)
     wanted = candidate.workload_id
     workload = reader.own_workloads({wanted}).get(wanted)
-    is_foreign = IMPORTED in origins or is_imported(wanted)
-    if workload is None or is_foreign or reader.doubtful_workloads({wanted}):
-        raise StoreError(
-            "it may have come with a log, and programs of others are never executed as they came"
-        )
-    entry = reader.devices().get(device_id)
-    if entry is None:
-        raise StoreError("nothing is known of the device that measured it")
-    return script(workload, candidate, device_id, entry.spec.target_json, protocol)
+    if workload is None:
+        raise StoreError("no device of this store listed its workload, and modules of others are not run")
+    entries = reader.devices()
+    for one in measurements:
+        entry = entries.get(one.device_id)
+        # Replay devices, and with them those of datasets, answer from what anybody may have written.
+        if entry is not None and is_live(entry.spec) and one.origin != IMPORTED:
+            return script(workload, candidate, one.device_id, entry.spec.target_json, one.protocol)
+    raise StoreError(
+        "no live device of this store has measured it: it came with a log or a dataset, and programs of "
+        "others are never executed as they came"
+    )
 
 
 def script(

@@ -13,15 +13,13 @@ import json
 import shutil
 from pathlib import Path
 
-from agents.programs.trace_rules import TraceRefusedError, read_trace
+from agents.programs.trace_rules import replay_fault
 from agents.records import Outcome, Record, Workload, WorkloadId, canonical_json
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.export_files import text_lines
 from fleet.interchange.export_source import NotHeldError, Source, has_module
 
-#: The dialect that such a database holds.
-DIALECT = "meta_schedule"
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 
 
@@ -43,10 +41,10 @@ def write_database(folder: Path, source: Source) -> int:
     known = {one: has_module(workload) for one, workload in source.workloads.items()}
 
     def line(record: Record) -> str:
-        if record.dialect != DIALECT:
-            raise NotHeldError(f"dialect {record.dialect}")
         if record.outcome is not Outcome.OK:
             raise NotHeldError("failed: a database holds latencies only")
+        if fault := replay_fault(record.dialect, record.trace):
+            raise NotHeldError(fault)
         if not known.get(record.workload_id):
             raise NotHeldError("the module of its workload is not known")
         if source.spec is None:
@@ -57,10 +55,6 @@ def write_database(folder: Path, source: Source) -> int:
         if record.workload_id not in indices:
             indices[record.workload_id] = len(indices)
             arguments[record.workload_id] = _arguments(source.workloads[record.workload_id])
-        try:
-            read_trace(record.trace)
-        except TraceRefusedError as error:
-            raise NotHeldError(f"TVM is not to see its trace: {error.reason}") from None
         secs = json.dumps([float(value) for value in record.run_secs])
         inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
         return f"[{indices[record.workload_id]},{inner}]\n"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agents.networks.corpus import CORPUS
-from agents.records import Family, Record, Workload
+from agents.records import Candidate, DeviceKind, Family, Record, Workload
+from benchmarks.hostile_attacks import calling_map
 from fleet.api.client import DaemonClient
 from fleet.cli.app import run
 from fleet.cli.collected import collected, fleet_processes, print_collected
@@ -29,9 +30,13 @@ from tests.record_fixtures import make_record as any_record
 GPU = replace(make_spec("gpu-a"), family=Family.GPU)
 
 
-def make_record(number: int, **changes: Any) -> Record:
-    """A record of the one workload."""
-    return any_record(number, workload=make_workload(1).workload_id, **changes)
+def make_record(number: int, *, step: list[Any] | None = None, **changes: Any) -> Record:
+    """A record of the one workload, of a trace that MetaSchedule might write or of another first step."""
+    sampled = ["SampleCategorical", [], [[number], [1.0]], ["v0"]]
+    workload_id = make_workload(1).workload_id
+    candidate = Candidate(workload_id=workload_id, trace=json.dumps([[step or sampled], []]))
+    changes = {"trace": candidate.trace, "candidate_id": candidate.candidate_id, **changes}
+    return any_record(number, workload=workload_id, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -82,17 +87,30 @@ def test_a_script_holds_the_whole_candidate() -> None:
 
 
 def test_nothing_of_strangers_becomes_a_script(store: Path) -> None:
+    """Of a log, a foreign workload, a dataset, and a trace that calls the C library though a device ran it."""
     foreign, strange = make_record(9, origin="imported"), make_workload(2)
-    record = any_record(9, workload=strange.workload_id)
+    record = replace(make_record(10), workload_id=strange.workload_id)
+    published = make_record(11, device="lab.dev-a")
+    calling = make_record(12, step=["TransformLayout", ["b0", calling_map("/m")], [0, 1, None, 0], []])
     with Store.open(store) as made:
         made.put_workloads([strange])
-        made.append([foreign, record])
+        made.put_workloads([make_workload(1)])
+        made.put_device(make_spec("lab.dev-a", kind=DeviceKind.REPLAY), make_descriptor())
+        made.append([foreign, record, published, calling])
     for name, why in (
         (foreign.record_id, "programs of others are never executed as they came"),
         (strange.workload_id, "has no schedule"),
-        (record.candidate_id, "it may have come with a log"),
+        (record.candidate_id, "modules of others are not run"),
+        (published.candidate_id, "no live device of this store has measured it"),
+        (calling.candidate_id, "TVM is not to see its trace: an index map is no integer arithmetic"),
     ):
         assert why in refusal("show", name, "--script")
+        if name != strange.workload_id:
+            assert json_of("show", name)["records"], "the text itself may be read"
+    # A candidate of a dataset that a device of ours drew too is ours.
+    with Store.open(store) as made:
+        made.append([make_record(1, device="lab.dev-a", attempt=7)])
+    assert "TRACE = " in said("show", make_record(1).candidate_id, "--script")
 
 
 def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
