@@ -305,7 +305,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     store = folder / f"store-{sums}"
     with Store.open(store) as opened:
         for dataset in datasets:
-            open_dataset(dataset, opened)
+            open_dataset(dataset.folder, opened, dataset.sha256)
     reader = Store.read(store)
     workloads = reader.workloads()
     networks = networks_of(workloads.values())

@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.checked_folder import MANIFEST_NAME, whole_folder
+from agents.regular_files import check_regular, read_regular
+from transfer.checked_folder import MANIFEST_NAME, MOST_MANIFEST_BYTES, whole_folder
 from transfer.errors import TransferError
+
+#: Bytes of one array at most: it is mapped, so it need not fit in memory.
+_MOST_ARRAY_BYTES = 1 << 40
 
 
 def write_folder(
@@ -64,7 +68,7 @@ def read_folder(folder: Path, kind: str, version: int) -> tuple[dict[str, NDArra
         TransferError: The folder is missing, damaged, or of another kind or version.
     """
     try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text())
+        manifest = json.loads(read_regular(folder / MANIFEST_NAME, MOST_MANIFEST_BYTES))
         found = manifest["kind"], manifest["version"]
         if found != (kind, version):
             raise TransferError(
@@ -76,7 +80,7 @@ def read_folder(folder: Path, kind: str, version: int) -> tuple[dict[str, NDArra
             for name, about in manifest["arrays"].items()
         }
         return arrays, dict(manifest["extra"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TransferError(
             f"cannot open {folder} as {kind!r}: {type(error).__name__}: {error}; delete it and make it again"
         ) from error
@@ -88,6 +92,7 @@ def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     Raises:
         ValueError: It is not what the manifest says.
     """
+    check_regular(path, _MOST_ARRAY_BYTES)
     array: NDArray[Any] = np.load(path, mmap_mode="r" if 0 not in shape else None, allow_pickle=False)
     if array.shape != shape or str(array.dtype) != dtype:
         raise ValueError(f"{path.name} is {array.dtype}{array.shape}, the manifest says {dtype}{shape}")

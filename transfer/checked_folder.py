@@ -14,10 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from agents.regular_files import read_regular
 from transfer.errors import TransferError
 
 TENSORS_NAME = "model.safetensors"
 MANIFEST_NAME = "manifest.json"
+#: Bytes of a manifest at most; that of the largest model so far has 30,000.
+MOST_MANIFEST_BYTES = 8 << 20
+#: Bytes of any other file at most: far more than a model or the state of its training has.
+MOST_FILE_BYTES = 256 << 20
 
 
 class CheckpointError(TransferError):
@@ -90,17 +95,19 @@ def put_file(path: Path, raw: bytes) -> None:
         raise
 
 
-def read_file(directory: Path, name: str) -> bytes:
+def read_file(directory: Path, name: str, most_bytes: int = MOST_FILE_BYTES) -> bytes:
     """Content of one file of a folder.
 
     Raises:
-        CheckpointError: It is missing.
+        CheckpointError: It is missing, no regular file, or has more than `most_bytes` bytes.
     """
     try:
-        return (directory / name).read_bytes()
+        return read_regular(directory / name, most_bytes)
     except FileNotFoundError as error:
         state = "folder without this file" if directory.is_dir() else "no such folder"
         raise CheckpointError(f"{directory / name}: missing ({state}); restore it or roll back") from error
+    except OSError as error:
+        raise CheckpointError(f"{directory / name}: {error.strerror}; restore it or roll back") from error
 
 
 def read_checked(directory: Path, name: str, expected: str, cure: str = "restore it or roll back") -> bytes:

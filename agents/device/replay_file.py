@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.codec import bounded_json, device_from_json, workload_from_json
+from agents.device.bounded_parquet import check_claims
 from agents.errors import AgentError
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict, canonical_json
+from agents.regular_files import check_regular
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -25,8 +27,13 @@ HEAD_KEY = b"tensor_fleet"
 WORKLOADS_KEY = b"tensor_fleet_workloads"
 #: Version of the columns and of the footer.
 VERSION = 1
-#: Columns of texts that many rows share.
-SHARED_TEXTS = ["dialect", "outcome", "error", "environment", "environment_id", "protocol", "quality"]
+#: Columns of texts that are read: each text is held once, however many rows share it.
+TEXTS = [
+    *("device_id", "record_id", "workload_id", "candidate_id", "outcome", "origin", "model_version", "error"),
+    *("environment_id", "environment", "protocol", "dialect", "trace", "quality"),
+]
+#: Bytes of a file at most.
+MOST_FILE_BYTES = 8 << 30
 #: Most bytes that packed workloads may unpack to: some 10,000 workloads.
 _MOST_WORKLOADS_BYTES = 256 << 20
 #: Most values and keys in an entry: a workload has some 40, and one import may bring 50,000 workloads.
@@ -69,24 +76,32 @@ def footer(head: Head, workloads: Iterable[Workload]) -> dict[bytes, bytes]:
 
 
 def open_file(path: Path) -> pq.ParquetFile:
-    """Open an exported file; the caller closes it.
+    """Open an exported file, its texts as dictionaries; the caller closes it.
 
     Raises:
-        AgentError: It is not there, no Parquet file, or lacks a column of texts.
+        AgentError: It is not there, no regular file, no Parquet file, lacks a column of texts, or says that
+            it unpacks to more than any file of its size.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Long texts that many rows share are held once: as plain ones they may not fit in one column.
-        return pq.ParquetFile(path, read_dictionary=SHARED_TEXTS)
+        size = check_regular(path, MOST_FILE_BYTES)
+        file = pq.ParquetFile(path, read_dictionary=TEXTS)
     except FileNotFoundError as error:
         raise AgentError(f"{path}: no such file; write it with `fleet export`") from error
     except KeyError as error:
         name = error.args[0].decode()
         raise AgentError(f"{path} is no file of exported records: column {name} is not there") from None
     except (OSError, pa.ArrowException) as error:
-        raise AgentError(f"{path} is no Parquet file that can be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise AgentError(f"{path} is no Parquet file that can be read: {why}") from error
+    try:
+        check_claims(file, path, size)
+    except AgentError:
+        file.close()
+        raise
+    return file
 
 
 def read_head(file: pq.ParquetFile, path: Path) -> Head:

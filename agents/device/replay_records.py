@@ -1,18 +1,22 @@
 """The recorded measurements of one device, by candidate: what a replay device answers from.
 
 `replay.py` asks it. It holds everything but the traces, about a kilobyte a record; traces are read from the
-file when candidates are proposed. It decides nothing.
+file when candidates are proposed. It decides nothing. A file of others is read whole first, in a process of
+its own under a limit of memory (`check_apart`), before an agent opens it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.codec import bounded_json, protocol_from_json
+from agents.device.bounded_parquet import RowBudget, is_bounded
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
+from agents.host.limited_reader import answer, read_limited
 from agents.records import (
     CandidateId,
     Descriptor,
@@ -42,6 +46,10 @@ _WHOLE = ("number", "attempt", "schema")
 _GROUPS_KEPT = 4
 #: Candidates whose measurements are kept decoded, some kilobytes each.
 _ANSWERS_KEPT = 8192
+#: Characters of an id or of the name of a dialect at most.
+_MOST_ID = 256
+#: Bytes of texts that are held of a device: so many of any file, and so many more a row.
+_HELD_BYTES, _HELD_BYTES_PER_ROW = 128 << 20, 1 << 10
 #: A row's place: the row group above these bits, the row in it below.
 _ROW_BITS = 32
 
@@ -111,8 +119,7 @@ class ReplayRecords:
         wanted = [one for one in dict.fromkeys(candidate_ids) if one in self._rows]
         missing = [one for one in wanted if one not in self._answers]
         groups: dict[CandidateId, list[dict[str, Any]]] = {one: [] for one in missing}
-        rows = self._take([row for one in missing for row in self._rows[one]]) if missing else None
-        for row in rows.to_pylist() if rows is not None else ():
+        for row in self._decoded([row for one in missing for row in self._rows[one]]) if missing else ():
             groups[row["candidate_id"]].append(row)
         for group in groups.values():
             group.sort(key=lambda row: row["attempt"])
@@ -146,6 +153,21 @@ class ReplayRecords:
 
         return self._table.select(columns).take(pa.array(rows, pa.int64()))
 
+    def _decoded(self, rows: Sequence[int]) -> Iterable[dict[str, Any]]:
+        """Rows by column; a text that several share is one object."""
+        taken = self._take(rows)
+        columns = [_values(column) for column in taken.columns]
+        return (dict(zip(taken.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+
+    def check_traces(self) -> None:
+        """Decode the traces of every row group once.
+
+        Raises:
+            AgentError: One cannot be decoded.
+        """
+        for group in range(self._file.num_row_groups):
+            self._group(group)
+
     def _read(self, device_id: DeviceId) -> tuple[pa.Table, str, int]:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -154,10 +176,24 @@ class ReplayRecords:
         missing = [name for name in ("device_id", "trace", *_COLUMNS) if name not in names]
         if missing:
             raise AgentError(f"{self._path} lacks the columns {', '.join(missing)}; export it again")
+        for field in self._file.schema_arrow:
+            # A plain text, a list of texts or a structure would be written out whole before it is refused.
+            if field.name in _COLUMNS and not is_bounded(field.type):
+                what = "a whole number" if field.name in _WHOLE else "numbers or a text"
+                raise AgentError(f"{self._path}: {field.name}: expected {what} in every row; export it again")
         parts = []
+        budget = RowBudget(self._path, self._path.stat().st_size)
+        held = 0
         try:
             for group in range(self._file.num_row_groups):
                 table = self._file.read_row_group(group, columns=["device_id", *_COLUMNS], use_threads=False)
+                held += table.nbytes
+                for batch in table.to_batches():
+                    budget.spend(batch)
+                if held > _HELD_BYTES + budget.rows * _HELD_BYTES_PER_ROW:
+                    raise AgentError(
+                        f"{self._path}: {budget.rows:,} rows unpack to {held:,} bytes, more than records do"
+                    )
                 first = group << _ROW_BITS
                 place = pa.array(range(first, first + table.num_rows), pa.int64())
                 table = table.append_column("place", place)
@@ -186,6 +222,7 @@ class ReplayRecords:
             AgentError: A text or a whole number is missing or of another type, or a protocol is none.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         columns = {name: table.column(name) for name in (*_TEXTS, *_WHOLE)}
         for name, column in columns.items():
@@ -194,6 +231,10 @@ class ReplayRecords:
             if column.null_count or not is_fine or not len(column):
                 what = "a text" if name in _TEXTS else "a whole number"
                 raise AgentError(f"{self._path}: {name}: expected {what} in every row; export it again")
+        for name in ("environment_id", "candidate_id", "workload_id", "dialect"):
+            lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() for chunk in columns[name].chunks]
+            if max(lengths) > _MOST_ID:
+                raise AgentError(f"{self._path}: {name}: {max(lengths):,} bytes, at most {_MOST_ID} are read")
         for row in table.group_by(["protocol", "schema"]).aggregate([]).to_pylist():
             try:
                 protocol_from_json(bounded_json(row["protocol"]), row["schema"])
@@ -241,6 +282,8 @@ class ReplayRecords:
             while len(self._traces) >= _GROUPS_KEPT:
                 del self._traces[next(iter(self._traces))]
             try:
+                if not is_bounded(self._file.schema_arrow.field("trace").type):
+                    raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
                 table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
@@ -249,6 +292,35 @@ class ReplayRecords:
                 raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
             self._traces[group] = column
         return self._traces[group]
+
+
+def check_apart(path: Path, device_id: DeviceId) -> None:
+    """Read what a replay device would answer from, in a process of its own under a limit of memory.
+
+    Raises:
+        AgentError: It cannot be read, or not within the limit.
+    """
+    read_limited(__name__, str(path), device_id)
+
+
+def _whole(path: Path, device_id: DeviceId) -> int:
+    """Read all of a file; how many records it has."""
+    records = ReplayRecords(path, device_id)
+    records.check_traces()
+    return len(records)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    whole = column.combine_chunks()
+    texts = {
+        place: whole.dictionary[place].as_py() for place in pc.unique(whole.indices).drop_null().to_pylist()
+    }
+    return [texts.get(place) for place in whole.indices.to_pylist()]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -263,3 +335,7 @@ def _all(mask: pa.ChunkedArray) -> bool:
     import pyarrow.compute as pc
 
     return mask.null_count == 0 and pc.all(mask, min_count=0).as_py() is True
+
+
+if __name__ == "__main__":
+    answer(lambda: _whole(Path(sys.argv[1]), DeviceId(sys.argv[2])), AgentError)

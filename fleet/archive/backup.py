@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from deltalake import DeltaTable
 
 from agents.files import make_folder
+from agents.regular_files import regular_chunks
 from fleet.archive.backup_folder import (
     IMPORTS,
     OBJECTS,
@@ -33,7 +34,7 @@ from fleet.archive.backup_folder import (
     write_manifest,
 )
 from fleet.archive.verify import Verified
-from fleet.durable import disk_errors, fsync
+from fleet.durable import FULL_ERRNOS, disk_errors, fsync
 from fleet.errors import StoreError
 from fleet.store.delta.files import file_sum, known_sums
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
@@ -239,10 +240,15 @@ def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
         kept = manifest.files[path]
         source = object_path(backup, kept.sha256)
         try:
-            with source.open("rb") as stream:
-                found, _ = copy_durably(stream, folder / path)
+            found, _ = copy_durably(regular_chunks(source, kept.bytes), folder / path)
         except FileNotFoundError as error:
             raise StoreError(f"the backup {backup} lacks {source.name}, which holds {path}") from error
+        except OSError as error:
+            if error.errno in FULL_ERRNOS:
+                raise
+            raise StoreError(
+                f"the backup {backup}: {source.name}, which holds {path}: {error.strerror}"
+            ) from error
         if found != kept.sha256:
             raise StoreError(
                 f"the backup {backup} is damaged: {source} holds other bits than {path} had; "

@@ -7,24 +7,27 @@ folder holds a whole backup at any moment after the first: the earlier one until
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Annotated, Any
 
 import filelock
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agents.codec import bounded_json
 from agents.files import make_folder
 from agents.records import canonical_json, content_hash
+from agents.regular_files import read_regular, regular_chunks
 from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.store.intake_log import INTAKE
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.terminal_text import visible
 
 #: Names in the folder of a backup.
 MANIFEST, OBJECTS, LOCK = "backup.json", "objects", "backup.lock"
@@ -34,7 +37,8 @@ BACKUP_SCHEMA = 1
 #: Folders and files of a store that are in a backup. The rest is made again, or is a lock.
 IMPORTS = "imports"
 _PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS, INTAKE})
-_CHUNK = 1 << 20
+#: Bytes of the list at most, some 150 a file; and of one file of a store.
+_MOST_LIST_BYTES, _MOST_FILE_BYTES = 64 << 20, 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,20 @@ class Manifest:
 
     about: BackedUp
     files: dict[str, BackedUpFile] = field(default_factory=dict)
+
+
+class _List(BaseModel):
+    """The list of a backup as it stands on the disk."""
+
+    model_config = ConfigDict(strict=True)
+
+    layout: Annotated[int, Field(alias="schema")]
+    about: BackedUp
+    #: By path below the store, which no control character is in: SHA-256 and bytes.
+    files: dict[
+        Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,1024}$")],
+        tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], Annotated[int, Field(ge=0)]],
+    ]
 
 
 def is_backup(folder: Path) -> bool:
@@ -123,19 +141,18 @@ def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile
         data = path.read_bytes()
         # A line that is being written is not there yet.
         return keep_bytes(folder, data[: data.rfind(b"\n") + 1])
-    with path.open("rb") as source:
-        return _keep(folder, source, path, known)
+    return _keep(folder, regular_chunks(path, _MOST_FILE_BYTES), path, known)
 
 
 def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
     """Have some bytes as an object; return it and how many of them had to be copied."""
-    return _keep(folder, io.BytesIO(data))
+    return _keep(folder, [data])
 
 
 def _keep(
-    folder: Path, source: BinaryIO, path: Path | None = None, known: str | None = None
+    folder: Path, source: Iterable[bytes], path: Path | None = None, known: str | None = None
 ) -> tuple[BackedUpFile, int]:
-    """Copy a stream into a file, and give that the name of its content unless there is one."""
+    """Copy pieces into a file, and give that the name of its content unless there is one."""
     temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
     temporary.parent.mkdir(exist_ok=True)
     try:
@@ -155,11 +172,11 @@ def _keep(
         temporary.unlink(missing_ok=True)
 
 
-def copy_durably(source: BinaryIO, target: Path) -> tuple[str, int]:
-    """Copy a stream into a new file; return the SHA-256 and the bytes of what is on the disk then."""
+def copy_durably(source: Iterable[bytes], target: Path) -> tuple[str, int]:
+    """Copy pieces into a new file; return the SHA-256 and the bytes of what is on the disk then."""
     digest, size = hashlib.sha256(), 0
     with target.open("xb") as stream:
-        while chunk := source.read(_CHUNK):
+        for chunk in source:
             digest.update(chunk)
             size += stream.write(chunk)
         stream.flush()
@@ -187,29 +204,35 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        value = json.loads(path.read_bytes())
+        value = bounded_json(read_regular(path, _MOST_LIST_BYTES).decode())
         if value["schema"] > BACKUP_SCHEMA:
             raise StoreError(
                 f"{path} has layout {value['schema']}, this version knows {BACKUP_SCHEMA}; upgrade"
             )
         if value.pop("sum") != _sum_of(value):
             raise ValueError("its sum is another one")
-        files = {
-            str(name): BackedUpFile(str(sha256), int(size)) for name, (sha256, size) in value["files"].items()
-        }
-        for name in files:
+        listed = _List.model_validate_json(json.dumps(value))
+        for name in listed.files:
             parts = PurePosixPath(name).parts
             if len(parts) < 2 or parts[0] not in _PARTS or ".." in parts:
                 raise ValueError(f"{name!r} is no file of a store")
-        return Manifest(about=BackedUp(**value["about"]), files=files)
+        files = {name: BackedUpFile(*kept) for name, kept in listed.files.items()}
+        return Manifest(about=listed.about, files=files)
     except FileNotFoundError as error:
         raise StoreError(
             f"there is no whole backup in {folder}; `fleet store backup {folder}` makes one"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
-            f"{path} is damaged: {error}; use another backup, or delete it and make the backup again"
+            f"{path} is damaged: {_why(error)}; use another backup, or delete it and make the backup again"
         ) from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return visible(f"{'.'.join(map(str, first['loc'])):.80}: {first['msg']:.120}")
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _sum_of(value: Mapping[str, Any]) -> str:

@@ -130,11 +130,9 @@ def verify(
 
     Example: fleet datasets verify data/open-cpu
     """
-    from fleet.datasets.admission import verify as verify_rows
-    from fleet.datasets.dataset_files import read_published
+    from fleet.datasets.admission import verify_apart
 
-    found = read_published(folder, sha256)
-    records = verify_rows(found)
+    found, records = verify_apart(folder, sha256)
     if as_json:
         print_json({"folder": str(folder), "sha256": found.sha256, "records": records, "card": found.card})
         return
@@ -159,16 +157,14 @@ def open_(
     from dataclasses import asdict
 
     from fleet.datasets.admission import open_dataset
-    from fleet.datasets.dataset_files import read_published
     from fleet.store.new_store import records_or_nothing
     from fleet.store.store import Store
 
-    dataset = read_published(folder, sha256)
     settings = load_settings(config, {"store.path": store}, changes)
     say_places(settings, config, store)
     path = Path(settings.store.path)
     with records_or_nothing(path), Store.open(path) as opened:
-        found = open_dataset(dataset, opened)
+        found = open_dataset(folder, opened, sha256)
     if as_json:
         print_json(asdict(found))
         return

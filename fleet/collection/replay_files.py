@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.device.replay_file import open_file, read_head
+from agents.device.replay_records import check_apart
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.durable import disk_errors
@@ -63,7 +64,11 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
             "that `fleet export` wrote"
         )
     try:
-        path = _exported(replay.device, source, folder) if source.is_dir() else source
+        if source.is_dir():
+            path = _exported(replay.device, source, folder)
+        else:
+            path = source
+            check_apart(path, replay.device)
         with open_file(path) as file:
             devices = read_head(file, path).devices
     except (FleetError, AgentError, OSError) as error:

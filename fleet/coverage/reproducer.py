@@ -1,8 +1,8 @@
 """A script that builds and times one candidate with TVM alone, to copy and to send on.
 
-Called by `fleet show --script` and the dashboard. A script is a program that its reader runs unconfined, so it
-exists for traces alone that a live device of the store has measured and that say nothing but what MetaSchedule
-says. A dataset or a log may hold any trace: it gets no script, whatever it claims.
+Called by `fleet show --script` and the dashboard. A script is a program that its reader runs unconfined. So
+it exists only for traces that a live device of the store has measured and that pass the trace rules. A
+dataset or a log may hold any trace: it gets no script, whatever it claims.
 """
 
 from __future__ import annotations

@@ -131,9 +131,7 @@ def _compared(
 def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """The reproducer, or why there is none."""
     measurements = (
-        Measurement(
-            device_id=DeviceId(row["device_id"]), origin=str(row["origin"]), protocol=_protocol(row)
-        )
+        Measurement(device_id=DeviceId(row["device_id"]), origin=str(row["origin"]), protocol=_protocol(row))
         for row in records
     )
     try:

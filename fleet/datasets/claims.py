@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents.codec import MOST_VALUES
 from agents.device.replay_file import Recorded
@@ -27,7 +28,59 @@ _MOST_NUMBER: Final = 2**53
 #: Bytes of all arguments of a workload, and FLOPs of one run, from which on they are none.
 _MOST_MOVED: Final = 2**63
 _MOST_FLOPS: Final = 1e30
+#: A name is part of the ids of its devices wherever it is opened.
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_Count = Annotated[int, Field(ge=0, lt=_MOST_NUMBER)]
 _WORKLOAD_ID: Final = re.compile(r"[0-9a-f]{16}")
+
+
+class _Declared(BaseModel):
+    """Keys of a known type, and any others beside them."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class CardNoise(_Declared):
+    """The last A/A run of a device, as a card has it."""
+
+    median_change: float
+
+
+class CardDevice(_Declared):
+    """What a card says of a device."""
+
+    records: _Count
+    outcomes: dict[str, _Count]
+    suspect_share: float | None
+    noise: CardNoise | None
+    processor: str | None
+
+
+class Card(_Declared):
+    """What programs read of a data card (`fleet.datasets.data_card` writes it)."""
+
+    name: Annotated[str, Field(pattern=f"^(?:{NAME.pattern})$")]
+    license: str
+    records: _Count
+    candidates: _Count
+    workloads: _Count
+    devices: dict[str, CardDevice]
+    operators: dict[str, Any]
+    networks: dict[str, Any]
+    faults: list[str]
+
+
+def check_card(card: Any) -> None:
+    """Refuse a card that a program stumbles over.
+
+    Raises:
+        StoreError: A key is missing, or of another type.
+    """
+    try:
+        Card.model_validate(card)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise StoreError(f"{'.'.join(map(str, first['loc'])):.80}: {first['msg']:.120}") from None
 
 
 def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workload]) -> None:

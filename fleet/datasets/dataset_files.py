@@ -12,22 +12,25 @@ in it is executed or unpickled.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
+from agents.codec import bounded_json
+from agents.device.bounded_parquet import RowBudget
+from agents.device.replay_file import MOST_FILE_BYTES, Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
 from agents.records import DeviceId, Workload, record_id_of
+from agents.regular_files import check_regular, read_regular
 from fleet.archive.record_checks import Seen, row_faults
-from fleet.datasets.claims import check_head, check_rows
+from fleet.datasets.claims import check_card, check_head, check_rows
 from fleet.errors import FleetError, StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
@@ -48,20 +51,14 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 #: Columns that the id of a record is made of, beside its device.
 ID_PARTS: Final = ("candidate_id", "environment_id", "attempt")
-#: A name is part of the ids of its devices wherever it is opened.
-NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-
 _SUMMED: Final = (RECORDS, CARD, README)
 _SUM_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *](\S+)")
-#: Bytes of each file at most, and of the records when they are unpacked, as the file itself says.
-_MOST_BYTES: Final = {RECORDS: 8 << 30, CARD: 16 << 20, README: 16 << 20, SUMS: 1 << 16}
-_MOST_UNPACKED: Final = 256 << 30
-_MOST_ROWS: Final = 50_000_000
-#: Rows that are decoded and checked at once.
+#: Bytes of each file at most.
+_MOST_BYTES: Final = {RECORDS: MOST_FILE_BYTES, CARD: 4 << 20, README: 16 << 20, SUMS: 1 << 16}
+#: Rows that are decoded at once, and bytes of their texts that are written out and checked at once; all of
+#: 4,096 real rows have some 40 MiB.
 _BATCH_ROWS: Final = 4096
-#: Bytes of their texts; real ones have some 40 MiB.
-_MOST_BATCH_BYTES: Final = 1 << 30
-_TEXTS: Final = ["device_id", *(one.name for one in FILE_SCHEMA if one.type == pa.string())]
+_PIECE_BYTES: Final = 16 << 20
 
 
 class DatasetRefusedError(FleetError):
@@ -126,7 +123,6 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
     path = folder / RECORDS
     try:
         with open_file(path) as file:
-            _check_size(path, file)
             devices, workloads = read_head(file, path).devices, read_workloads(file, path)
         for kind, names in (("device", devices), ("workload", [one.workload_id for one in workloads])):
             for name in names:
@@ -154,14 +150,17 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
     """
     path, seen = dataset.folder / RECORDS, Seen()
     known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
+    columns = ["device_id", *FILE_SCHEMA.names]
     try:
-        with pq.ParquetFile(path) as file:
+        budget = RowBudget(path, path.stat().st_size)
+        with open_file(path) as file:
             _check_columns_of(file)
-        # Each text once, however often it stands in the file: a long one may be there a million times.
-        with pq.ParquetFile(path, read_dictionary=_TEXTS) as file:
-            columns = ["device_id", *FILE_SCHEMA.names]
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
-                yield from _by_device(dataset, _plain(path, batch), known, seen)
+                for rows in _pieces(batch, budget.spend(batch)):
+                    yield from _by_device(dataset, rows, known, seen)
+        _check_repeated(seen)
+    except AgentError as error:
+        raise DatasetRefusedError(visible(str(error))) from error
     except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
         if isinstance(error, DatasetRefusedError):
             raise
@@ -206,57 +205,42 @@ def _check_columns_of(file: pq.ParquetFile) -> None:
     schema = file.schema_arrow
     for field in (pa.field("device_id", pa.string()), *FILE_SCHEMA):
         place = schema.get_field_index(field.name)
-        if place < 0 or not schema.field(place).type.equals(field.type):
+        kind = pa.dictionary(pa.int32(), field.type) if field.type == pa.string() else field.type
+        if place < 0 or not schema.field(place).type.equals(kind):
             raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
 
 
-def _plain(path: Path, batch: pa.RecordBatch) -> pa.Table:
-    """Rows with plain texts.
-
-    Raises:
-        DatasetRefusedError: Written out they would take more memory than such rows ever do.
-    """
-    size = 0
-    for name in _TEXTS:
-        column = batch.column(name)
-        lengths = pc.binary_length(column.dictionary).take(column.indices)
-        size += pc.sum(lengths).as_py() or 0
-    if size > _MOST_BATCH_BYTES:
-        raise DatasetRefusedError(f"{path}: {batch.num_rows} rows hold {size:,} bytes of text")
-    columns = [
-        one.dictionary_decode() if isinstance(one, pa.DictionaryArray) else one for one in batch.columns
-    ]
-    return pa.table(columns, names=batch.schema.names)
+def _pieces(batch: pa.RecordBatch, lengths: NDArray[np.int64]) -> Iterator[pa.Table]:
+    """Rows with their texts written out, so many at a time that these take little room."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + _PIECE_BYTES, side="right")))
+        columns = [
+            column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+            for column in batch.slice(start, end - start).columns
+        ]
+        yield pa.table(columns, names=batch.schema.names)
+        start = end
 
 
-def _check_size(path: Path, file: pq.ParquetFile) -> None:
-    metadata = file.metadata
-    unpacked = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    if metadata.num_rows > _MOST_ROWS or not 0 <= unpacked <= _MOST_UNPACKED:
-        raise DatasetRefusedError(
-            f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes are more than one opens"
-        )
+def _check_repeated(seen: Seen) -> None:
+    """Refuse a record that is there twice: equal rows cost a file nothing, and whoever reads them much."""
+    ids = np.sort(np.concatenate(seen.ids)) if seen.ids else np.empty(0, np.uint64)
+    repeated = int(np.count_nonzero(ids[1:] == ids[:-1]))
+    if repeated:
+        raise StoreError(f"{repeated:,} records are there more than once")
 
 
 def _text(folder: Path, name: str) -> str:
-    path = folder / name
     try:
-        _check_file(path)
-        return path.read_text()
+        return read_regular(folder / name, _MOST_BYTES[name]).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise DatasetRefusedError(
             f"{folder} holds no published dataset ({name}: {why}); `fleet datasets publish` makes one"
         ) from None
-
-
-def _check_file(path: Path) -> None:
-    if (size := path.stat().st_size) > _MOST_BYTES[path.name]:
-        raise DatasetRefusedError(
-            f"{path}: {size:,} bytes are more than it may have ({_MOST_BYTES[path.name]:,})"
-        )
-    if not path.is_file():
-        raise DatasetRefusedError(f"{path}: is no regular file")
 
 
 def _sums(folder: Path, text: str) -> dict[str, str]:
@@ -273,7 +257,7 @@ def _sums(folder: Path, text: str) -> dict[str, str]:
 def _sum_fault(path: Path, expected: str) -> str:
     """What is wrong with a file; empty where it is as it was published."""
     try:
-        _check_file(path)
+        check_regular(path, _MOST_BYTES[path.name])
         found = file_sum(path)
     except OSError as error:
         return f"{path.name}: {error.strerror}"
@@ -281,23 +265,21 @@ def _sum_fault(path: Path, expected: str) -> str:
 
 
 def _card(folder: Path) -> dict[str, Any]:
+    path = folder / CARD
     try:
-        card = json.loads(_text(folder, CARD))
+        card = bounded_json(_text(folder, CARD))
     except (ValueError, RecursionError) as error:
-        raise DatasetRefusedError(f"{folder / CARD}: is no JSON: {visible(str(error))}") from None
+        raise DatasetRefusedError(f"{path}: is no JSON: {visible(str(error))}") from None
     version = card.get(FORMAT_KEY) if isinstance(card, dict) else None
     if type(version) is not int:
-        raise DatasetRefusedError(
-            f"{folder / CARD}: does not say its version ({FORMAT_KEY}); publish it again"
-        )
+        raise DatasetRefusedError(f"{path}: does not say its version ({FORMAT_KEY}); publish it again")
     if version > FORMAT:
         raise DatasetRefusedError(
             f"{folder} has version {version}, this version reads {FORMAT}; upgrade tensor-fleet"
         )
-    name = card.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name) or type(card.get("records")) is not int:
-        raise DatasetRefusedError(
-            f"{folder / CARD}: its name or its number of records is none; publish it again"
-        )
+    try:
+        check_card(card)
+    except StoreError as error:
+        raise DatasetRefusedError(f"{path}: {visible(str(error))}; publish it again") from None
     assert isinstance(card, dict)
     return card

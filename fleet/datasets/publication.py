@@ -18,11 +18,11 @@ from agents.records import Descriptor, DeviceId, DeviceKind, Outcome, canonical_
 from agents.trust import is_live
 from fleet.config.yaml_files import nearest
 from fleet.datasets.admission import verify
+from fleet.datasets.claims import NAME
 from fleet.datasets.data_card import DatasetAbout, card_text, data_card
 from fleet.datasets.dataset_files import (
     CARD,
     ID_PARTS,
-    NAME,
     README,
     RECORDS,
     read_published,

@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from agents.records import DeviceId, ModelRef, canonical_json
+from agents.regular_files import read_regular
 from fleet.durable import fsync
 from fleet.errors import FleetError
 
@@ -58,6 +61,7 @@ CHAMPIONS, HISTORY = "champions.json", "history.jsonl"
 FORMAT = 2
 #: Earlier champions that a device remembers.
 MOST_BEFORE = 8
+_MOST_HISTORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,10 @@ class State:
     changes: tuple[Change, ...] = ()
 
 
+_STATE, _CHANGE = TypeAdapter(State), TypeAdapter(Change)
+_KEYS = ("serial", "champions", "changes")
+
+
 def state_text(state: State) -> str:
     """The file of a state."""
     value = {
@@ -137,23 +145,21 @@ def state_text(state: State) -> str:
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def parse_state(text: str) -> State:
+def parse_state(text: str | bytes) -> State:
     """Inverse of `state_text`.
 
     Raises:
         ValueError: It is no such file, or one of a newer layout.
     """
-    value = json.loads(text)
     try:
+        value = json.loads(text)
         if value["format"] > FORMAT:
             raise ValueError(f"layout {value['format']}, this version knows {FORMAT}; upgrade tensor-fleet")
-        champions = {
-            DeviceId(device_id): Champion(**{**one, "before": tuple(one["before"])})
-            for device_id, one in value["champions"].items()
-        }
-        changes = tuple(Change(**change) for change in value["changes"])
-        return State(serial=int(value["serial"]), champions=champions, changes=changes)
-    except (KeyError, TypeError, AttributeError) as error:
+        return _STATE.validate_json(json.dumps({key: value[key] for key in _KEYS}), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"not a list of champions ({first['loc']}: {first['msg']})") from None
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a list of champions ({error!r})") from error
 
 
@@ -177,14 +183,14 @@ def appended_history(path: Path, changes: Iterable[Change]) -> None:
 def read_history(path: Path) -> list[Change]:
     """All changes that were told, oldest first; lines that nobody can read are passed over."""
     try:
-        lines = path.read_text(errors="replace").split("\n")[:-1]
+        lines = read_regular(path, _MOST_HISTORY_BYTES).decode(errors="replace").split("\n")[:-1]
     except FileNotFoundError:
         return []
     found = []
     for line in lines:
         try:
-            found.append(Change(**json.loads(line)))
-        except (ValueError, TypeError):
+            found.append(_CHANGE.validate_json(line, strict=True))
+        except ValueError:
             # The history is for people: a damaged line must not stop a publication.
             continue
     return found

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, ModelRef, canonical_json
+from agents.regular_files import read_regular
 from fleet.errors import FleetError
 from fleet.models.registry_file import (
     CHAMPIONS,
@@ -30,11 +31,16 @@ from fleet.models.registry_file import (
     version_number,
     versions,
 )
-from transfer.checked_folder import MANIFEST_NAME
+from transfer.checked_folder import MANIFEST_NAME, MOST_MANIFEST_BYTES, CheckpointError
 from transfer.model.kinds import FLEET_TLP, MTL_TLP, model_kind
+from transfer.model.manifest import parse_manifest
 
 if TYPE_CHECKING:
     from transfer.model.mtl_tlp import TlpModel
+
+
+#: Bytes of `champions.json` at most: a thousand devices take two million.
+_MOST_STATE_BYTES = 64 << 20
 
 
 class RegistryError(FleetError):
@@ -77,8 +83,8 @@ class RegistryReader:
 
     def _read(self, path: Path) -> State:
         try:
-            return parse_state(path.read_text())
-        except ValueError as error:
+            return parse_state(read_regular(path, _MOST_STATE_BYTES))
+        except (OSError, ValueError) as error:
             raise RegistryError(
                 f"{path}: {error}; restore it, or delete it to let the newest version with a device's head "
                 "serve it"
@@ -117,24 +123,23 @@ class RegistryReader:
         return self._manifest(version)[1]
 
     def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
-        path = self.folder / version / MANIFEST_NAME
         try:
             # A name that is no version's must not lead out of the folder.
             version_number(version)
-            raw = path.read_bytes()
+            raw = read_regular(self.folder / version / MANIFEST_NAME, MOST_MANIFEST_BYTES)
         except (OSError, ValueError) as error:
             known = ", ".join(self.versions()[-5:]) or "none"
+            is_there = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            why = f" ({error.strerror})" if is_there else ""
             raise RegistryError(
-                f"no model version {version!r} in {self.folder}; the last: {known}"
+                f"no model version {version!r} in {self.folder}{why}; the last: {known}"
             ) from error
         try:
-            manifest = json.loads(raw)
-            if not isinstance(manifest["heads"], list) or not isinstance(manifest["tensors_sha256"], str):
-                raise TypeError("heads or hash of another type")
-        except (ValueError, KeyError, TypeError) as error:
+            manifest = parse_manifest(raw, self.folder / version)
+        except CheckpointError as error:
             raise RegistryError(
-                f"{path}: no manifest ({error!r}); restore it, or roll the devices that {version} serves "
-                "back (fleet models rollback DEVICE) and delete its folder"
+                f"{error}, or roll the devices that {version} serves back (fleet models rollback DEVICE) and "
+                "delete its folder"
             ) from error
         return manifest, hashlib.sha256(raw).hexdigest()
 

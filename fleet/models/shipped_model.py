@@ -137,7 +137,16 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
         model, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
         raw = checkpoint.read_beside(folder, manifest, DEVICES_NAME)
         devices = {DeviceId(one): _device(told) for one, told in json.loads(raw or b"{}").items()}
-    except (TransferError, AgentError, KeyError, TypeError, ValueError) as error:
+    except (
+        TransferError,
+        AgentError,
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ShippedModelError(
             f"the model that comes with the program cannot be used ({error}); install the program again, or "
             "go without it: --set onboarding.shipped=false"

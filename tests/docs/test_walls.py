@@ -108,8 +108,9 @@ def test_imports_flow_one_way(path: Path) -> None:
         assert not of("transfer", imports(path))
     if package == "transfer":
         assert not of("fleet", imports(path))
-        # What a trace may say, and whose it is, is the same wherever TVM may see it.
-        shared = ("agents.records", "agents.programs.trace_rules", "agents.trust")
+        # What a trace may say, whose it is, and how a file of others is opened, are the same everywhere.
+        rules = ("agents.programs.trace_rules", "agents.trust", "agents.regular_files")
+        shared = ("agents.records", *rules)
         assert all(name.startswith(shared) for name in of("agents", imports(path)))
 
 

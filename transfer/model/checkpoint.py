@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -28,7 +29,6 @@ from transfer.checked_folder import (
     CheckpointError,
     put_folder,
     read_checked,
-    read_file,
     sha256,
 )
 from transfer.features.extractor import FeatureSpec
@@ -37,16 +37,15 @@ from transfer.features.published_features import LAYOUTS
 from transfer.model.encoder import ModelConfig, ModelSizes
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.kinds import FLEET_TLP, KIND_KEY, MTL_TLP, model_kind
+from transfer.model.manifest import FORMAT_VERSION, OWN_KEYS, read_manifest
 from transfer.model.mtl_tlp import MtlTLP, TlpModel
-
-#: Version of the folder's layout. 1: first published layout.
-FORMAT_VERSION = 1
 
 #: Key of the manifest with the hashes of further files, by name; absent where there are none.
 BESIDE_KEY = "beside"
 
-#: Keys of the manifest that belong to this module, and are in every one.
-_OWN_KEYS = frozenset({"format_version", "model", "spec_hash", "heads", "parameters", "tensors_sha256"})
+#: Numbers of a configuration are below this: none of a model that anybody trained is near it.
+_MOST_SIZE = 1 << 20
+_CONFIG = TypeAdapter(ModelConfig)
 
 
 def save(
@@ -64,7 +63,7 @@ def save(
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
     """
-    taken = sorted((_OWN_KEYS | {BESIDE_KEY, KIND_KEY}) & manifest.keys())
+    taken = sorted((OWN_KEYS | {BESIDE_KEY, KIND_KEY}) & manifest.keys())
     if taken:
         raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
     if directory.exists():
@@ -91,6 +90,10 @@ def save(
     put_folder(directory, {TENSORS_NAME: tensors, **further, MANIFEST_NAME: text.encode()})
 
 
+#: What building a model of a manifest and tensors that do not fit raises.
+_MISFITS = (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, SafetensorError)
+
+
 def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, dict[str, Any]]:
     """Read a checkpoint back.
 
@@ -112,30 +115,34 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
         raise CheckpointError(f"{directory}: unknown kind of model {kind!r}; update the program")
     made = None if spec is None else spec.hash
     if kind == MTL_TLP:
-        layout = LAYOUTS.get(str(dict(manifest["model"]).get("family")))
+        layout = LAYOUTS.get(str(manifest["model"].get("family")))
         made = "none" if layout is None else layout.hash
     if made is not None and manifest["spec_hash"] != made:
         raise CheckpointError(
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {made} "
             f"(other vocabulary or slots); train it again or use the program that made it"
         )
-    drawn = dict(manifest["model"]).get("place_hash", "")
+    drawn = manifest["model"].get("place_hash", "")
     if drawn not in ("", PLACE_HASH):
         raise CheckpointError(
             f"{directory}: model reads places {drawn}, this program makes {PLACE_HASH} (other samples of "
             "design spaces); train it again or use the program that made it"
         )
-    raw = read_checked(directory, TENSORS_NAME, str(manifest["tensors_sha256"]))
+    raw = read_checked(directory, TENSORS_NAME, manifest["tensors_sha256"])
     try:
-        with torch.random.fork_rng(devices=[]):
-            model = _untrained(kind, manifest)
         tensors = load_tensors(raw)
         is_older = "trees.raw" in tensors and "trees.weight" not in tensors
+        # Shapes first: a manifest may name sizes that fill the memory.
+        with torch.device("meta"):
+            _check_shapes(_untrained(kind, manifest, len(tensors)), tensors)
+        with torch.random.fork_rng(devices=[]):
+            model = _untrained(kind, manifest, len(tensors))
         if not is_older:
             model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except _MISFITS as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{directory}: manifest and tensors do not fit together: {str(error).splitlines()[0]}; restore it"
+            f"{directory}: manifest and tensors do not fit together: {why:.300}; restore it"
         ) from error
     if is_older:
         raise CheckpointError(
@@ -159,14 +166,40 @@ def load_fleet_tlp(directory: Path, spec: FeatureSpec | None = None) -> tuple[Fl
     return model, manifest
 
 
-def _untrained(kind: str, manifest: Mapping[str, Any]) -> TlpModel:
-    """A model of the sizes and with the heads that a manifest says, for its tensors to be put in."""
+def _untrained(kind: str, manifest: Mapping[str, Any], tensors: int) -> TlpModel:
+    """A model of the sizes and with the heads that a manifest says, for so many tensors to be put in.
+
+    Raises:
+        ValueError: A size is of no model, or there are more layers or heads than tensors.
+    """
+    if len(manifest["heads"]) > tensors:
+        raise ValueError(f"{len(manifest['heads'])} heads, {tensors} tensors")
     if kind == MTL_TLP:
         return MtlTLP(LAYOUTS[manifest["model"]["family"]], manifest["heads"])
+    # Types by the declaration; keys that it lacks are refused below.
+    _CONFIG.validate_json(json.dumps(manifest["model"]), strict=True)
     fields = dict(manifest["model"])
     fields["category_sizes"] = tuple(fields["category_sizes"])
-    fields["sizes"] = ModelSizes(**fields["sizes"])
-    return FleetTLP(ModelConfig(**fields), manifest["heads"])
+    sizes = fields["sizes"] = ModelSizes(**fields["sizes"])
+    config = ModelConfig(**fields)
+    numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
+    if not all(0 <= one < _MOST_SIZE for one in numbers if isinstance(one, int)):
+        raise ValueError("a size is out of range")
+    if max(sizes.attention_layers, sizes.residual_blocks, len(config.category_sizes)) > tensors:
+        raise ValueError(f"more layers than tensors, which are {tensors}")
+    return FleetTLP(config, manifest["heads"])
+
+
+def _check_shapes(model: TlpModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Compare tensors with those of a model without content; trees and what else comes with them is free.
+
+    Raises:
+        ValueError: One is missing, or of another shape.
+    """
+    for name, expected in model.state_dict().items():
+        shape = tuple(tensors[name].shape) if name in tensors else "missing"
+        if shape != tuple(expected.shape):
+            raise ValueError(f"{name} is {shape}, the manifest says {tuple(expected.shape)}")
 
 
 def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
@@ -176,34 +209,4 @@ def read_beside(directory: Path, manifest: Mapping[str, Any], name: str) -> byte
         CheckpointError: It is missing, torn or changed.
     """
     expected = manifest.get(BESIDE_KEY, {}).get(name)
-    return None if expected is None else read_checked(directory, name, str(expected))
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read and check the manifest alone, without the tensors.
-
-    Raises:
-        CheckpointError: It is missing, not JSON, incomplete, or of a newer layout.
-    """
-    raw = read_file(directory, MANIFEST_NAME)
-    try:
-        manifest = json.loads(raw)
-    except ValueError as error:
-        raise CheckpointError(f"{directory / MANIFEST_NAME}: not JSON ({error}); restore it") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(
-            f"{directory / MANIFEST_NAME}: expected an object, got {type(manifest).__name__}"
-        )
-    version = manifest.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{directory}: layout version {version} is newer than this program's {FORMAT_VERSION}; "
-            "update the program"
-        )
-    missing = sorted(_OWN_KEYS - manifest.keys())
-    if missing or version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{directory / MANIFEST_NAME}: not a manifest of layout {FORMAT_VERSION} "
-            f"(version {version!r}, missing: {', '.join(missing) or 'nothing'})"
-        )
-    return manifest
+    return None if expected is None else read_checked(directory, name, expected)

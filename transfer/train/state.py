@@ -28,6 +28,7 @@ from torch import Tensor
 
 from transfer.checked_folder import (
     MANIFEST_NAME,
+    MOST_MANIFEST_BYTES,
     CheckpointError,
     put_folder,
     read_checked,
@@ -143,7 +144,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
     path = found[-1][1]
     cure = f"delete {folder} to start over, or give another run folder"
     try:
-        manifest = json.loads(read_file(path, MANIFEST_NAME))
+        manifest = json.loads(read_file(path, MANIFEST_NAME, MOST_MANIFEST_BYTES))
         if manifest["state_version"] != STATE_VERSION:
             raise CheckpointError(
                 f"{path}: state of layout {manifest['state_version']}, this program reads "
@@ -160,7 +161,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
         return _restore(stepper, manifest, load_tensors(raw))
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged: {str(error).splitlines()[0]}; {cure}") from error
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agents.files import fsync_all
+from agents.regular_files import regular_chunks
 from fleet.durable import disk_errors, fsync
 from fleet.errors import StoreError
 from fleet.store.delta.changes import StaleError, file_actions
@@ -32,6 +33,9 @@ ROW_GROUP_ROWS = 2048
 
 #: Upkeep merges all files smaller than this, up to about twice this size.
 TARGET_BYTES = 64 << 20
+
+#: Bytes of a file at most whose sum is taken: what a pipe or a device gives has no end.
+_MOST_SUMMED_BYTES = 1 << 40
 
 #: Key among the tags of a file in the log, which every reader and checkpoint of a Delta table passes on.
 SUM_TAG = "tensorFleet.sha256"
@@ -296,13 +300,15 @@ def lost_tables(folder: Path, named: Iterable[DataFile]) -> Iterator[tuple[str, 
 
 
 def file_sum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits.
+    """SHA-256 of a regular file, in hexadecimal digits.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: It cannot be read, or is no regular file.
     """
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for chunk in regular_chunks(path, _MOST_SUMMED_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def known_sums(table: Path, version: int) -> dict[str, str]:

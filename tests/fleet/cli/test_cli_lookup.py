@@ -87,7 +87,7 @@ def test_a_script_holds_the_whole_candidate() -> None:
 
 
 def test_nothing_of_strangers_becomes_a_script(store: Path) -> None:
-    """Of a log, a foreign workload, a dataset, and a trace that calls the C library though a device ran it."""
+    """Of a log, a foreign workload, a dataset, or of a trace that calls the C library and was measured."""
     foreign, strange = make_record(9, origin="imported"), make_workload(2)
     record = replace(make_record(10), workload_id=strange.workload_id)
     published = make_record(11, device="lab.dev-a")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +22,8 @@ import pytest
 
 from agents.codec import MOST_VALUES
 from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
+from agents.errors import AgentError
+from agents.host.limited_reader import read_limited
 from agents.records import (
     NOISE,
     DeviceId,
@@ -30,6 +35,7 @@ from agents.records import (
     content_hash,
     record_id_of,
 )
+from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
 from fleet.collection.device_history import known_candidates
@@ -43,6 +49,7 @@ from fleet.datasets.dataset_files import (
     RECORDS,
     SUMS,
     DatasetRefusedError,
+    checked_rows,
     read_published,
     write_sums,
 )
@@ -125,9 +132,9 @@ def test_a_dataset_opens_as_records_of_others_and_a_second_time_adds_nothing(
     assert verify(dataset) == 23
     path = tmp_path / "theirs"
     with Store.open(path) as theirs:
-        found = open_dataset(dataset, theirs)
+        found = open_dataset(folder, theirs)
         assert (found.appended, found.known, found.workloads_new) == (23, 0, 1)
-        again = open_dataset(dataset, theirs)
+        again = open_dataset(folder, theirs)
         assert (again.appended, again.known, again.workloads_new) == (0, 23, 0)
         assert again.table_version == found.table_version
     reader = Store.read(path)
@@ -147,7 +154,7 @@ def test_nothing_of_a_dataset_comes_to_a_device_that_runs_programs(folder: Path,
     path = tmp_path / "theirs"
     with Store.open(path) as theirs:
         theirs.put_device(make_spec("dev-a"), make_descriptor())
-        open_dataset(read_published(folder), theirs)
+        open_dataset(folder, theirs)
         assert theirs.own_workloads() == {}, "no agent of ours has made the module"
         # An agent lists the same workload: from now on there is a module that may run.
         theirs.put_workloads([OURS], own=True)
@@ -252,7 +259,7 @@ def test_ids_of_a_device_behind_a_wire_confirm_no_guess_of_its_address(tmp_path:
 def test_a_dataset_of_others_is_not_published_again(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "theirs"
     with Store.open(path) as theirs:
-        open_dataset(read_published(folder), theirs)
+        open_dataset(folder, theirs)
     with pytest.raises(FleetError, match="no device of it measured"):
         publish(Store.read(path), tmp_path / "again", DatasetAbout(name="again"))
     with pytest.raises(FleetError, match=r"device lab-one.dev-a has not measured its records"):
@@ -303,6 +310,29 @@ def flipped(name: str) -> Change:
 
 def written(name: str, text: str) -> Change:
     return lambda folder: (folder / name).write_text(text)
+
+
+def resummed(name: str, text: str) -> Change:
+    """A publisher who writes another text, with right sums."""
+
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+        write_sums(folder)
+
+    return change
+
+
+def in_place(name: str, make: Callable[[Path], object]) -> Change:
+    """Something that is no regular file, or has no size."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return change
+
+
+CARD_KEYS = ("license", "records", "candidates", "workloads", "devices", "operators", "networks", "faults")
 
 
 def told(**changes: Any) -> Change:
@@ -430,9 +460,22 @@ CLAIMS: list[tuple[Change, str]] = [
         (written(SUMS, "x" * 100_000), "100,000 bytes are more than it may have"),
         (told(tensor_fleet_dataset=2), "has version 2, this version reads 1; upgrade tensor-fleet"),
         (told(tensor_fleet_dataset="1"), "does not say its version"),
-        (told(name="../x"), "its name or its number of records is none"),
+        (told(name="../x"), "dataset.json: name: String should match pattern"),
+        *((told(**{name: None}), rf"dataset\.json: {name}: Input should be") for name in CARD_KEYS),
+        (told(devices={"dev-a": {"records": 1}}), r"dataset\.json: devices\.dev-a\.outcomes: Field required"),
+        (told(records=True), r"dataset\.json: records: Input should be a valid integer"),
+        (written(CARD, "[" * 100_000), "dataset.json has SHA-256"),
+        (resummed(CARD, "[" * 100_000), "dataset.json: is no JSON"),
+        (resummed(CARD, "[" + "[]," * 1_100_000 + "[]]"), "more than 1,000,000 values"),
+        (resummed(CARD, "null"), "does not say its version"),
+        (in_place(CARD, os.mkfifo), "dataset.json: is no regular file"),
+        (in_place(README, lambda path: path.symlink_to("/dev/zero")), "README.md: is no regular file"),
+        (in_place(RECORDS, lambda path: path.symlink_to("/dev/zero")), "records.parquet: is no regular file"),
+        (in_place(SUMS, lambda path: path.symlink_to("/proc/kmsg")), "expected one line|holds no published"),
+        (in_place(SUMS, os.mkfifo), "SHA256SUMS: is no regular file"),
         (told(records=24), "has 23 records, its card says 24"),
         (rows(lambda table: table.slice(1)), "has 22 records, its card says 23"),
+        (rows(lambda table: pa.concat_tables([table, table])), "23 records are there more than once"),
         (rows(lambda table: table.drop_columns(["trace"])), "column trace is not there"),
         (rows(replaced(origin="paired"), devices={}), "device dev-a, which it does not describe"),
         (rows(replaced(trace="[[],[1]]")), "another id than what they say makes"),
@@ -444,8 +487,8 @@ CLAIMS: list[tuple[Change, str]] = [
         (rows(devices={"../x": {}}), "describes a device without spec"),
     ],
 )
-def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
-    change: Change, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dataset_that_is_not_as_published_is_one_line(
+    change: Change, message: str, folder: Path, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
@@ -453,18 +496,80 @@ def test_a_dataset_that_is_not_as_published_is_one_line_and_nothing_is_kept(
     with pytest.raises(DatasetRefusedError, match=message) as refused:
         verify(read_published(damaged))
     assert "\n" not in str(refused.value)
-    path = tmp_path / "theirs"
-    assert run(["datasets", "open", str(damaged), "--store", str(path)]) == 1
-    assert capsys.readouterr().err.rstrip().endswith(f"fleet: {refused.value}")
-    assert not path.exists()
+
+
+def test_a_dataset_that_is_refused_leaves_no_store(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, change in enumerate((told(faults=None), rows(replaced(quality="suspect")))):
+        damaged = tmp_path / f"damaged-{number}"
+        shutil.copytree(folder, damaged)
+        change(damaged)
+        with pytest.raises(DatasetRefusedError) as refused:
+            verify(read_published(damaged))
+        path = tmp_path / "theirs"
+        assert run(["datasets", "open", str(damaged), "--store", str(path)]) == 1
+        assert capsys.readouterr().err.rstrip().endswith(f"fleet: {refused.value}")
+        assert not path.exists()
 
 
 def test_texts_that_would_fill_the_memory_are_counted_before_they_are_written_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.datasets.dataset_files._MOST_BATCH_BYTES", 1000)
-    with pytest.raises(DatasetRefusedError, match=r"\d+ rows hold [\d,]+ bytes of text"):
+    monkeypatch.setattr("agents.device.bounded_parquet._TEXT_BYTES", 0)
+    monkeypatch.setattr("agents.device.bounded_parquet._TEXT_BYTES_PER_ROW", 100)
+    with pytest.raises(DatasetRefusedError, match=r"[\d,]+ bytes of text, at most 2,300 are read"):
         verify(read_published(folder))
+
+
+def test_rows_come_in_pieces_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [rows for _, rows in checked_rows(read_published(folder))]
+    monkeypatch.setattr("fleet.datasets.dataset_files._PIECE_BYTES", 1000)
+    pieces = [rows for _, rows in checked_rows(read_published(folder))]
+    assert len(pieces) > len(whole)
+    assert pa.concat_tables(pieces) == pa.concat_tables(whole)
+
+
+def peak_mb(arguments: list[str]) -> tuple[int, str, float]:
+    """Exit code, error, and most resident memory in MiB of `fleet` or of what it starts."""
+    code = (
+        "import resource, sys\nfrom fleet.cli.app import run\ncode = run(sys.argv[1:])\n"
+        "usage = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)\n"
+        "print(max(resource.getrusage(one).ru_maxrss for one in usage))\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr.strip(), int(done.stdout.splitlines()[-1]) / 1024
+
+
+@pytest.mark.parametrize("name", PARQUET_BOMBS)
+def test_a_small_file_takes_no_gigabytes(name: str, tmp_path: Path) -> None:
+    """They took up to 4 GB, or minutes; one was accepted."""
+    bomb = tmp_path / "bomb"
+    write_bomb(name, bomb)
+    assert (bomb / RECORDS).stat().st_size < 3_000_000
+    code, error, most = peak_mb(["datasets", "verify", str(bomb)])
+    assert (code, error.count("\n")) == (1, 0), error
+    assert error.startswith("fleet: ")
+    assert most < 1_024, f"{most:,.0f} MiB"
+
+
+def test_what_lies_of_its_size_ends_its_reader_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no bound of ours had seen it: the limit of memory holds."""
+    bomb = tmp_path / "bomb"
+    write_bomb("many repeats", bomb)
+    (tmp_path / "boundless.py").write_text(
+        "import sys\nfrom pathlib import Path\nfrom agents.device import bounded_parquet\n"
+        "from agents.host import limited_reader\n"
+        "bounded_parquet._MOST_GROUP_BYTES = bounded_parquet._MOST_GROUP_VALUES = 1 << 60\n"
+        "limited_reader.MOST_BYTES = 400 << 20\n"
+        "from fleet.datasets.admission import DatasetRefusedError, _verified, answer\n"
+        "answer(lambda: _verified(Path(sys.argv[1]), ''), DatasetRefusedError)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(AgentError, match=r"cannot be decoded: malloc|400 MiB are needed|ended with"):
+        read_limited("boundless", str(bomb))
 
 
 def test_a_dataset_is_known_by_one_sum(folder: Path) -> None:

@@ -1,0 +1,69 @@
+"""A file of others, read in a process of its own under a limit of memory: a bomb ends that process alone.
+
+A few bytes of Parquet may stand for gigabytes, and what they stand for is known only by decoding them. So a
+module reads such a file here first, all of it. What it could read within the limit is read again by its
+caller, in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from agents.errors import AgentError
+from agents.host.own_program import command, environment
+
+#: Bytes of data that the process may hold.
+MOST_BYTES = 1 << 30
+#: Plain `malloc`, which fails at the limit with an error, and no threads, each with memory of its own.
+_PLAIN = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")
+
+
+def read_limited(module: str, *arguments: str) -> Any:
+    """What a module finds by `answer` with some arguments, as JSON has it.
+
+    Raises:
+        AgentError: What the module refused; or it needed more memory than it may, or ended in another way.
+    """
+    done = subprocess.run(
+        command(module, *arguments),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**environment(), **_PLAIN, **_THREADS},
+        check=False,
+    )
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        raise AgentError(_too_much(f"; its reader ended with {done.returncode}")) from None
+    if "refused" in found:
+        raise AgentError(found["refused"])
+    return found["value"]
+
+
+def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Exception], ...]) -> None:
+    """Read within the limit, and write what was found, or why it was refused, for `read_limited`.
+
+    Args:
+        read: Gives what JSON can hold.
+        refusals: Errors that say in one line why a file is refused.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        found = {"value": read()}
+    except refusals as error:
+        found = {"refused": str(error)}
+    except MemoryError:
+        found = {"refused": _too_much("")}
+    print(json.dumps(found))
+
+
+def _too_much(how: str) -> str:
+    return (
+        f"more than {MOST_BYTES >> 20:,} MiB of memory are needed to read it{how}: no honest file needs that"
+    )

@@ -1,0 +1,242 @@
+"""Datasets of strangers: faults in card, sums, rows and footer, bombs, and traces that attack.
+
+Called by `benchmarks.hostile_folders` and the tests. Nothing here opens what it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agents.records import (
+    Candidate,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Outcome,
+    Protocol,
+    Record,
+    Workload,
+    WorkloadId,
+    canonical_json,
+    unknown_descriptor,
+)
+from benchmarks.hostile_attacks import calling_map, foreign_ir
+from benchmarks.hostile_parquet import faulty_footer, faulty_values
+from benchmarks.hostile_values import damaged, deep_text, value, with_fault
+from fleet.datasets.data_card import DatasetAbout
+from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
+from fleet.datasets.publication import publish
+from fleet.store.store import Store
+
+#: The workload of every dataset, which a device of ours lists too.
+WORKLOAD = Workload(
+    workload_id=WorkloadId("0123456789abcdef"),
+    name="GMM",
+    operator="GMM",
+    arg_shapes=((64, 64), (64, 64), (64, 64)),
+    arg_dtypes=("float32",) * 3,
+    flops=524288.0,
+    networks=(),
+    module_json="{}",
+)
+_BEGIN = ["GetSBlock", [], ["C", "main"], ["b0"]]
+
+
+def device(name: str) -> DeviceSpec:
+    """A device that measures on this host."""
+    target = canonical_json({"kind": "llvm", "num-cores": 1})
+    return DeviceSpec(device_id=DeviceId(name), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=target)
+
+
+def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Record:
+    """A record of one candidate of `WORKLOAD`."""
+    sampled = ["SampleCategorical", [], [[number], [1.0]], ["v0"]]
+    candidate = Candidate(
+        workload_id=WORKLOAD.workload_id, trace=json.dumps([steps or [_BEGIN, sampled], []])
+    )
+    values: dict[str, Any] = {
+        "device_id": DeviceId("board"),
+        "workload_id": candidate.workload_id,
+        "candidate_id": candidate.candidate_id,
+        "dialect": candidate.dialect,
+        "trace": candidate.trace,
+        "origin": "random",
+        "outcome": Outcome.OK,
+        "run_secs": (1e-3 + number * 1e-9,),
+        "warmup_secs": (),
+        "number": 1,
+        "build_secs": 0.25,
+        "wait_secs": 0.0,
+        "timing_secs": 0.5,
+        "error": "",
+        "protocol": Protocol(),
+        "environment": "{}",
+        "environment_id": "e" * 32,
+        "attempt": 0,
+        "measured_at": 1_700_000_000.0 + number,
+        "quality": "{}",
+    }
+    return Record(**values | changes)
+
+
+def attack_steps(kind: int, marker: str) -> list[Any]:
+    """Steps of a trace that make the folder `marker` where they are replayed."""
+    if kind == 0:
+        return [_BEGIN, ["TransformLayout", ["b0", calling_map(marker)], [0, 1, None, 0], []]]
+    loops = ["GetLoops", ["b0"], [], ["l0", "l1", "l2"]]
+    return [_BEGIN, loops, ["Annotate", ["l0", f'"{foreign_ir(marker)}"'], ["pragma_import_llvm"], []]]
+
+
+def write_dataset(folder: Path, records: list[Record]) -> None:
+    """Publish records of one device."""
+    with tempfile.TemporaryDirectory() as made, Store.open(Path(made) / "store") as store:
+        store.put_workloads([WORKLOAD], own=True)
+        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
+        store.append(records)
+        publish(store, folder, DatasetAbout(name="lab"))
+
+
+@cache
+def honest_dataset(rows: int = 23) -> Path:
+    """A dataset of some records, made once a process."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-dataset-")) / "lab"
+    write_dataset(folder, [record(number) for number in range(rows)])
+    return folder
+
+
+def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Change the rows of a file; its schema then says nothing of dictionaries."""
+    footer = pq.read_metadata(path).metadata
+    table = change(pq.read_table(path))
+    with pq.ParquetWriter(path, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+        kept = {key: footer[key] for key in footer if key.startswith(b"tensor_fleet")}
+        writer.add_key_value_metadata(kept)
+
+
+def _with_text(name: str, content: str) -> Callable[[pa.Table], pa.Table]:
+    """One text in a column of all rows, kept once."""
+
+    def change(table: pa.Table) -> pa.Table:
+        shared = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), pa.array([content]))
+        return table.set_column(table.schema.get_field_index(name), name, shared)
+
+    return change
+
+
+def _with_repeats(count: int) -> Callable[[pa.Table], pa.Table]:
+    """A first row of so many repeats, all the same, and others without any."""
+
+    def change(table: pa.Table) -> pa.Table:
+        ends = np.full(len(table) + 1, count, np.int32)
+        ends[0] = 0
+        place = table.schema.get_field_index("run_secs")
+        field = table.schema.field(place)
+        lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(count)), type=field.type)
+        return table.set_column(place, field, lists)
+
+    return change
+
+
+def _equal_rows(table: pa.Table) -> pa.Table:
+    """The first row over and over, a few bits each."""
+    zeros = pa.array(np.zeros(2_000_000, np.int32))
+    columns = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks().slice(0, 1)
+        if pa.types.is_string(column.type):
+            columns[name] = pa.DictionaryArray.from_arrays(zeros, column)
+        else:
+            columns[name] = column.take(zeros)
+    return pa.table(columns)
+
+
+#: By name: records that a bomb has at first, and what becomes of them. Each takes some kilobytes.
+PARQUET_BOMBS: dict[str, tuple[int, Callable[[pa.Table], pa.Table]]] = {
+    "a text that all rows share": (4096, _with_text("environment", '{"a":"' + "a" * 250_000 + '"}')),
+    "an id that all rows share": (4096, _with_text("candidate_id", "a" * 250_000)),
+    "one long text": (23, _with_text("environment", '{"a":"' + "a" * (200 << 20) + '"}')),
+    "rows that are equal": (23, _equal_rows),
+    "many repeats": (23, _with_repeats(40_000_000)),
+    "repeats within the bound of a row group": (23, _with_repeats(16_000_000)),
+}
+
+
+def write_bomb(name: str, folder: Path) -> None:
+    """Write a dataset whose small file of records stands for gigabytes, with right sums and counts."""
+    rows, change = PARQUET_BOMBS[name]
+    shutil.copytree(honest_dataset(rows), folder)
+    _rewrite(folder / RECORDS, change)
+    card = json.loads((folder / CARD).read_text())
+    card["records"] = pq.read_metadata(folder / RECORDS).num_rows
+    (folder / CARD).write_text(json.dumps(card))
+    write_sums(folder)
+
+
+#: What may stand in the place of a file.
+_NO_FILES: tuple[Callable[[Path], object], ...] = (
+    os.mkfifo,
+    Path.mkdir,
+    lambda path: path.symlink_to("/dev/zero"),
+    lambda path: path.symlink_to("/dev/tty"),
+    lambda path: path.symlink_to("/proc/kmsg"),
+    lambda path: path.symlink_to("/proc/self/mem"),
+    lambda path: path.symlink_to(path),
+)
+
+
+def not_regular(rng: Random, folder: Path) -> None:
+    """Put something that is no regular file in the place of a file of a folder."""
+    path = rng.choice(sorted(one for one in folder.rglob("*") if one.is_file()))
+    path.unlink()
+    rng.choice(_NO_FILES)(path)
+
+
+def make_dataset(rng: Random, folder: Path, marker: str) -> None:
+    """Write a hostile dataset into a new folder.
+
+    Args:
+        rng: Decides which.
+        folder: To make.
+        marker: Folder that a trace in it would make where it is replayed.
+    """
+    if rng.random() < 0.3:
+        steps = [attack_steps(kind, f"{marker}-{kind}") for kind in (0, 1)]
+        write_dataset(folder, [record(0), *(record(1 + kind, one) for kind, one in enumerate(steps))])
+        return
+    kind = rng.randrange(6)
+    if kind == 0:
+        write_bomb(rng.choice(list(PARQUET_BOMBS)), folder)
+        return
+    shutil.copytree(honest_dataset(), folder)
+    path = folder / RECORDS
+    if kind == 1:
+        rng.choice((faulty_values, faulty_footer))(honest_dataset() / RECORDS, path, rng)
+    elif kind == 2:
+        path.write_bytes(damaged(rng, path.read_bytes()))
+    elif kind == 3:
+        card = json.loads((folder / CARD).read_text())
+        for _ in range(rng.choice((1, 3))):
+            card = with_fault(rng, card)
+        (folder / CARD).write_bytes(deep_text(card))
+    elif kind == 4:
+        texts = (b"null", b"[]", b"[" * 100_000, b"{" * 3, deep_text(value(rng, 3)))
+        (folder / rng.choice((CARD, README, SUMS))).write_bytes(rng.choice(texts))
+    else:
+        not_regular(rng, folder)
+    is_readable = all((folder / name).is_file() for name in (RECORDS, CARD, README))
+    if rng.random() < 0.95 and is_readable:
+        write_sums(folder)
