@@ -3,8 +3,8 @@
 Makes thousands of whole files of every dialect (Ansor v0.2 to v0.6, AutoTVM 0.2, MetaSchedule databases,
 mixed, gz, damaged gz, bombs) and takes each through what `fleet` does with it, in child processes with limits
 of time and memory. Then what import accepted is offered to a real device of this host, on the way that `fleet
-collect` plans by. The same seed gives the same files; `--only N` runs one of them again. What is counted:
-`docs/hostile.md`.
+collect` plans by. Folders of strangers (datasets, models, backups, recordings) go through what opens them.
+The same seed gives the same files; `--only N` runs one of them again. What is counted: `docs/hostile.md`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from typing import Any
 
 from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
 from benchmarks.hostile_files import make_case
+from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
 from benchmarks.hostile_found import Found
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_run import Question, run, split_by_training, stages_of
 
 #: Cases of a run; they hold over 100,000 lines.
 FILES = 3_000
+#: Folders of strangers in a run.
+FOLDERS = 400
 #: Cases between two looks at the clock, where the run goes on for some minutes.
 _ROUND = 300
 #: Stages of a find of the corpus.
@@ -41,10 +44,14 @@ _KEPT = Path("runs/hostile")
 
 def questions(options: argparse.Namespace) -> Iterator[list[Question]]:
     """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
+    if options.only is not None and is_folder_case(options.only):
+        yield [Question(case=options.only, stages=folder_stages(options.only))]
+        return
     if options.only is not None:
         yield [Question(case=options.only, stages=_CORPUS_STAGES)]
         return
     yield [Question(case=name, stages=_CORPUS_STAGES) for name in corpus_names()]
+    yield [Question(case=name, stages=folder_stages(name)) for name in folder_names(options.folders)]
     until = time.monotonic() + 60 * options.minutes
     for start in itertools.count(0, _ROUND):
         stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
@@ -59,9 +66,11 @@ def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
     if case in corpus_names():
         find["kept"] = str(CORPUS / case)
         return
-    if not case.isdigit():
+    if not case.isdigit() and not is_folder_case(case):
         return
     find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
+    if not case.isdigit():
+        return
     made = make_case(seed, int(case), "/tmp/hostile-markers")
     if sum(len(data) for _, data in made.files) > _MOST_KEPT_BYTES:
         return
@@ -74,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything.
 
     Args:
-        options: `files`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
+        options: `files`, `folders`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
     """
     began = time.monotonic()
     found = Found()
@@ -144,6 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--files", type=int, default=FILES, help="generated cases")
+    parser.add_argument("--folders", type=int, default=FOLDERS, help="generated folders of strangers")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with new cases for so long")
     parser.add_argument("--seed", type=int, default=0, help="of all cases")
     parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))
@@ -163,6 +173,8 @@ def main() -> int:
 def _case(text: str) -> int | str:
     if text.isdigit():
         return int(text)
+    if is_folder_case(text):
+        return text
     if text not in corpus_names():
         raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
     corpus_case(text, "")

@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -21,16 +22,18 @@ from typing import Any, TextIO
 
 from benchmarks.hostile_corpus import corpus_case
 from benchmarks.hostile_files import Case, make_case
+from benchmarks.hostile_folders import FOLDER_STAGES, folder_case, is_folder_case
 from benchmarks.hostile_run import own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
 
 
 def peak_mb() -> float:
-    """Most memory that this process held since `forget_peak`, in MiB."""
+    """Most memory that this process held since `forget_peak`, or a process that it ever started, in MiB."""
+    below = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+            return max(below, int(line.split()[1]) / 1024)
+    return below
 
 
 def forget_peak() -> None:
@@ -58,7 +61,7 @@ def run_stage(name: str, work: Work) -> dict[str, Any]:
     began, cpu = own_secs(os.getpid()), time.process_time()
     ended, text, kind = "ok", "", ""
     try:
-        STAGES[name](work)
+        (STAGES | FOLDER_STAGES)[name](work)
         if name in work.refusals:
             ended, text = "refused", work.refusals[name]
     except TYPED as refusal:
@@ -109,6 +112,8 @@ def serve(asked: TextIO, events: TextIO) -> None:
 
 
 def _case(question: dict[str, Any]) -> Case:
+    if is_folder_case(question.get("corpus", "")):
+        return folder_case(question["corpus"], question["seed"], question["markers"])
     if "corpus" in question:
         return corpus_case(question["corpus"], question["markers"])
     return make_case(question["seed"], question["number"], question["markers"])

@@ -94,7 +94,7 @@ class RowBudget:
         for column in rows.columns:
             if pa.types.is_dictionary(column.type):
                 each = pc.fill_null(pc.binary_length(column.dictionary), 0).cast(pa.int64())
-                lengths += pc.fill_null(each.take(column.indices), 0).to_numpy(zero_copy_only=False)
+                lengths += pc.fill_null(each.take(column.indices), 0).to_numpy()
             elif pa.types.is_list(column.type):
                 repeats = pc.fill_null(pc.list_value_length(column), 0)
                 self._repeats += pc.sum(repeats).as_py() or 0

@@ -64,6 +64,4 @@ def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Excep
 
 
 def _too_much(how: str) -> str:
-    return (
-        f"more than {MOST_BYTES >> 20:,} MiB of memory are needed to read it{how}: no honest file needs that"
-    )
+    return f"more than {MOST_BYTES >> 20:,} MiB are needed to read it{how}: no honest file needs that"

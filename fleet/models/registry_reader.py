@@ -127,13 +127,14 @@ class RegistryReader:
             # A name that is no version's must not lead out of the folder.
             version_number(version)
             raw = read_regular(self.folder / version / MANIFEST_NAME, MOST_MANIFEST_BYTES)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             known = ", ".join(self.versions()[-5:]) or "none"
-            is_there = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-            why = f" ({error.strerror})" if is_there else ""
             raise RegistryError(
-                f"no model version {version!r} in {self.folder}{why}; the last: {known}"
+                f"no model version {version!r} in {self.folder}; the last: {known}"
             ) from error
+        except OSError as error:
+            path = self.folder / version / MANIFEST_NAME
+            raise RegistryError(f"{path}: {error.strerror}; restore it, or delete its folder") from error
         try:
             manifest = parse_manifest(raw, self.folder / version)
         except CheckpointError as error:

@@ -1,0 +1,157 @@
+"""Models and backups of strangers: honest ones with faults in manifests, tensors, lists and files.
+
+Called by `benchmarks.hostile_folders`. Nothing here opens what it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agents.records import DeviceId, unknown_descriptor
+from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
+from benchmarks.hostile_values import damaged, deep_text, value, with_fault
+from fleet.archive.backup import back_up
+from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
+from fleet.models.registry import Registry
+from fleet.models.registry_file import CHAMPIONS, HISTORY
+from fleet.store.store import Store
+from transfer.checked_folder import MANIFEST_NAME, TENSORS_NAME, sha256
+
+VERSION = "v000001"
+#: Sizes of a model that nobody has; each would take more memory than any machine has, or more time.
+_SIZES: tuple[dict[str, Any], ...] = (
+    {"step_width": 1 << 19},
+    {"trunk_width": 1 << 40},
+    {"residual_blocks": 1 << 30},
+    {"attention_layers": 100_000},
+    {"attention_heads": 0},
+    {"summary_ramps": 1 << 19},
+    {"head_width": None},
+    {"step_width": -8},
+    {"dropout": "NaN"},
+)
+_CONFIGS: tuple[dict[str, Any], ...] = (
+    {"max_steps": 1 << 50},
+    {"category_sizes": [1 << 19] * 64},
+    {"category_sizes": None},
+    {"number_size": 1 << 19},
+    {"workload_size": "many"},
+)
+
+
+@cache
+def _honest_models() -> Path:
+    """A registry with one version that serves a device, made once a process."""
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model.encoder import ModelSizes
+    from transfer.model.fleet_tlp import FleetTLP, model_config
+
+    folder = Path(tempfile.mkdtemp(prefix="hostile-models-")) / "models"
+    sizes = ModelSizes(step_width=8, attention_heads=2, trunk_width=16, head_width=4)
+    registry = Registry(folder)
+    about = {"table_version": 1, "samples": 8, "onboarded": "board", "trained_workloads": ["0" * 16]}
+    verdicts = {"board": {"reason": "better", "judged": {"top1": [0.8, 0.7, 0.9], "workloads": 3}}}
+    model = FleetTLP(model_config(DEFAULT_SPEC, sizes), ("board",)).eval()
+    version = registry.add(model, {**about, "verdicts": verdicts, "data_until": {"board": 1.7e9}})
+    registry.publish(version, {"board": {}}, reason="first")
+    return folder
+
+
+def make_models(rng: Random, folder: Path) -> None:
+    """Write a hostile folder of models."""
+    shutil.copytree(_honest_models(), folder)
+    kind = rng.randrange(7)
+    version = folder / VERSION
+    manifest = json.loads((version / MANIFEST_NAME).read_text())
+    if kind == 0:
+        _faulty(rng, folder / rng.choice((CHAMPIONS, HISTORY)))
+    elif kind == 1:
+        not_regular(rng, folder)
+    elif kind == 2:
+        path = version / TENSORS_NAME
+        path.write_bytes(damaged(rng, path.read_bytes()))
+        manifest["tensors_sha256"] = sha256(path.read_bytes())
+        (version / MANIFEST_NAME).write_text(json.dumps(manifest))
+    elif kind == 3:
+        manifest["model"]["sizes"] |= rng.choice(_SIZES)
+        manifest["model"] |= rng.choice(({}, *_CONFIGS))
+        if rng.random() < 0.2:
+            manifest["heads"] = [str(number) for number in range(100_000)]
+        (version / MANIFEST_NAME).write_text(json.dumps(manifest))
+    elif kind == 4:
+        key = rng.choice([*manifest, "data_until", "records", "created_at", "notes", "against_champion"])
+        manifest[key] = rng.choice((None, [], [None], {"board": None}, "x", 1e300, -1, True, value(rng, 2)))
+        (version / MANIFEST_NAME).write_bytes(deep_text(manifest))
+    else:
+        _faulty(rng, version / MANIFEST_NAME)
+
+
+def _faulty(rng: Random, path: Path) -> None:
+    """Put faults into the values or bytes of a file of JSON lines, or something else in its place."""
+    if rng.random() < 0.2:
+        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe")))
+        return
+    if rng.random() < 0.3:
+        path.write_bytes(damaged(rng, path.read_bytes()))
+        return
+    lines = [json.loads(line) for line in _documents(path.read_text())]
+    for _ in range(rng.choice((1, 3))):
+        place = rng.randrange(len(lines))
+        lines[place] = with_fault(rng, lines[place])
+    path.write_bytes(b"".join(deep_text(line) + b"\n" for line in lines))
+
+
+def _documents(content: str) -> list[str]:
+    """JSON lines, or the whole of a text that is one value."""
+    try:
+        json.loads(content)
+    except ValueError:
+        return content.splitlines()
+    return [content]
+
+
+@cache
+def _honest_backup() -> Path:
+    """A backup of a store of some records, made once a process."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-backup-"))
+    with Store.open(folder / "store") as store:
+        store.put_workloads([WORKLOAD], own=True)
+        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
+        store.append([record(number) for number in range(8)])
+    back_up(folder / "store", folder / "backup")
+    return folder / "backup"
+
+
+def make_backup(rng: Random, folder: Path) -> None:
+    """Write a hostile backup."""
+    shutil.copytree(_honest_backup(), folder)
+    kind = rng.randrange(5)
+    path = folder / MANIFEST
+    if kind == 0:
+        not_regular(rng, folder)
+    elif kind == 1:
+        path = rng.choice(sorted((folder / OBJECTS).glob("*/*")))
+        path.write_bytes(damaged(rng, path.read_bytes()))
+    elif kind == 2:
+        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"schema":null}', b"\xff", b"{}")))
+    else:
+        whole = json.loads(path.read_text())
+        del whole["sum"]
+        if kind == 3:
+            name = rng.choice(
+                ("records/a\0b", "records/" + "a" * 5000, "records/\x1b[2J", "workloads/\ud800")
+            )
+            whole["files"][name] = next(iter(whole["files"].values()))
+        else:
+            whole = with_fault(rng, whole)
+        try:
+            told = _sum_of(whole)
+        except (ValueError, TypeError, RecursionError):
+            told = "none"
+        path.write_bytes(deep_text({**whole, "sum": told} if isinstance(whole, dict) else whole))
