@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, TemplateError
 
 from fleet.durable import write_durably
 from fleet.errors import FleetError
@@ -25,12 +25,19 @@ def write_card(shown: Mapping[str, Any], path: Path) -> None:
     """Write the card of a version from what `show_version` gives; the file's ending says its form.
 
     Raises:
-        FleetError: The ending is none of `TEMPLATES`.
+        FleetError: The ending is none of `TEMPLATES`, or the manifest lacks what a card says.
     """
     name = TEMPLATES.get(path.suffix)
     if name is None:
         raise FleetError(f"--card {path}: expected a name that ends in {' or '.join(TEMPLATES)}")
-    write_durably(path, render_card(shown, name).encode())
+    try:
+        content = render_card(shown, name)
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A manifest of others may lack what a card says, or hold something else there.
+        raise FleetError(
+            f"no card of {shown['version']}: its manifest does not say what a card needs ({error})"
+        ) from error
+    write_durably(path, content.encode())
 
 
 def render_card(shown: Mapping[str, Any], template: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import resource
 import time
 import zlib
 from collections import Counter
@@ -22,6 +23,7 @@ from agents.codec import device_from_json, workload_from_json
 from agents.device import replay_file
 from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
+from agents.device.replay_records import check_apart
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
 from agents.records import (
@@ -35,6 +37,9 @@ from agents.records import (
     Replay,
     as_json_dict,
 )
+from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
+from fleet.collection.replay_files import ready
+from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.record_fixtures import as_layout_1, make_descriptor, make_record, make_spec, make_workload
@@ -440,6 +445,29 @@ def test_a_text_file_is_refused(maker: Maker, tmp_path: Path) -> None:
     (tmp_path / "records.parquet").write_text("no")
     with pytest.raises(DeviceRefusedError, match="no Parquet file"):
         maker([])
+
+
+@pytest.mark.parametrize("name", PARQUET_BOMBS)
+def test_a_small_file_takes_no_gigabytes(name: str, tmp_path: Path) -> None:
+    """They took up to 5 GB. The file is read apart first, so nothing of it comes into this process."""
+    write_bomb(name, tmp_path / "bomb")
+    path = tmp_path / "bomb" / "records.parquet"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    with pytest.raises(AgentError) as refused:
+        check_apart(path, DeviceId("board"))
+    assert "\n" not in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 1_024 * 1024)
+    replay = Replay(records=str(path), device=DeviceId("board"))
+    spec = make_spec("sim", kind=DeviceKind.REPLAY, target_json="{}", replay=replay)
+    with pytest.raises(FleetError, match="device sim: records: "):
+        ready({spec.device_id: spec}, tmp_path)
+
+
+def test_a_text_that_rows_share_is_decoded_once(maker: Maker) -> None:
+    worker = maker([recorded(1), recorded(2)])
+    found = worker._records.measurements([recorded(1).candidate_id, recorded(2).candidate_id])
+    [[first], [second]] = found.values()
+    assert first["environment"] is second["environment"]
 
 
 REPLAY = Replay(records="x", device=DeviceId("y"), noise=True)

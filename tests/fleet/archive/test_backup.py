@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,6 +196,55 @@ def test_a_list_that_leads_elsewhere_is_refused(store: Path, tmp_path: Path) -> 
         value["files"][name] = next(iter(value["files"].values()))
         (folder / MANIFEST).write_text(json.dumps({**value, "sum": backup_folder._sum_of(value)}))
         with pytest.raises(StoreError, match="is no file of a store"):
+            restore(folder, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value["files"].update({"records/a\0b": ["0" * 64, 1]}), "String should match pattern"),
+        (lambda value: value["files"].update({"records/a": ["../../etc/passwd", 1]}), "match pattern"),
+        (lambda value: value["files"].update({"records/a": None}), r"files\.records/a: Input should be"),
+        (lambda value: value.update(files=None), "files: Input should be"),
+        (lambda value: value.update(about=[]), "about: Input should be"),
+        (lambda value: value["about"].update(records="many"), r"about\.records: Input should be"),
+        (lambda value: value.update(schema=None), "is damaged"),
+    ],
+)
+def test_a_list_of_wrong_types_is_one_line(
+    change: Callable[[dict[str, Any]], object], message: str, store: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backup"
+    back_up(store, folder)
+    value = json.loads((folder / MANIFEST).read_text())
+    del value["sum"]
+    change(value)
+    (folder / MANIFEST).write_text(json.dumps({**value, "sum": backup_folder._sum_of(value)}))
+    for look in (verify_backup, lambda backup: restore(backup, tmp_path / "again")):
+        with pytest.raises(StoreError, match=message) as refused:
+            look(folder)
+        assert str(refused.value).isprintable()
+
+
+def test_what_is_no_regular_file_is_not_restored(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    back_up(store, folder)
+    kept = max((folder / OBJECTS).glob("*/*"), key=lambda path: path.stat().st_size)
+    content = kept.read_bytes()
+    for make in (
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_bytes(content * 2),
+    ):
+        kept.unlink()
+        make(kept)
+        [damage] = verify_backup(folder).damage
+        assert damage.what.startswith(("is no regular file", "bits have changed"))
+        with pytest.raises(StoreError, match=r"is no regular file|has [\d,]+ bytes, at most"):
+            restore(folder, tmp_path / "again")
+    for text in ("[" * 100_000, "null", "\xff"):
+        (folder / MANIFEST).write_text(text, encoding="latin-1")
+        with pytest.raises(StoreError, match="is damaged"):
             restore(folder, tmp_path / "again")
 
 

@@ -170,10 +170,20 @@ def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
     with_versions(tmp_path, 1, "box.a")
     path = tmp_path / "models" / "champions.json"
     newer = json.dumps({**json.loads(path.read_text()), "format": 3})
-    for text, why in (("{", ""), ("[]", ""), (newer, "layout 3, this version knows 2; upgrade.*")):
+    typed = json.loads(path.read_text())
+    typed["champions"]["box.a"]["since"] = None
+    for text, why in (
+        *(("{", ""), ("[]", ""), ("null", ""), ("[" * 100_000, "")),
+        (json.dumps(typed), ".*since.*valid number.*"),
+        (newer, "layout 3, this version knows 2; upgrade.*"),
+    ):
         path.write_text(text)
         with pytest.raises(RegistryError, match=rf"champions\.json: .*{why}restore it"):
             Registry(tmp_path / "models").champion("box.a")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RegistryError, match=r"is no regular file.*restore it"):
+        Registry(tmp_path / "models").champion("box.a")
 
 
 @pytest.mark.parametrize("cure", ["delete", "restore"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import torch
 from tests.model_fixtures import SIZES, SPEC, make_block
 from transfer import checked_folder
 from transfer.checked_folder import CheckpointError
-from transfer.model import checkpoint
 from transfer.model.checkpoint import load, save
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.manifest import FORMAT_VERSION
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_torn_tensors_and_one_flipped_bit_are_refused(saved, cut):
 
 
 def test_newer_layout_is_refused(saved):
-    edit(saved, format_version=checkpoint.FORMAT_VERSION + 1)
+    edit(saved, format_version=FORMAT_VERSION + 1)
     with pytest.raises(CheckpointError, match=r"layout version 2 is newer than this program's 1; update"):
         load(saved)
 
@@ -95,7 +96,13 @@ def test_missing_file_or_folder_is_named(saved, name, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not JSON"), ("[]", "expected an object, got list"), ("{}", "not a manifest of layout 1")],
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("null", "expected an object"),
+        ("[]", "expected an object, got list"),
+        ("{}", "not a manifest of layout 1"),
+    ],
 )
 def test_damaged_manifest_is_refused(saved, text, message):
     (saved / "manifest.json").write_text(text)
@@ -109,6 +116,63 @@ def test_manifest_that_does_not_fit_the_tensors_is_refused(saved):
         load(saved)
     edit(saved, model={"unknown": 1})
     with pytest.raises(CheckpointError, match="do not fit together"):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": None}, "heads: Input should be a valid list"),
+        ({"heads": [None]}, r"heads\.0: Input should be a valid string"),
+        ({"model": []}, "model: Input should be a valid dictionary"),
+        ({"tensors_sha256": ["x"]}, "tensors_sha256: Input should be a valid string"),
+        ({"created_at": None}, "created_at: Input should be a valid number"),
+        ({"created_at": 1e300}, "created_at: Input should be less than"),
+        ({"data_until": {"a": "x"}}, r"data_until\.a: Input should be a valid number"),
+        ({"verdicts": {"a": None}}, r"verdicts\.a: Input should be a valid dictionary"),
+        ({"beside": {"x": None}}, r"beside\.x: Input should be a valid string"),
+    ],
+)
+def test_a_key_of_another_type_is_named(saved, changes, message):
+    edit(saved, **changes)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        load(saved)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *({"step_width": width} for width in (1 << 19, 1 << 40, -8, 0, None, "8")),
+        *({name: 100_000} for name in ("residual_blocks", "attention_layers", "summary_ramps")),
+        *({"attention_heads": heads} for heads in (0, 7)),
+        {"dropout": 2.0},
+    ],
+)
+def test_sizes_that_the_tensors_do_not_have_build_no_model(saved, sizes, monkeypatch):
+    """A manifest could name sizes that fill the memory before any tensor was looked at."""
+    config = json.loads((saved / checked_folder.MANIFEST_NAME).read_text())["model"]
+    edit(saved, model={**config, "sizes": {**config["sizes"], **sizes}})
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **_: pytest.fail("it began to build one"))
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        load(saved)
+
+
+def test_more_heads_than_tensors_build_no_model(saved):
+    edit(saved, heads=[str(number) for number in range(100_000)])
+    with pytest.raises(CheckpointError, match="100000 heads"):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_what_is_no_regular_file_is_refused(saved, name):
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(CheckpointError, match=f"{name}: is no regular file"):
+        load(saved)
+    (saved / name).unlink()
+    (saved / name).symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=f"{name}: is no regular file"):
         load(saved)
 
 
