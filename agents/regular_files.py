@@ -61,7 +61,7 @@ def _open(path: Path, most_bytes: int) -> tuple[int, int]:
     os.close(handle)
     if stat.S_ISREG(found.st_mode):
         fault = f"has {found.st_size:,} bytes, at most {most_bytes:,} are read"
-        raise OSError(errno.EFBIG, fault, str(path))
+        raise OSError(errno.EOVERFLOW, fault, str(path))
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder, expected a file", str(path))
     raise OSError(errno.EINVAL, "is no regular file", str(path))

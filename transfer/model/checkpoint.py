@@ -183,7 +183,9 @@ def _untrained(kind: str, manifest: Mapping[str, Any], tensors: int) -> TlpModel
     sizes = fields["sizes"] = ModelSizes(**fields["sizes"])
     config = ModelConfig(**fields)
     numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
-    if not all(0 <= one < _MOST_SIZE for one in numbers if isinstance(one, int)):
+    widths = (sizes.category_width, sizes.step_width, sizes.trunk_width, sizes.head_width)
+    is_possible = all(0 <= one < _MOST_SIZE for one in numbers if isinstance(one, int))
+    if not is_possible or min(*widths, sizes.attention_heads, *config.category_sizes) < 1:
         raise ValueError("a size is out of range")
     if max(sizes.attention_layers, sizes.residual_blocks, len(config.category_sizes)) > tensors:
         raise ValueError(f"more layers than tensors, which are {tensors}")
