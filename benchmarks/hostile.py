@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
 from benchmarks.hostile_files import make_case
 from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
-from benchmarks.hostile_found import Found
+from benchmarks.hostile_found import SLOW_STAGES, Found
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_run import Question, run, split_by_training, stages_of
 
@@ -122,7 +122,7 @@ def report(
 ) -> dict[str, Any]:
     """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
     stages, dialects = found.stages, found.dialects
-    slow = [tally for name, tally in stages.items() if name not in ("command", "training", "live")]
+    slow = [tally for name, tally in stages.items() if name not in (*SLOW_STAGES, "live")]
     return {
         "benchmark": "hostile",
         "files": sum(counts["files"] for counts in dialects.values()),

@@ -168,7 +168,7 @@ def _equal_rows(table: pa.Table) -> pa.Table:
 PARQUET_BOMBS: dict[str, tuple[int, Callable[[pa.Table], pa.Table]]] = {
     "a text that all rows share": (4096, _with_text("environment", '{"a":"' + "a" * 250_000 + '"}')),
     "an id that all rows share": (4096, _with_text("candidate_id", "a" * 250_000)),
-    "one long text": (23, _with_text("environment", '{"a":"' + "a" * (200 << 20) + '"}')),
+    "one long text": (23, _with_text("environment", '{"a":"' + "a" * (100 << 20) + '"}')),
     "rows that are equal": (23, _equal_rows),
     "many repeats": (23, _with_repeats(40_000_000)),
     "repeats within the bound of a row group": (23, _with_repeats(16_000_000)),

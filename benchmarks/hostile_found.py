@@ -18,8 +18,10 @@ PATIENCE_SECS = 12.0
 MOST_MB = 3_000.0
 #: What importing and training may need, in MiB.
 TARGET_MB = 1_024.0
-#: Stages of the command line start a Python of their own, and training one of torch's threads.
-SLOW_STAGES = {"command": 60.0, "training": 60.0, "making": 60.0}
+#: Stages that start a Python of their own, and those in which torch starts.
+SLOW_STAGES = dict.fromkeys(
+    ("command", "training", "making", "open-dataset", "replay-file", "load-models"), 60.0
+)
 
 
 @dataclass(slots=True)

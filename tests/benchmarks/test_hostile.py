@@ -22,7 +22,15 @@ from agents.records import Workload, WorkloadId
 from benchmarks import hostile
 from benchmarks.hostile_attacks import calling_map, foreign_ir
 from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
+from benchmarks.hostile_datasets import attack_steps, record, write_dataset
 from benchmarks.hostile_files import DIALECTS, make_case
+from benchmarks.hostile_folders import (
+    FOLDER_STAGES,
+    FolderCase,
+    folder_names,
+    folder_stages,
+    open_dataset_case,
+)
 from benchmarks.hostile_found import Found
 from benchmarks.hostile_modules import MODULES, module
 from benchmarks.hostile_run import Question, run
@@ -75,6 +83,35 @@ def test_nothing_is_found_in_generated_files(tmp_path: Path) -> None:
         counts = found.dialects[dialect]
         assert counts["imported"] > counts["lines"] / 10, dialect
         assert counts["rejected"] > counts["lines"] / 20, dialect
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_found_in_folders_of_strangers(tmp_path: Path) -> None:
+    names = folder_names(16)
+    found = found_of([Question(case=name, stages=folder_stages(name)) for name in names], tmp_path)
+    no_finds(found)
+    tallies = found.stages
+    assert {name: tally.files for name, tally in tallies.items()} == dict.fromkeys(FOLDER_STAGES, 4)
+    assert sum(tally.refused for tally in tallies.values()) > 4
+
+
+def test_a_script_of_a_stranger_would_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If any trace were fit for a script, as it once was."""
+    monkeypatch.setattr("fleet.coverage.reproducer.replay_fault", lambda *_: "")
+    monkeypatch.setattr("fleet.coverage.reproducer.is_live", lambda _: True)
+    case = FolderCase(
+        name="dataset-0",
+        dialect="dataset",
+        form="folder",
+        files=(),
+        lines=0,
+        make=lambda folder: write_dataset(folder, [record(0, attack_steps(0, f"{tmp_path}/marker"))]),
+        marker=f"{tmp_path}/marker",
+    )
+    work = Work(case, tmp_path / "case")
+    case.write(work.logs)
+    open_dataset_case(work)
+    assert [path.name for path in tmp_path.glob("marker*")] == ["marker-script"]
 
 
 def test_every_find_of_the_corpus_has_its_origin() -> None:
@@ -220,7 +257,7 @@ def test_the_benchmark_prints_what_scripts_read(
 ) -> None:
     monkeypatch.setattr(hostile, "corpus_names", lambda: ["target-dashes.json"])
     monkeypatch.setattr(hostile, "_CORPUS_STAGES", ("import", "command", "dataset"))
-    words = ("--files", "3", "--live", "0", "--keep", str(tmp_path))
+    words = ("--files", "3", "--folders", "0", "--live", "0", "--keep", str(tmp_path))
     code, told = run_main(monkeypatch, capsys, *words)
     assert code == 0, told["finds"]
     zeros = ("executed", "crashes", "hangs", "unaccounted_lines")

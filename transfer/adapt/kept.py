@@ -91,7 +91,7 @@ def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> So
         about = _about(folder / name, raw)
         kind, settings = about["kind"], json.loads(about["settings"])
         arrays = load_arrays(raw)
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise TransferError(
             f"{folder / name}: cannot be read ({type(error).__name__}: {error}); adapt the device again"
         ) from error
