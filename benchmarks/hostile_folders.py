@@ -94,7 +94,7 @@ def open_dataset_case(work: Work) -> None:
             Path(f"{case.marker}-script").mkdir(exist_ok=True)
     for form in FORMATS:
         place = work.folder / f"export-{form}"
-        with suppress(_typed()):
+        with suppress(*_typed()):
             files = export(reader, place, form).files
             # Parquet is data; the other forms are read by tuners that replay what they find.
             if form != "parquet" and any(case.marker.encode() in path.read_bytes() for path in files):
@@ -112,11 +112,11 @@ def _scripts(reader: StoreReader, candidate_id: str) -> Iterator[str]:
     yield view["script"]
     found = find(reader, candidate_id)
     assert found is not None
-    with suppress(_typed()):
+    with suppress(*_typed()):
         yield _script(reader, found)
 
 
-def _typed() -> type[Exception] | tuple[type[Exception], ...]:
+def _typed() -> tuple[type[Exception], ...]:
     from benchmarks.hostile_stages import TYPED
 
     return TYPED
@@ -162,7 +162,7 @@ def restore_backup_case(work: Work) -> None:
     from fleet.archive.backup import restore, verify_backup
     from fleet.archive.verify import verify
 
-    with suppress(_typed()):
+    with suppress(*_typed()):
         verify_backup(work.logs)
     restore(work.logs, work.folder / "restored")
     verify(work.folder / "restored")
