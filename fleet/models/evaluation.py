@@ -69,6 +69,8 @@ class Evaluation:
     table_version: int
     #: The model that was judged, where it was not trained here.
     model: str | None
+    #: Parts of the workloads that were asked for; the split has fewer if there are fewer workloads.
+    folds_asked: int | None = None
     #: Of that model: held-out candidates that judge nobody (`fleet.models.judged_rows`), by device.
     not_judged: Mapping[str, int] = field(default_factory=dict)
 
@@ -78,6 +80,7 @@ class Evaluation:
             "split": self.split,
             "table_version": self.table_version,
             "model": self.model,
+            "folds_asked": self.folds_asked,
             "near_copies": self.near_copies,
             "not_judged": dict(self.not_judged),
             "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
@@ -104,6 +107,9 @@ def evaluate_store(
 ) -> Evaluation:
     """Train rankers on parts of a store and judge them on the rest.
 
+    Workloads are held out in as many parts as `training.folds` says, or in one part per workload if there
+    are fewer.
+
     Args:
         settings: Store, folds, epochs, and the first seed.
         device_ids: Devices of one family; all of the store where empty.
@@ -129,18 +135,17 @@ def evaluate_store(
         rankers.append(ModelRanker(config=train_config(settings.training.epochs), name="fleet-tlp"))
     beside = [*(["mtl-tlp"] if MTL_TLP in kinds else []), *baselines]
     rankers += [make_baseline(name, reader, snapshot) for name in dict.fromkeys(beside)]
-    first = settings.training.seed
+    first, folds = settings.training.seed, settings.training.folds
 
     def splits_of(seed: int) -> list[Split]:
-        return make_splits(
-            kind, snapshot.dataset, snapshot.workloads, folds=settings.training.folds, seed=seed
-        )
+        return make_splits(kind, snapshot.dataset, snapshot.workloads, folds=folds, seed=seed)
 
-    passes = len(rankers) * seeds * settings.training.folds * settings.training.epochs
+    passes = len(rankers) * seeds * folds * settings.training.epochs
     workers = workers_for(len(snapshot.dataset), passes)
     tried = range(first, first + seeds)
     fitting = Fitting(workers=workers)
-    return _judge(reader, snapshot, rankers, kind, splits_of, tried, fitting, on_progress)
+    judged = _judge(reader, snapshot, rankers, kind, splits_of, tried, fitting, on_progress)
+    return replace(judged, folds_asked=folds if kind is SplitKind.BY_WORKLOAD else None)
 
 
 def evaluate_model(

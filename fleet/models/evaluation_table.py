@@ -90,11 +90,19 @@ def _signed(estimate: _Estimate) -> str:
     return f"{_share(value, 3, '+')} ({low} to {high})"
 
 
+def _fewer_parts(found: Mapping[str, Any]) -> str:
+    """Why the workloads were held out in fewer parts than asked; nothing if they were not."""
+    parts, folds_asked = len(found["splits"]), found["folds_asked"]
+    if folds_asked is None or parts >= folds_asked:
+        return ""
+    return f" ({folds_asked} were asked for, and there are {parts} workloads)"
+
+
 def _notes(found: Mapping[str, Any]) -> list[str]:
     """What was done, and how to read the table."""
     seeds, splits = len(found["seeds"]), found["splits"]
     done = {
-        "by-workload": f"{len(splits)} parts of the workloads, each held out once",
+        "by-workload": f"{len(splits)} parts of the workloads, each held out once{_fewer_parts(found)}",
         "within-workload": "a share of each workload's candidates held out",
         "by-network": f"networks held out one after another: {', '.join(splits)}",
         "by-device": "each device held out once, judged on candidates that the others measured",

@@ -99,15 +99,20 @@ def workload_folds(
 ) -> list[Split]:
     """Hold out every workload exactly once, each fold with its share of every operator, dealt by `seed`.
 
+    There are `folds` of them, or one per workload with rows if these are fewer.
+
     Raises:
-        DatasetError: There are fewer workloads with rows than folds, or fewer than 2 folds.
+        DatasetError: There are rows of fewer than 2 workloads, or fewer than 2 folds are asked for.
     """
     present = np.unique(dataset.group)
-    if not 2 <= folds <= len(present):
+    if folds < 2:
+        raise DatasetError(f"workloads are held out in 2 folds or more, got {folds}")
+    if len(present) < 2:
         raise DatasetError(
-            f"cannot make {folds} folds of {len(present)} workloads: give 2 to {len(present)} folds, "
-            "or collect more workloads"
+            f"there are candidates of {len(present)} workloads, and holding one out leaves nothing to learn "
+            "from: measure more workloads (`fleet collect --workloads 8`), or split within workloads"
         )
+    folds = min(folds, len(present))
     by_operator: dict[str, list[int]] = defaultdict(list)
     for index in present.tolist():
         by_operator[workloads[dataset.workload_ids[index]].operator].append(index)

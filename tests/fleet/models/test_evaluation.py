@@ -245,6 +245,23 @@ def test_the_table_fits_and_says_what_its_words_mean(
     assert told["near_copies"] > 0
 
 
+def test_a_store_of_few_workloads_is_judged_in_fewer_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {one.workload_id for one in WORKLOADS[:4]}
+    records = [one for one in made_records(("a", "b")) if one.workload_id in few]
+    store = make_store(tmp_path / "store", records)
+    assert run(["eval", "--store", str(store), "--seeds", "1", "--epochs", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 parts of the workloads, each held out once (5 were asked for, and there are 4 workloads)" in said
+
+    single = [one for one in records if one.workload_id == WORKLOADS[0].workload_id]
+    store = make_store(tmp_path / "single", single)
+    assert run(["eval", "--store", str(store), "--seeds", "1", "--epochs", "1"]) == 1
+    assert "holding one out leaves nothing to learn from: measure more workloads" in capsys.readouterr().err
+
+
 def test_a_kept_model_stands_alone(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     options = {
         "--baselines": "mlp",

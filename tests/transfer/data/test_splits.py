@@ -102,10 +102,16 @@ def test_folds_of_a_part_only_deal_the_workloads_of_the_part(dataset: Dataset) -
     assert all(len(np.unique(part.group[split.test])) == 1 for split in splits)
 
 
-@pytest.mark.parametrize("folds", [0, 1, 8])
-def test_folds_that_cannot_be_made_are_refused(dataset: Dataset, folds: int) -> None:
-    with pytest.raises(DatasetError, match=f"cannot make {folds} folds of 7 workloads"):
-        workload_folds(dataset, WORKLOADS, folds, seed=0)
+def test_few_workloads_make_few_folds(dataset: Dataset) -> None:
+    assert [split.name for split in workload_folds(dataset, WORKLOADS, 8, seed=0)][-1] == "fold 7 of 7"
+
+
+def test_folds_that_cannot_be_made_are_refused(dataset: Dataset) -> None:
+    for folds in (0, 1):
+        with pytest.raises(DatasetError, match=f"in 2 folds or more, got {folds}"):
+            workload_folds(dataset, WORKLOADS, folds, seed=0)
+    with pytest.raises(DatasetError, match="of 1 workloads, and holding one out leaves nothing"):
+        workload_folds(dataset.take(dataset.group == 0), WORKLOADS, 2, seed=0)
 
 
 def test_within_workload_every_workload_trains_and_most_are_judged(dataset: Dataset) -> None:
