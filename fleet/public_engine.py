@@ -155,15 +155,12 @@ def _embedded(
 ) -> dict[str, Any]:
     from fleet.collection.replay_files import REPLAY
     from fleet.daemon.daemon import SPOOL
-    from fleet.models.registry_file import latest
     from fleet.store.new_store import records_or_nothing
 
     if kind is RequestKind.ONBOARDING:
-        from fleet.config.settings import select_devices
-        from fleet.onboarding.day_zero import usable_shipped
+        from fleet.onboarding.day_zero import check_onboarding
 
-        if not usable_shipped(settings, select_devices(settings)[DeviceId(arguments["device"])]):
-            latest(options.models)  # an engine need not start to learn that there is no model to start from
+        check_onboarding(settings, DeviceId(arguments["device"]), options.models)
     store = Path(settings.store.path)
     beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
     with records_or_nothing(store, *beside):

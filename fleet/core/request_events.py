@@ -179,7 +179,7 @@ def _ask_for_head(
     request_id = RequestId(name)
     if core.requests.get(request_id) is not None:
         return []
-    arguments = {"device": device.device_id, "samples": samples, "fewer": True, **(more or {})}
+    arguments = {"device": device.device_id, "samples": samples, **(more or {})}
     request = Request(request_id=request_id, kind=RequestKind.ONBOARDING, arguments=arguments)
     core.requests.submit(request, core.leasing.now)
     return [ShowRequest(request_id=request_id)]

@@ -65,6 +65,10 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
         session.store()  # what waits for the table is in it after this
         return judge_heads(settings, arguments, work.models, display)
     names = [DeviceId(one) for one in devices_of(arguments)]
+    if isinstance(arguments, OnboardingArguments) and arguments.since is None:
+        from fleet.onboarding.day_zero import check_onboarding
+
+        check_onboarding(settings, names[0], work.models)
     display.phase("wait", 0)
     session.ready(names)
     known = session.store().devices()
@@ -97,7 +101,6 @@ def perform(work: Work, session: EngineSession, display: Display) -> dict[str, A
                 specs[names[0]],
                 work.models,
                 display,
-                fewer=arguments.fewer,
                 has_drifted=arguments.since is not None,
                 waits=work.folder is None,
             )

@@ -82,8 +82,8 @@ def pools_of(
     sources: CollectionOf[DeviceId],
     samples: int,
     *,
+    learnable: CollectionOf[CandidateId],
     live: bool = False,
-    fewer: bool = False,
     whole: bool = False,
 ) -> tuple[dict[WorkloadId, list[Candidate]], bool, int]:
     """Candidates to choose among by workload; whether none is of a held-out workload; how many to choose.
@@ -94,31 +94,40 @@ def pools_of(
     Args:
         store: Where the records are.
         sources: Whose candidates.
-        samples: How many are asked for.
+        samples: How many are asked for; as many as there are if these are fewer.
+        learnable: Candidates that the dataset of the onboarding has: one whose records tell nothing is no
+            sample.
         live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
-        fewer: Do with as many as there are.
         whole: Choose among all that are known, not the first few of each workload.
 
     Raises:
-        FleetError: Source devices have measured fewer candidates than samples asked for.
+        FleetError: Source devices have measured none.
     """
     known = store.workloads()
+
+    def pools_up_to(limit: int) -> dict[WorkloadId, list[Candidate]]:
+        found = known_candidates(store, sources, limit, live=live)
+        pools = {
+            one: [each for each in pool if each.candidate_id in learnable] for one, pool in found.items()
+        }
+        return {one: pool for one, pool in pools.items() if pool}
+
     limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
     limit = _WHOLE_POOL if whole else limit
-    pools = known_candidates(store, sources, limit, live=live)
+    pools = pools_up_to(limit)
     if sum(map(len, pools.values())) < samples:
-        pools = known_candidates(store, sources, samples, live=live)
+        pools = pools_up_to(samples)
     kept_out = held_out(known[workload_id] for workload_id in pools)
     open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
     # Held-out workloads teach nothing, so samples of them would be spent in vain.
     if sum(map(len, open_pools.values())) >= samples:
         return open_pools, not any(is_held_out(known[one]) for one in open_pools), samples
     there = sum(map(len, pools.values()))
-    if there < samples and not (fewer and there):
+    if samples and not there:
         raise FleetError(
-            f"{samples} samples are asked for, but the source devices {', '.join(sources)} have measured "
-            f"{there} candidates{' of our own' if live else ''}; ask for at most that many, "
-            "or run `fleet collect` first"
+            f"the source devices {', '.join(sources)} have measured no candidate"
+            f"{' of our own' if live else ''} that a head can learn from: run `fleet collect` on one of them "
+            "first"
         )
     return pools, False, min(samples, there)
 

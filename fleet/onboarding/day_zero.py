@@ -12,17 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import CandidateId, Descriptor, DeviceSpec, Workload, WorkloadId
+from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.settings import CollectSettings, Display
+from fleet.config.settings import select_devices
 from fleet.models.holdout import is_held_out
+from fleet.errors import FleetError
 from fleet.models.registry import Registry
+from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for, told
+from fleet.onboarding.choice import source_devices_of, source_version
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
     Strangers,
@@ -33,7 +37,8 @@ from fleet.onboarding.head_version import (
     with_columns,
 )
 from fleet.requests.session import EngineSession
-from fleet.store.reader import StoreReader
+from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP
 
 if TYPE_CHECKING:
@@ -74,6 +79,36 @@ def usable_shipped(settings: FleetConfig, spec: DeviceSpec) -> bool:
 def starts_alone(settings: FleetConfig, registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     """Whether an onboarding starts from the shipped model, for want of source devices."""
     return usable_shipped(settings, spec) and is_alone(registry, store, spec)
+
+
+def check_onboarding(settings: FleetConfig, device_id: DeviceId, models: Path) -> None:
+    """Refuse an onboarding that has nothing to start from, before an engine or a device is waited for.
+
+    Raises:
+        FleetError: There is no model to start from, it has no head of a source device, or source devices have
+            measured nothing that the device may be given.
+    """
+    spec, registry = select_devices(settings)[device_id], Registry(models)
+    path = Path(settings.store.path)
+    store = Store.read(path) if (path / RECORDS).is_dir() else None
+    if usable_shipped(settings, spec) and (store is None or is_alone(registry, store, spec)):
+        return
+    if store is None:
+        latest(models)
+        raise FleetError(
+            f"there is no store at {path}, so {device_id} has no source devices: run `fleet collect` and "
+            "`fleet train` on other devices of its family first"
+        )
+    version = source_version(registry, store, spec).name
+    heads = tuple(registry.manifest(version)["heads"])
+    sources = source_devices_of(store, device_id, spec.family, heads, version)
+    entries = store.devices()
+    usable = [one for one in sources if is_live(entries[one].spec) or not is_live(spec)]
+    if not any(store.data_files(one) for one in usable):
+        raise FleetError(
+            f"the source devices of {device_id}, {', '.join(sources)}, have measured nothing that it may be "
+            "given: run `fleet collect` on one of them first"
+        )
 
 
 def serve_at_once(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> None:
@@ -147,6 +182,7 @@ def onboard_alone(
     result: dict[str, Any] = {
         "device": target,
         "samples": 0,
+        "samples_asked": samples,
         "outcomes": {},
         "strategy": settings.onboarding.strategy,
         "taken": "day_zero",

@@ -58,6 +58,7 @@ from fleet.onboarding.head_version import (
     with_target,
     without_head,
 )
+from fleet.onboarding.text import WHY_FEWER
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
@@ -74,7 +75,6 @@ def onboard_device(
     models: Path,
     display: Display,
     *,
-    fewer: bool = False,
     has_drifted: bool = False,
     waits: bool = True,
 ) -> dict[str, Any]:
@@ -86,21 +86,20 @@ def onboard_device(
         spec: The device.
         models: Folder of the model versions.
         display: Shows how it goes.
-        fewer: Do with fewer samples where source devices have not measured so many candidates.
         has_drifted: The engine's store parts what the device measured before it drifted. Where its reference
             programs run as before, its head stays; and a new one serves only where it is better.
         waits: Whether `auto` makes leave-one-device-out scores where none are ready. A daemon makes them in
             its idle time, and a head must not take longer the more devices are known.
 
     Returns:
-        What `fleet onboard --json` prints: samples, strategy asked for and taken, version of the model,
+        What `fleet onboard --json` prints: samples (as many as asked for, or as source devices have measured
+        candidates), `samples_asked`, strategy asked for and taken, version of the model,
         `served_by` (the version that serves the device now; where it is another one, `why_not_served`),
         likeness to source devices by fingerprint, what to expect with intervals (or why nothing can be told),
         the curve so far, what more samples would buy, seconds by part.
 
     Raises:
-        FleetError: The device has no source devices, more samples are asked for than source devices have
-            measured, or none of them ran.
+        FleetError: The device has no source devices, these have measured nothing, or no sample ran.
         TransferError: No head can be made.
     """
     from transfer.evaluate.onboarding_cases import Regime
@@ -110,7 +109,7 @@ def onboard_device(
         return onboard_alone(engine, settings, spec, models, display)
     clock, config = Clock(), train_config(settings.training.epochs)
     arrival = _arrive(engine, settings, spec, models)
-    samples = _measure(arrival, clock, display, fewer=fewer, has_drifted=has_drifted)
+    samples = _measure(arrival, clock, display, has_drifted=has_drifted)
     registry = Registry(models)
     if isinstance(samples, str):
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
@@ -138,6 +137,7 @@ def onboard_device(
     result: dict[str, Any] = {
         "device": target,
         "samples": len(samples.few_shot),
+        "samples_asked": settings.onboarding.samples,
         "outcomes": samples.outcomes,
         "strategy": strategy.name,
         "taken": taken,
@@ -217,9 +217,7 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
     )
 
 
-def _measure(
-    arrival: _Arrival, clock: Clock, display: Display, *, fewer: bool, has_drifted: bool
-) -> _Samples | str:
+def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: bool) -> _Samples | str:
     """Take the fingerprint, choose the few-shot set, and measure it; or say why there is no need to."""
     from transfer.adapt.fingerprint import distances
     from transfer.adapt.sample_selection import IN_ROUNDS, rounds
@@ -233,8 +231,12 @@ def _measure(
     with display.live():
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            how_wide = {"live": is_live(spec), "fewer": fewer, "whole": selector in IN_ROUNDS}
-            pools, holds_out, count = pools_of(store, known, asked, **how_wide)
+            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
+            how_wide = {"live": is_live(spec), "whole": selector in IN_ROUNDS}
+            learnable = frozenset(before.dataset.candidate_ids)
+            pools, holds_out, count = pools_of(store, known, asked, learnable=learnable, **how_wide)
+        if count < asked:
+            display.say(f"{target} measures {count} samples of {asked}: {WHY_FEWER}")
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
             others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
@@ -245,8 +247,6 @@ def _measure(
             if why := why_as_before(mine, before_it, engine.store()):
                 display.finish()
                 return why
-        with clock.part("choose"):
-            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
         for so_far in rounds(selector, count):
             with clock.part("choose"):
                 measured = _measured(engine.store(), target, environment_id)

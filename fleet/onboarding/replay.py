@@ -37,7 +37,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     Leave-one-device-out scores are kept beside the folder `models`; nothing else is written.
 
     Raises:
-        FleetError: The device has no records, no source devices, or fewer candidates than samples asked for.
+        FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
     clock = Clock()
@@ -55,6 +55,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         "device": device,
         "replay": True,
         "samples": len(one.few_shot),
+        "samples_asked": settings.onboarding.samples,
         "failed_samples": recorded.failed,
         "strategy": strategy.name,
         "taken": taken,
@@ -104,11 +105,7 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         dataset = dataset.take(few_of_each(dataset, np.arange(len(dataset)), _MOST, seed))
     plan = CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(device,), seeds=(seed,))
     [case] = make_cases(dataset, None, plan)
-    if samples > len(case.pool):
-        raise FleetError(
-            f"{samples} samples are asked for, but {device} and its source devices have {len(case.pool)} "
-            "recorded candidates to choose from (the others judge the head); ask for at most that many"
-        )
+    samples = min(samples, len(case.pool))
     view, config = shown(dataset, case), train_config(settings.training.epochs)
     situation = situation_of(view, case)
     sources = situation.sources

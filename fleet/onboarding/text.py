@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+#: Why an onboarding has fewer samples than it was asked for.
+WHY_FEWER = "source devices have measured no more candidates; `fleet collect` on one of them makes more"
 #: What is put in order in each regime (`transfer.evaluate.onboarding_cases`).
 _MEANT = {
     "device-new": "candidates that source devices measured; of others a search may expect less",
@@ -15,7 +17,10 @@ _MEANT = {
 
 def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     """What `fleet onboard` prints of what `--json` gives, with `--replay` or without."""
-    yield f"{result['device']}: {result['samples']} samples{_ended(result)}"
+    fewer = "" if result["samples"] >= result["samples_asked"] else f" of {result['samples_asked']}"
+    yield f"{result['device']}: {result['samples']} samples{fewer}{_ended(result)}"
+    if fewer and not result.get("shipped"):
+        yield WHY_FEWER
     taken = result["taken"]
     said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"
     sources = ", ".join(result["siblings"])

@@ -224,7 +224,7 @@ def _measure(
         engine.ready([target.device_id])
     resumed = bool(engine.store().data_files(target.device_id))
     # As in a daemon, which scores all strategies in its idle time: nobody waits a minute for that.
-    onboarded = onboard_device(engine, fleet, target, models, display, fewer=True, waits=False)
+    onboarded = onboard_device(engine, fleet, target, models, display, waits=False)
     for part, secs in onboarded["seconds"].items():
         clock.parts[f"onboard: {part}"] = secs
     if resumed:

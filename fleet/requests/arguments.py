@@ -60,9 +60,8 @@ class OnboardingArguments(_Arguments):
     """A head for a device."""
 
     device: _Name
+    #: At most: source devices may have measured fewer candidates.
     samples: _Number | None = None
-    #: Do with fewer samples where source devices have not measured so many candidates.
-    fewer: bool = False
     #: Unix seconds at which the device drifted: what it measured before is a source, no sample. Where its
     #: reference programs run as before, its head stays.
     since: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

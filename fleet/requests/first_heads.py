@@ -44,6 +44,6 @@ def first_head_requests(
                 # As the state names those that it asks for.
                 request_id=RequestId(f"onboarding-{first}-{incarnation}"),
                 kind=RequestKind.ONBOARDING,
-                arguments={"device": first, "samples": samples, "fewer": True},
+                arguments={"device": first, "samples": samples},
             )
     return found

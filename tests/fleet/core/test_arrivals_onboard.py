@@ -63,7 +63,7 @@ def test_a_new_device_gets_a_head_at_once() -> None:
     assert StartDriver(request_id=ASKED) in comes(state, NEW)
     asked = shown(state, ASKED)
     assert asked["state"] == "running"
-    assert asked["arguments"] == {"device": "new", "samples": 64, "fewer": True}
+    assert asked["arguments"] == {"device": "new", "samples": 64}
 
 
 def test_nothing_is_asked_where_nobody_could_teach_it_or_it_is_switched_off() -> None:
@@ -171,7 +171,7 @@ def test_a_device_that_drifts_gets_a_head_from_few_new_samples() -> None:
     request_id = RequestId("drift-old-200")
     assert StartDriver(request_id=request_id) in made
     # Records are stamped by the wall clock.
-    wanted = {"device": "old", "samples": 32, "fewer": True, "since": 1_200.0}
+    wanted = {"device": "old", "samples": 32, "since": 1_200.0}
     assert shown(state, request_id)["arguments"] == wanted
     # A training follows all the same, once there is more to learn from.
     state.apply(ev.RecordsStored(at_secs=210.0, device_id=OLD, count=LIMITS.reason_records))

@@ -254,7 +254,9 @@ def test_a_store_of_few_workloads_is_judged_in_fewer_parts(
     store = make_store(tmp_path / "store", records)
     assert run(["eval", "--store", str(store), "--seeds", "1", "--epochs", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 parts of the workloads, each held out once (5 were asked for, and there are 4 workloads)" in said
+    assert (
+        "4 parts of the workloads, each held out once (5 were asked for, and there are 4 workloads)" in said
+    )
 
     single = [one for one in records if one.workload_id == WORKLOADS[0].workload_id]
     store = make_store(tmp_path / "single", single)

@@ -85,7 +85,15 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
     )
     assert found == {"served_by": first, "why_not_served": why}
     assert registry.champions()[TARGET].retained == f"{second}: {why}"
-    told = {"device": NEW, "samples": 16, "strategy": "nearest", "taken": "nearest", "siblings": [], **found}
+    told = {
+        "device": NEW,
+        "samples": 16,
+        "samples_asked": 16,
+        "strategy": "nearest",
+        "taken": "nearest",
+        "siblings": [],
+        **found,
+    }
     text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))
     assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
     registry.rollback(TARGET, second, reason="as the report says", by_hand=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from agents.records import DeviceId, Family, WorkloadId
+from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
@@ -30,7 +30,7 @@ from fleet.onboarding.adaptation import more_samples, strategy_for
 from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
-from fleet.onboarding.text import lines_of
+from fleet.onboarding.text import WHY_FEWER, lines_of
 from fleet.public_engine import EngineOptions
 from fleet.public_work import onboard
 from fleet.store.store import Store
@@ -116,11 +116,15 @@ def test_auto_keeps_its_standings_for_the_next_time(
 
 
 def test_what_cannot_be_replayed_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
-    half = len(WORKLOADS) * len(TILES) // 2
-    with pytest.raises(FleetError, match=f"{half} recorded candidates to choose from"):
-        onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
     with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
         onboard_recorded(settings_of(recorded, samples=8), "dev-x", tmp_path / "models")
+
+
+def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
+    half = len(WORKLOADS) * len(TILES) // 2
+    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
+    assert (result["samples"], result["samples_asked"]) == (half, half + 1)
+    assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
 def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None:
@@ -201,8 +205,9 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
             store.put_device(*cpu_device(device))
             made = [(one, candidate(one, *tiles)) for one in its for tiles in TILES[:4]]
             store.append([record_of(each, device, 1e-3 * (1 + n)) for n, (_, each) in enumerate(made)])
-        pools, holds_out, _ = pools_of(store, [DeviceId("dev-a"), DeviceId("dev-b")], 8)
         snapshot = load_snapshot(store)
+        sources, learnable = [DeviceId("dev-a"), DeviceId("dev-b")], frozenset(snapshot.dataset.candidate_ids)
+        pools, holds_out, _ = pools_of(store, sources, 8, learnable=learnable)
     samples = frozenset(one.candidate_id for pool in pools.values() for one in pool)
     nothing: Any = None
     one = onboarding_of(snapshot, DeviceId(NEW), samples, nothing, nothing, 0, holds_out=holds_out)
@@ -337,7 +342,7 @@ def test_an_onboarding_that_cannot_begin_leaves_no_store_behind(world: tuple[Pat
     config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
     store = folder.parent / "another" / "store"
     options = EngineOptions(store=store, models=models, config=config)
-    with pytest.raises(FleetError, match="none of them a source device of board"):
+    with pytest.raises(FleetError, match="so board has no source devices"):
         onboard("board", options=options)
     assert not store.parent.exists()
 
@@ -348,8 +353,42 @@ def present_of(store: Path, result: dict[str, Any]) -> str:
     return max(records, key=lambda one: one.measured_at).environment_id
 
 
+def test_an_onboarding_takes_as_many_samples_as_source_devices_measured(
+    world: tuple[Path, Path, Path],
+) -> None:
+    store, folder, models = world
+    there = len(WORKLOADS) * len(TILES)
+    with Store.open(store) as writer:
+        # Candidates whose every record is a rejected one stand in no dataset, so none of them is a sample.
+        lost = [record_of(candidate(WORKLOADS[0], 1, 1, 7), "dev-a", 1e-3)]
+        writer.append([replace(one, outcome=Outcome.REJECTED) for one in lost])
+    result = onboarded("board", there + 8, store, folder, models)
+    assert (result["samples"], result["samples_asked"]) == (there, there + 8)
+    assert list(lines_of(result))[:2] == [f"board: {there} samples of {there + 8}", WHY_FEWER]
+
+
+def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engine_starts(
+    world: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder, models = world
+    monkeypatch.setattr("fleet.daemon.embedded.run_embedded", lambda *_: pytest.fail("an engine started"))
+    config = folder / "fleet.yaml"
+    config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
+
+    def refused(store: Path, models: Path) -> str:
+        with pytest.raises(FleetError) as caught:
+            onboard("board", samples=64, options=EngineOptions(store=store, models=models, config=config))
+        return str(caught.value)
+
+    assert "no model under" in refused(store, folder / "no-models")
+    assert "so board has no source devices" in refused(folder / "no-store", models)
+    empty = folder / "empty"
+    with Store.open(empty) as writer:
+        for one in SOURCES:
+            writer.put_device(*cpu_device(one))
+    assert "have measured nothing that it may be given" in refused(empty, models)
+
+
 def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
     with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
         onboarded("dead", 16, *world)
-    with pytest.raises(FleetError, match="have measured 192 candidates"):
-        onboarded("board", 193, *world)

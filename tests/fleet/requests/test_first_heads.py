@@ -28,7 +28,7 @@ def asked(**changes: dict[str, Any]) -> list[str]:
 
 def test_a_live_device_that_works_is_asked_and_no_recorded_one() -> None:
     [request] = first_head_requests(SPECS, shown(), [], {"cpu"}, 64).values()
-    assert request.arguments == {"device": "one", "samples": 64, "fewer": True}
+    assert request.arguments == {"device": "one", "samples": 64}
     assert request.request_id == "onboarding-one-3"
     assert asked(one={"state": "probing"}) == ["two"]
     assert asked(one={"state": "lost"}, two={"state": "quarantined"}) == []
