@@ -6,9 +6,11 @@ heartbeats.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +20,15 @@ _EVERY_SECS = 5.0
 _MOST_CPUS = 0.25
 #: Times of all CPUs that are no work, or are counted twice.
 _NO_WORK = ("idle", "iowait", "guest", "guest_nice")
+#: Programs that run another one, which a list of processes should name, and their option for a text to run.
+_INTERPRETERS = {
+    r"python[\d.]*": r"-[bBdEiIOPqsSuvx]*c",
+    r"(?:ba|da|z|k)?sh": r"-[a-z]*c",
+    r"node|perl|ruby": r"-[a-z]*e",
+}
+#: Python's option that names a module: alone, with the name, or behind other flags (`-Im`).
+_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m(?P<name>[\w.]*)")
+_LONGEST_NAME = 60
 
 
 class HostLoad:
@@ -65,6 +76,32 @@ def cpu_secs(roots: Sequence[int]) -> tuple[float, float]:
             used = process.cpu_times()
             own += used.user + used.system + used.children_user + used.children_system
     return busy, own
+
+
+def program_of(command: Sequence[str]) -> str:
+    """The program of a command line, and what an interpreter runs: `python -m pytest`, `bash build.sh`.
+
+    Other arguments are left out: they may be long, or secret. Empty if the command line is.
+    """
+    if not command:
+        return ""
+    # A process may have renamed itself to a sentence.
+    program = Path(command[0]).name if command[0].startswith(("/", ".")) else command[0]
+    program = program[:_LONGEST_NAME]
+    text = next((text for names, text in _INTERPRETERS.items() if re.fullmatch(names, program)), None)
+    if text is None:
+        return program
+    is_python, arguments = program.startswith("python"), iter(command[1:])
+    for argument in arguments:
+        if is_python and (module := _MODULE.fullmatch(argument)):
+            return f"{program} -m {(module['name'] or next(arguments, ''))[:_LONGEST_NAME]}".rstrip()
+        if re.fullmatch(text, argument):
+            return f"{program} {argument[:1]}{argument[-1]}"
+        if is_python and argument in ("-W", "-X"):
+            next(arguments, "")
+        elif not argument.startswith("-"):
+            return f"{program} {Path(argument).name[:_LONGEST_NAME]}"
+    return program
 
 
 def processes_of(roots: Sequence[int]) -> set[psutil.Process]:

@@ -115,11 +115,11 @@ def busiest_programs(daemon_pid: int | None) -> list[str]:
 
 
 def _command(process: psutil.Process) -> str:
-    """Its program, and what an interpreter runs: `python -m pytest`."""
     import psutil
 
+    from agents.host.host_load import program_of
+
     try:
-        program, *arguments = process.cmdline()
-    except (psutil.Error, ValueError):
+        return program_of(process.cmdline()) or str(process.info["name"])
+    except psutil.Error:
         return str(process.info["name"])
-    return " ".join([Path(program).name, *(one for one in arguments[:2] if len(one) < 40)])

@@ -87,6 +87,8 @@ def _print_comparison(found: dict[str, Any]) -> None:
     if found["rows"]:
         columns = ("series", *found["sides"], "change", "noise", "severity")
         print_rows(columns, [_cells(row) for row in found["rows"]])
+        if any(row["kind"] == "latency" for row in found["rows"]):
+            say("Each workload's latencies are of the candidate with the median change.")
     if found["hidden"]:
         say(f"{found['hidden']} changes within the noise are hidden; --all shows them")
     if not found["is_last"]:
@@ -94,12 +96,18 @@ def _print_comparison(found: dict[str, Any]) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    unknown = "not known"
+    before, after = (_value(row[side], row["unit"]) for side in ("before", "after"))
     return (
         row["name"],
-        f"{row['before']:.4g} {row['unit']}".strip(),
-        f"{row['after']:.4g} {row['unit']}".strip(),
+        before,
+        after,
         f"{row['change']:+.1%}",
-        unknown if row["noise"] is None else f"{row['noise']:.2%}",
-        unknown if row["severity"] is None else f"{row['severity']:.1f}",
+        "-" if row["noise"] is None else f"{row['noise']:.2%}",
+        "-" if row["severity"] is None else f"{row['severity']:.1f}",
     )
+
+
+def _value(value: float, unit: str) -> str:
+    from fleet.report.words import latency
+
+    return latency(value) if unit == "s" else f"{value:.4g} {unit}".strip()

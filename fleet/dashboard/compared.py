@@ -20,6 +20,7 @@ from fleet.dashboard.comparison import (
     ComparedSide,
     compare_measurements,
     compare_versions,
+    shared_candidates,
     summary,
 )
 from fleet.dashboard.pages import PageQuery, cut
@@ -124,7 +125,7 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
     if before.device_id == after.device_id and sides[1].environment != sides[0].environment:
         # Days of one device are one series only within one environment; the later day's counts.
         again = _side(reader, before, sides[1].environment)
-        if again.latencies():
+        if again.states():
             sides[0] = again
     names = {str(one): workload.name for one, workload in _workloads(reader, sides).items()}
     rows = compare_measurements(sides[0], sides[1], names)
@@ -139,9 +140,37 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
     is_same = before.device_id == after.device_id
     if has_both and is_same and sides[0].environment != sides[1].environment:
         notes.append("The two days are of different environments: these are two series, not one.")
-    if not rows and has_both:
-        notes.append("No candidate was measured on both sides.")
+    if has_both:
+        notes += _why_left_out(shared_candidates(*sides))
+    unjudged = sum(row["kind"] == "latency" and row["noise"] is None for row in rows)
+    if unjudged:
+        notes.append(
+            f"The noise of {unjudged:,} changes is not known, as neither side has an A/A run: `fleet collect "
+            "--noise 20` makes one."
+        )
     return rows, notes
+
+
+def _why_left_out(candidates: Mapping[str, int]) -> list[str]:
+    """Sentences on the candidates that both sides measured and that are not compared, by reason."""
+    shared, steady = candidates["shared"], candidates["steady"]
+    if not shared:
+        return ["No candidate was measured on both sides."]
+    if steady == shared:
+        return []
+    reasons = {
+        "measured while the host was busy": candidates["suspect"],
+        "failed on a side": candidates["failed"],
+    }
+    counted = [
+        f"{'all' if count == shared else f'{count:,}'} {reason}" for reason, count in reasons.items() if count
+    ]
+    compared = "none" if not steady else f"{steady:,}"
+    again = " `fleet collect --remeasure 50` measures those again." if candidates["suspect"] else ""
+    return [
+        f"{shared:,} candidates were measured on both sides, and {compared} can be compared: "
+        f"{', '.join(counted)}.{again}"
+    ]
 
 
 def _side(reader: StoreReader, side: Side, environment_id: str = "") -> ComparedSide:

@@ -109,6 +109,8 @@ class ComparedSide:
     environment_id: str = ""
     first_at: float = float("-inf")
     last_at: float = float("inf")
+    #: Candidates by environment, and the best of what was measured of each: `steady`, `suspect` or `failed`.
+    _states: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Rows of trusted first measurements by environment: workload, candidate, seconds.
     _rows: dict[str, list[tuple[list[str], list[str], NDArray[np.float64]]]] = field(default_factory=dict)
     _noise: dict[str, list[Reading]] = field(default_factory=dict)
@@ -130,9 +132,16 @@ class ComparedSide:
             for _, ratios in canary_ratios(rows):
                 for canary, ratio in ratios.items():
                     canaries.setdefault(canary, []).append(ratio)
-            steady = pa.array(~says(rows.column("quality"), "suspect"))
-            timed = rows.filter(pc.and_(pc.equal(rows.column("outcome"), Outcome.OK.value), steady))
-            timed = timed.filter(pc.is_valid(timed.column("latency_secs")))
+            is_ok = pc.equal(rows.column("outcome"), Outcome.OK.value)
+            is_timed = pc.and_(is_ok, pc.is_valid(rows.column("latency_secs")))
+            is_steady = pc.and_(is_timed, pa.array(~says(rows.column("quality"), "suspect")))
+            states, every = self._states.setdefault(name, {}), rows.column("candidate_id")
+            states |= {one: "failed" for one in every.to_pylist() if one not in states}
+            states |= {
+                one: "suspect" for one in every.filter(is_timed).to_pylist() if states[one] == "failed"
+            }
+            timed = rows.filter(is_steady)
+            states |= dict.fromkeys(timed.column("candidate_id").to_pylist(), "steady")
             if timed.num_rows:
                 columns = (timed.column(one).to_pylist() for one in ("workload_id", "candidate_id"))
                 kept = (*columns, np.asarray(timed.column("latency_secs")))
@@ -140,9 +149,17 @@ class ComparedSide:
 
     @property
     def environment(self) -> str:
-        """The environment that is compared: the one with most timed records."""
-        counts = {name: sum(len(part[0]) for part in parts) for name, parts in self._rows.items()}
-        return max(counts, key=lambda name: (counts[name], name), default="")
+        """The environment that is compared: the one with most steady timed records, then most candidates."""
+        steady = {name: sum(len(part[0]) for part in parts) for name, parts in self._rows.items()}
+
+        def rank(name: str) -> tuple[int, int, str]:
+            return steady.get(name, 0), len(self._states[name]), name
+
+        return max(self._states, key=rank, default="")
+
+    def states(self) -> Mapping[str, str]:
+        """Candidates of the environment: `steady`, `suspect` (the host was busy) or `failed` (no latency)."""
+        return self._states.get(self.environment, {})
 
     @property
     def environments(self) -> int:
@@ -174,9 +191,9 @@ def compare_measurements(
     """Rows of what two sides measured.
 
     Returns:
-        A row for each workload with common candidates (`before` and `after` are the medians of their
-        latencies, `pairs` is their number, `change` the median change of one candidate), and for each canary
-        that both have.
+        A row for each workload with common candidates, and for each canary that both have. Of a workload,
+        `before` and `after` are the seconds of the candidate in the middle by its change, `change` is after
+        over before less one, and `pairs` is the number of common candidates.
     """
     noise = together(before.noise(), after.noise())
     rows = []
@@ -184,12 +201,31 @@ def compare_measurements(
     for workload, mine in before.latencies().items():
         both = sorted(mine.keys() & theirs.get(workload, {}).keys())
         if both:
-            ratios = [theirs[workload][one] / mine[one] for one in both]
-            values = median([mine[one] for one in both]), median([theirs[workload][one] for one in both])
+            ratios = {one: theirs[workload][one] / mine[one] for one in both}
+            # Medians of each side would be of two candidates, and may move against the change.
+            middle = sorted(both, key=lambda one: ratios[one])[(len(both) - 1) // 2]
+            values = mine[middle], theirs[workload][middle]
             about = {"key": workload, "name": names.get(workload, workload), "kind": "latency", "unit": "s"}
-            rows.append(_row(about, values, median(ratios) - 1.0, noise, len(both)))
+            rows.append(_row(about, values, ratios[middle] - 1.0, noise, len(both)))
     rows += _canary_rows(before.canaries(), after.canaries())
     return rows
+
+
+def shared_candidates(before: ComparedSide, after: ComparedSide) -> dict[str, int]:
+    """Count the candidates that both sides measured (`shared`), by their worse side.
+
+    `steady` ones are compared, `suspect` and `failed` ones are not.
+    """
+    first, second = before.states(), after.states()
+    states = [{first[one], second[one]} for one in first.keys() & second.keys()]
+    failed = sum("failed" in one for one in states)
+    steady = states.count({"steady"})
+    return {
+        "shared": len(states),
+        "steady": steady,
+        "suspect": len(states) - steady - failed,
+        "failed": failed,
+    }
 
 
 def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.settings import CollectSettings, Display
 from fleet.config.settings import select_devices
-from fleet.models.holdout import is_held_out
 from fleet.errors import FleetError
+from fleet.models.holdout import is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped

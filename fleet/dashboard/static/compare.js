@@ -49,8 +49,8 @@ function result(data, context) {
   return [
     h("p", { class: "lede" }, all === 0 ? "Nothing can be compared." : `${count(summary.significant)} of ${count(all)} changes are significant, ${count(summary.insignificant)} are within the noise${summary.unknown ? `, and of ${count(summary.unknown)} the noise is not known` : ""}.`),
     data.notes.map((note) => h("p", { class: "note" }, note)),
-    h("p", { class: "note" }, `Severity is the change over the noise of its own series. From ${summary.threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
-    h("p", {}, h("label", { class: "check" }, h("input", { type: "checkbox", checked: context.query.all === "true", onchange: flip }), ` Show changes within the noise (${count(data.hidden || (context.query.all === "true" ? summary.insignificant : 0))} ${context.query.all === "true" ? "shown" : "hidden"})`)),
+    all === 0 ? null : h("p", { class: "note" }, `Severity is the change over the noise of its own series. From ${summary.threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
+    all === 0 ? null : h("p", {}, h("label", { class: "check" }, h("input", { type: "checkbox", checked: context.query.all === "true", onchange: flip }), ` Show changes within the noise (${count(data.hidden || (context.query.all === "true" ? summary.insignificant : 0))} ${context.query.all === "true" ? "shown" : "hidden"})`)),
     all === 0 ? null : table({
       list: data,
       columns: columns(data),
@@ -71,8 +71,8 @@ function columns(data) {
     { name: data.sides[0], number: true, level: 2, cell: (row) => value(row, row.before) },
     { name: data.sides[1], number: true, level: 2, cell: (row) => value(row, row.after) },
     { name: "Change", key: "change", number: true, cell: (row) => signedPercent(row.change) },
-    { name: "Noise", number: true, level: 2, cell: (row) => (row.noise === null ? "not known" : percent(row.noise, 2)) },
-    { name: "Severity", key: "severity", number: true, cell: (row) => (row.severity === null ? "not known" : h(row.is_significant ? "strong" : "span", {}, row.severity.toFixed(1))) },
+    { name: "Noise", number: true, level: 2, cell: (row) => (row.noise === null ? "–" : percent(row.noise, 2)) },
+    { name: "Severity", key: "severity", number: true, cell: (row) => (row.severity === null ? "–" : h(row.is_significant ? "strong" : "span", {}, row.severity.toFixed(1))) },
     { name: "Candidates", key: "pairs", number: true, level: 2, cell: (row) => (row.kind === "latency" ? count(row.pairs) : "–") },
   ];
 }

@@ -125,6 +125,52 @@ def test_what_nobody_can_judge_stays_in_sight_and_environments_are_told(tmp_path
     assert notes[0] == "one has measured in 2 environments; the one with most records counts."
 
 
+def test_shared_candidates_that_are_not_compared_are_counted_by_reason(tmp_path: Path) -> None:
+    suspect = canonical_json({"suspect": True})
+
+    def records(device: str, *numbers: int, quality: str = suspect, **changes: Any) -> list[Record]:
+        made = (make_record(number, device=device) for number in numbers)
+        return [replace(one, quality=quality, **changes) for one in made]
+
+    busy = [*records("one", 1, 2, 3), *records("two", 1, 2, 3)]
+    path = put(tmp_path / "store", busy, "one", "two")
+    again = "`fleet collect --remeasure 50` measures those again."
+    [note] = compared(path, "one", "two")["notes"]
+    counted = "3 candidates were measured on both sides, and none can be compared: "
+    assert note == f"{counted}all measured while the host was busy. {again}"
+
+    failed = {"outcome": Outcome.RUN_FAILED, "run_secs": (), "error": "it broke"}
+    more = [*records("one", 5, quality="{}", **failed), *records("two", 5, quality="{}")]
+    steady = [*records("one", 6, quality="{}"), *records("two", 6, quality="{}")]
+    note, noise = compared(put(path, [*more, *steady]), "one", "two")["notes"]
+    counted = "5 candidates were measured on both sides, and 1 can be compared: "
+    assert note == f"{counted}3 measured while the host was busy, 1 failed on a side. {again}"
+    assert "The noise of 1 changes is not known, as neither side has an A/A run" in noise
+
+    apart = put(tmp_path / "apart", [*records("one", 1), *records("two", 2)], "one", "two")
+    assert compared(apart, "one", "two")["notes"] == ["No candidate was measured on both sides."]
+
+
+def test_both_sides_of_a_row_agree_with_its_change(tmp_path: Path) -> None:
+    """The medians of 77 and 80 us stood beside a change of -41 %: they were of two candidates."""
+    workload = make_workload(1).workload_id
+    latencies = {"one": (10e-6, 77e-6, 900e-6), "two": (80e-6, 45e-6, 70e-6)}
+    records = [
+        replace(make_record(number, device=device, workload=workload), run_secs=(secs,))
+        for device, every in latencies.items()
+        for number, secs in zip((1, 2, 3), every, strict=True)
+    ]
+    path = put(tmp_path / "store", records, "one", "two")
+    [row] = compared(path, "one", "two")["rows"]
+    assert (row["before"], row["after"], row["pairs"]) == (77e-6, 45e-6, 3)
+    assert row["change"] == pytest.approx(row["after"] / row["before"] - 1)
+    out = said("compare", "one", "two", "--store", str(path), "--models", str(tmp_path / "models"))
+    assert "77.0 µs" in out
+    assert "45.0 µs" in out
+    assert "-41.6%" in out
+    assert out.count("not known") == 1, "it is said once, not in each row"
+
+
 def test_days_of_one_device_are_two_sides(tmp_path: Path) -> None:
     path, day = tmp_path / "store", 1_700_000_000.0
     fill(path, {"one": 1.0})
