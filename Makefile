@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make run` (the main job) and `make test`.
+# Set-up is part of each command. `make install` does nothing else, `make run` does the main job after it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,9 +7,11 @@ LOCK := constraints.txt
 # torch's CPU-only build saves 3.7 GB of CUDA. PyPI has none; where an index of the host has it, it is taken.
 TORCH_CPU := torch==2.13.0+cpu --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 
-.PHONY: run test check format docs lock clean
+.PHONY: install run test check format docs lock clean
 
-run: $(VENV)/installed
+install: $(VENV)/installed
+
+run: install
 	$(BIN)/fleet demo
 
 test: $(VENV)/installed-dev
@@ -47,8 +49,9 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --require-hashes -c $(LOCK) -r $(VENV)/dev.txt
 	touch $@
 
+# Not --quiet: that hides warnings from --strict too, and a page that is missing in the navigation is one.
 docs: $(VENV)/installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Pins and sums of everything, kept where they still fit; `make lock UPGRADE=--upgrade` takes the newest. Needs uv.
 lock:

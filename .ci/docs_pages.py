@@ -1,4 +1,4 @@
-"""Hook of mkdocs: README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site.
+"""Hook of mkdocs: README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site, results are listed.
 
 They lie in the repository's root, where people look for them, and link to `docs/...`. In the site their links
 lead to pages.
@@ -14,6 +14,15 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
+
+
+def on_config(config: Any) -> Any:
+    """List the result pages that the navigation does not name, by their own titles."""
+    [results] = [section["Results"] for section in config["nav"] if "Results" in section]
+    named = {next(iter(page.values())) if isinstance(page, dict) else page for page in results}
+    pages = sorted(f"results/{path.name}" for path in Path(config["docs_dir"], "results").glob("*.md"))
+    results += [page for page in pages if page not in named]
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
