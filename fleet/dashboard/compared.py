@@ -142,11 +142,10 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
         notes.append("The two days are of different environments: these are two series, not one.")
     if has_both:
         notes += _why_left_out(shared_candidates(*sides))
-    unjudged = sum(row["kind"] == "latency" and row["noise"] is None for row in rows)
-    if unjudged:
+    if any(row["kind"] == "latency" and row["noise"] is None for row in rows):
         notes.append(
-            f"The noise of {unjudged:,} changes is not known, as neither side has an A/A run: `fleet collect "
-            "--noise 20` makes one."
+            "The noise of latencies is not known, as neither side has an A/A run: `fleet collect --noise 20` "
+            "makes one."
         )
     return rows, notes
 

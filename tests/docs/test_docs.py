@@ -41,12 +41,18 @@ def test_every_fleet_on_a_cluster_names_its_devices() -> None:
     assert [one for one in commands if "--device" not in one[1]] == []
 
 
+def shell_blocks(text: str) -> list[str]:
+    """The code blocks of a page that a person types in a shell."""
+    # Each block is matched, output too: the fence that ends one would begin the next otherwise.
+    blocks = re.findall(r"(?ms)^ *```(\w*)\n(.*?)^ *```", text)
+    return [block for language, block in blocks if language in ("", "sh", "bash")]
+
+
 def fleet_commands() -> Iterator[tuple[str, list[str]]]:
     """Every `fleet ...` line of a code block, and every span that is one, with its page."""
     for page in CURRENT:
         text = page.read_text()
-        blocks = re.findall(r"```(?:sh|bash)?\n(.*?)```", text, re.DOTALL)
-        lines = [line.strip() for block in blocks for line in block.splitlines()]
+        lines = [line.strip() for block in shell_blocks(text) for line in block.splitlines()]
         spans = re.findall(r"`(fleet [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         for line in [*lines, *spans]:
             # Sketches, messages, and options of the command itself are no commands of a verb.

@@ -44,6 +44,7 @@ HERE: dict[str, str] = {
     "collect --device x86-64-v2 --device x86-64-v3 --workloads 20 --samples 32": SOME,
     "collect --remeasure 50": "collect --device x86-64-v3 --workloads 8 --samples 12 --remeasure 5",
     "status": "",
+    "status --store runs/store": "",
     "train": "",
     "onboard": "onboard x86-64-v4 --samples 32",
     "onboard x86-64-v4": "onboard x86-64-v4 --samples 32",
@@ -75,6 +76,9 @@ HERE: dict[str, str] = {
     "store verify": "",
     "store backup FOLDER": "store backup backup",
     "store backup /mnt/backup": "store backup backup",
+    "store backup /mnt/other-disk/fleet-backup": "store backup backup",
+    "store verify --store /mnt/other-disk/fleet-backup": "store verify --store backup",
+    "store restore /mnt/other-disk/fleet-backup runs/store": "store restore backup again/store",
     "store restore FOLDER NEW": "store restore backup again/store",
     "up --once": "up --once --device x86-64-v3 --for 20",
     "up --device x86-64-v3 --for 3600": "up --device x86-64-v3 --for 5",
@@ -99,7 +103,36 @@ BESIDE_A_DAEMON: dict[str, str] = {
 
 #: What needs real programs, a cluster, or files of other tools, and the test that runs it for real.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "tests/docs/test_first_hour.py": (
+        "collect --device x86-64-v2 --device sandybridge --workloads 4 --samples 8",
+        "onboard x86-64-v3 --samples 64",
+        "show 080adb --store runs/demo/store --script",
+        "show GMM_1x128x128x128 --store runs/demo/store",
+        "status --store runs/demo/store",
+        "tune x86-64-v3 --network bert-tiny --trials 32",
+        "workloads --store runs/demo/store --limit 3",
+    ),
     "tests/fleet/report/test_demo.py": ("demo",),
+    "tests/fleet/collection/test_replaying.py": (
+        "collect --device sim-board --store runs/sim/store",
+        "collect --device sim-w6600 --store runs/sim/store --set workloads.min_flops=0 "
+        "--set workloads.max_flops=1000000000000",
+    ),
+    "tests/fleet/interchange/test_import_knobs.py": (
+        "import spaces/convolution/W6600.json.gz spaces/dedispersion/W6600.json.gz --device w6600 "
+        "--store runs/w6600/store",
+    ),
+    "tests/fleet/datasets/test_datasets.py": (
+        "datasets open examples/open-cpu-1 --store runs/open",
+        "datasets open examples/open-cpu-2 --store runs/open",
+        "datasets open out/open-cpu --store runs/store",
+        "datasets publish runs/store out/open-cpu --made-by fleet collect --network corpus --workloads 400",
+        "datasets verify examples/open-cpu-1 "
+        "--sha256 079c3700bd576f6064444a68140469cda74d0f4c011fd87316c45617ca51c7eb",
+        "datasets verify out/open-cpu",
+        "datasets verify out/open-cpu "
+        "--sha256 9b2e9fe4d75db2b324e4eba513d494194332f46c89a44d83a0b24a88bf33ae6c",
+    ),
     "tests/fleet/cli/test_cli_devices.py": ("doctor",),
     "tests/fleet/models/test_evaluation.py": (
         "eval",
