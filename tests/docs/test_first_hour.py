@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.host import isa
+from agents.host import cpu_features as isa
 from agents.host.probe import probe
 from fleet.store.store import Store
 from tests.conftest import until
