@@ -144,8 +144,8 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
         notes += _why_left_out(shared_candidates(*sides))
     if any(row["kind"] == "latency" and row["noise"] is None for row in rows):
         notes.append(
-            "The noise of latencies is not known, as neither side has an A/A run: `fleet collect --noise 20` "
-            "makes one."
+            "The noise of latencies is not known, as neither side has an A/A run on a quiet host: "
+            "`fleet collect --noise 20` makes one."
         )
     return rows, notes
 

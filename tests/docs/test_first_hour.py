@@ -19,12 +19,12 @@ from fleet.store.store import Store
 from tests.conftest import until
 from tests.docs.test_docs import ROOT, shell_blocks
 
-pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 #: What the page leaves out: a full installation, and the demo's ten minutes.
 SMALL_DEMO = "fleet demo --workloads 4 --samples 4 --support 8 --folds 2 --repeats 1 --epochs 1"
 #: Time of a step at most, in seconds, on a host with other work.
-STEP_SECS = 600
+STEP_SECS = 900
 #: Commands that go on until Ctrl-C.
 ENDLESS = ("fleet up", "fleet status --watch")
 #: Shorter timing and training, by the settings that the documents name.
@@ -66,16 +66,23 @@ class Reader:
         if command in ENDLESS:
             self._goes_on(command)
             return
-        done = subprocess.run(
+        shell = subprocess.Popen(
             command,
             shell=True,
             cwd=self.folder,
             env=self.environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=STEP_SECS,
+            start_new_session=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        try:
+            output, _ = shell.communicate(timeout=STEP_SECS)
+        except subprocess.TimeoutExpired:
+            # The shell's command is asked to end too, and ends what it has started.
+            os.killpg(shell.pid, signal.SIGTERM)
+            output, _ = shell.communicate(timeout=60)
+        assert shell.returncode == 0, f"{command}: {shell.returncode}\n{output[-3000:]}"
 
     def _with_names_of_here(self, command: str) -> str:
         """The command about a candidate and a workload that the small demo has measured."""

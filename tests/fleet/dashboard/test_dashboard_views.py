@@ -145,7 +145,7 @@ def test_shared_candidates_that_are_not_compared_are_counted_by_reason(tmp_path:
     note, noise = compared(put(path, [*more, *steady]), "one", "two")["notes"]
     counted = "5 candidates were measured on both sides, and 1 can be compared: "
     assert note == f"{counted}3 measured while the host was busy, 1 failed on a side. {again}"
-    assert "The noise of latencies is not known, as neither side has an A/A run" in noise
+    assert "The noise of latencies is not known, as neither side has an A/A run on a quiet host" in noise
 
     apart = put(tmp_path / "apart", [*records("one", 1), *records("two", 2)], "one", "two")
     assert compared(apart, "one", "two")["notes"] == ["No candidate was measured on both sides."]
