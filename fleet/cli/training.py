@@ -218,7 +218,9 @@ def evaluate(
     ] = None,
     models: ModelsOption = DEFAULT_MODELS,
     epochs: EpochsOption = None,
-    folds: Annotated[int | None, typer.Option(min=2, help="Parts of the workloads (training.folds).")] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=2, help="Most parts of the workloads (training.folds).")
+    ] = None,
     seed: SeedOption = None,
     detach: DetachOption = False,
     config: ConfigOption = None,
@@ -288,7 +290,7 @@ def onboard(
     device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
     samples: Annotated[
         int | None,
-        typer.Option(min=0, help="Candidates to measure, earlier ones included (onboarding.samples)."),
+        typer.Option(min=0, help="Most candidates to measure, earlier ones included (onboarding.samples)."),
     ] = None,
     strategy: Annotated[
         str | None, typer.Option(help="auto, or one strategy by name (onboarding.strategy).")

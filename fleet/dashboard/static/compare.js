@@ -48,7 +48,7 @@ function result(data, context) {
   const all = summary.significant + summary.insignificant + summary.unknown;
   return [
     h("p", { class: "lede" }, all === 0 ? "Nothing can be compared." : `${count(summary.significant)} of ${count(all)} changes are significant, ${count(summary.insignificant)} are within the noise${summary.unknown ? `, and of ${count(summary.unknown)} the noise is not known` : ""}.`),
-    data.notes.map((note) => h("p", { class: "note" }, note)),
+    data.notes.map((note) => h("p", { class: "note" }, note.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part)))),
     all === 0 ? null : h("p", { class: "note" }, `Severity is the change over the noise of its own series. From ${summary.threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
     all === 0 ? null : h("p", {}, h("label", { class: "check" }, h("input", { type: "checkbox", checked: context.query.all === "true", onchange: flip }), ` Show changes within the noise (${count(data.hidden || (context.query.all === "true" ? summary.insignificant : 0))} ${context.query.all === "true" ? "shown" : "hidden"})`)),
     all === 0 ? null : table({

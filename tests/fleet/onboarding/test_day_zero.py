@@ -98,7 +98,14 @@ def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
 def test_the_report_says_what_an_expectation_is_made_of() -> None:
     figures = {"top1": 0.77, "top1_interval": [0.76, 0.78], "top5": 0.95, "top5_interval": [0.94, 0.96]}
     result = {
-        **{"device": "mine", "samples": 0, "outcomes": {}, "strategy": "auto", "taken": "day_zero"},
+        **{
+            "device": "mine",
+            "samples": 0,
+            "samples_asked": 0,
+            "outcomes": {},
+            "strategy": "auto",
+            "taken": "day_zero",
+        },
         **{"siblings": [], "shipped": "open-cpu-2", "seconds": {}},
         "expected": {**figures, "samples": 0, "devices": 6, "regime": "both-new"},
     }
