@@ -163,6 +163,11 @@ class FleetState:
         entry = self._core.requests.get(request_id)
         return entry.describe(self._core.leasing.wall_ahead_secs) if entry is not None else None
 
+    def open_request(self, request_id: RequestId) -> Request | None:
+        """One request that has not ended; None where none of this id is open."""
+        entry = self._core.requests.get(request_id)
+        return None if entry is None or entry.state.is_end else entry.request
+
     def open_requests(self) -> list[Request]:
         """Requests that have not ended, in the order of their coming."""
         return [one.request for one in self._core.requests.open()]

@@ -39,6 +39,8 @@ from fleet.requests.session import pack_candidate, unpack_candidate
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
+#: What is raised by a message that is no question; nothing else of it may end the coordinator.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 _OUT = frozenset({DeviceState.QUARANTINED, DeviceState.RETIRED, DeviceState.ABSENT})
 
 
@@ -79,7 +81,7 @@ class DriverQuestions:
         """Take up what a driver asks.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: It is no question.
+            LookupError, TypeError, ValueError, AttributeError: It is no question (`MALFORMED`).
         """
         parts, op, number = self._parts, str(message["op"]), int(message["id"])
         names = message.get("devices", [message["device"]] if "device" in message else [])
@@ -97,11 +99,14 @@ class DriverQuestions:
     def pursue_all(self) -> None:
         """Ask agents that have come up, and answer where a device cannot be waited for, or there is room."""
         for key, question in list(self._questions.items()):
-            if question.op == "measure":
-                if reason := self._out_of_order(question):
-                    self._answer(key, unusable=reason)
-            elif self._parts.disk.may_try or question.op not in OPS | {"flush"}:
-                self._go_on(key, question)
+            try:
+                if question.op == "measure":
+                    if reason := self._out_of_order(question):
+                        self._answer(key, unusable=reason)
+                elif self._parts.disk.may_try or question.op not in OPS | {"flush"}:
+                    self._go_on(key, question)
+            except MALFORMED as error:
+                self._answer(key, error=f"what was asked cannot be understood: {error!r:.200}")
 
     def forget(self, request_id: RequestId) -> None:
         """Let go of what a driver asked that is gone."""
@@ -250,6 +255,10 @@ class DriverQuestions:
         request may be cancelled. What they measure first is not measured again.
         """
         parts, values, device_id = self._parts, question.values, question.device_ids[0]
+        request = parts.state.open_request(question.request_id)
+        if request is None:
+            self._answer(key, error=f"request {question.request_id} has ended")
+            return
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
         found = {one.candidate_id: one for one in map(unpack_candidate, values["candidates"])}
         question.candidates, question.origins = (
@@ -268,7 +277,6 @@ class DriverQuestions:
             by_workload.setdefault(one.workload_id, []).append(one)
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
-        asked = next(one for one in parts.state.open_requests() if one.request_id == question.request_id)
         for part in _parts(fresh):
             pairs = [(one.workload_id, one.candidate_id) for one in part]
             job = replace(
@@ -276,7 +284,7 @@ class DriverQuestions:
                     device_id, pairs, part[0].origin, attempt, str(values["model_version"])
                 ),
                 request_id=question.request_id,
-                priority=asked.priority,
+                priority=request.priority,
             )
             question.jobs.add(job.job_id)
             parts.planner.queues.opened(job)

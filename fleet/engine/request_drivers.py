@@ -16,7 +16,7 @@ from fleet.core.events import JobState
 from fleet.core.request_words import RequestId
 from fleet.engine.composition import Composition
 from fleet.engine.context import Driver
-from fleet.engine.driver_questions import DriverQuestions
+from fleet.engine.driver_questions import MALFORMED, DriverQuestions
 from fleet.errors import FleetError, StoreFull
 from fleet.requests.channel import ChannelClosedError
 
@@ -51,11 +51,11 @@ class RequestDrivers:
 
         On a full disk it is started once there is room.
         """
-        found = [one for one in self._parts.state.open_requests() if one.request_id == request_id]
-        if not found:
+        request = self._parts.state.open_request(request_id)
+        if request is None:
             return  # it was cancelled in the turn in which it came
         try:
-            driver = self._launch(found[0])
+            driver = self._launch(request)
         except StoreFull as error:
             self._parts.disk.full(error)
             self._held.append(request_id)
@@ -104,7 +104,7 @@ class RequestDrivers:
                     return
                 try:
                     self._take(request_id, message)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                except MALFORMED as error:
                     self.stop(request_id)
                     self._end(request_id, {}, f"its driver says what cannot be understood: {error!r:.200}")
                 if request_id not in self._drivers:

@@ -7,11 +7,14 @@ are processes of ours; what comes is checked by who takes it all the same (`flee
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import socket
 import threading
 from contextlib import suppress
 from typing import Any
+
+_LOG = logging.getLogger(__name__)
 
 #: Longest line: the workloads of some networks with their modules, or the records of a batch.
 _MOST_BYTES = 256 << 20
@@ -79,7 +82,10 @@ class DriverChannel:
                     break
         except (OSError, ValueError):
             pass  # a broken line is the end of a process that was killed
-        self._read.put(None)
+        except Exception:
+            _LOG.exception("a channel ends: what came cannot be read")
+        finally:
+            self._read.put(None)  # whoever reads must not wait for a thread that is gone
 
     def _transmit(self) -> None:
         try:
@@ -87,9 +93,10 @@ class DriverChannel:
                 self._socket.sendall(data)
         except OSError:
             pass  # the other end is gone, as the reading thread says
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        finally:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
 
 
 def _value(line: bytes) -> dict[str, Any]:

@@ -98,11 +98,18 @@ class RequestDesk:
     def show(self, state: FleetState, request_id: RequestId) -> None:
         """Show what a request is now, and answer those who wait for that; it is durable."""
         shown = state.request(request_id)
-        assert shown is not None
-        known = {**self._shown, request_id: shown}
-        self._shown = {one: known[one] for one in state.request_ids() if one in known}
+        if shown is not None and request_id in self._shown:
+            self._shown[request_id] = shown  # it has made progress: no other one comes or goes
+        else:
+            known = self._shown if shown is None else {**self._shown, request_id: shown}
+            self._shown = {one: known[one] for one in state.request_ids() if one in known}
         for answer in self._waiting.pop(request_id, ()):
-            _give(answer, shown)
+            if shown is not None:
+                _give(answer, shown)
+            else:
+                # Whoever asked may have given up meanwhile.
+                with suppress(InvalidStateError):
+                    answer.set_exception(RequestUnknown(f"request {request_id} ended, and is not kept"))
 
     def serve(
         self, state: FleetState, fleet: Callable[[], KnownFleet], tell: Callable[[Event], None], now: float

@@ -35,6 +35,8 @@ class EngineSession:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
         self._is_over = False
+        #: Why no answer comes any more, once the thread that hears them has ended.
+        self._end_reason = "the coordinator is gone; the same command goes on from what is stored"
         #: Reader of the store, and how many measurements were answered when it was opened.
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0
@@ -176,9 +178,10 @@ class EngineSession:
         """Ask the coordinator: an `op` with its arguments; `read` makes the value of the answer."""
         number = next(self._numbers)
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # so that its answer always finds it open
         with self._lock:
             if self._is_over:
-                future.set_exception(_gone())
+                future.set_exception(FleetError(self._end_reason))
                 return future
             self._open[number] = future, read
         self._channel.send({**question, "id": number})
@@ -198,30 +201,36 @@ class EngineSession:
         """Give answers to those who wait for them, until the coordinator is gone."""
         try:
             while True:
-                message = self._channel.get()
-                if message is None:
-                    continue
-                with self._lock:
-                    future, read = self._open.pop(message["id"])
-                if "unusable" in message:
-                    future.set_exception(DeviceUnusableError(message["unusable"]))
-                elif "error" in message:
-                    future.set_exception(FleetError(message["error"]))
-                else:
-                    try:
-                        future.set_result(read(message["value"]))
-                    except Exception as error:
-                        future.set_exception(error)
+                if (message := self._channel.get()) is not None:
+                    self._answer(message)
         except ChannelClosedError:
+            pass
+        except Exception as error:
+            self._end_reason = f"the coordinator's answer cannot be understood: {error!r:.200}"
+        finally:
             with self._lock:
-                self._is_over, left = True, list(self._open.values())
+                self._is_over, unanswered = True, list(self._open.values())
                 self._open.clear()
-            for future, _ in left:
-                future.set_exception(_gone())
+            for future, _ in unanswered:
+                future.set_exception(FleetError(self._end_reason))
 
+    def _answer(self, message: dict[str, Any]) -> None:
+        """Give one answer to who waits for it.
 
-def _gone() -> FleetError:
-    return FleetError("the coordinator is gone; the same command goes on from what is stored")
+        Raises:
+            KeyError: It answers nothing that was asked.
+        """
+        with self._lock:
+            future, read = self._open.pop(message["id"])
+        if "unusable" in message:
+            future.set_exception(DeviceUnusableError(message["unusable"]))
+        elif "error" in message:
+            future.set_exception(FleetError(message["error"]))
+        else:
+            try:
+                future.set_result(read(message["value"]))
+            except Exception as error:
+                future.set_exception(error)
 
 
 def _workloads(answer: Any) -> list[Workload]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from fleet.transport.ray_cluster import Cluster, Node
 
 _LOG = logging.getLogger(__name__)
 
-#: How long the answer of another host is waited for, where it is only wanted for people to read.
-_TAIL_SECS = 1.0
 #: Pause before a process that could not be reached for a moment is asked again.
 _AGAIN_SECS = 0.5
 
@@ -75,6 +74,9 @@ class HostProcess:
         self._heartbeat_secs, self._resource = heartbeat_secs, resource
         self._keeper: Any = None
         self._oom_kills: Any = None
+        #: Calls to another host for its last words, once it has ended.
+        self._tail: Any = None
+        self._oom_kills_after: Any = None
         #: None until its host is known to have the versions that this side has.
         self._actor: Any = None
         self.call: Any = None
@@ -160,8 +162,18 @@ class HostProcess:
         requests, self.requests = self.requests, []
         return self._actor.close.remote(requests)
 
+    def ask_last_words(self) -> list[Any]:
+        """Ask another host for what says why it ended: the calls to wait for, none if it is this host."""
+        if self._actor is None or self._keeper is None:
+            return []
+        self._tail = self._keeper.stderr_tail.remote(self._stderr_path)
+        self._oom_kills_after = self._keeper.oom_kills.remote()
+        return [self._tail, self._oom_kills, self._oom_kills_after]
+
     def is_blameless(self, tail: str) -> bool:
         """Whether its end came from outside, as far as is known, by the tail of what it printed before.
+
+        Waits for nothing: what another host has not answered is not known.
 
         A fault of its own makes it print before it goes. What else ends it without a word is SIGKILL: sent by
         somebody, or by the kernel for want of memory, which the kernel counts. Ray does not tell them apart.
@@ -175,8 +187,7 @@ class HostProcess:
         if self._keeper is None:
             return self._oom_kills is not None and self._oom_kills == oom_kills()
         try:
-            calls = [self._oom_kills, self._keeper.oom_kills.remote()]
-            before, now = ray.get(calls, timeout=_TAIL_SECS)
+            before, now = ray.get([self._oom_kills, self._oom_kills_after], timeout=0)
         except ray.exceptions.RayActorError:
             return True  # what ends processes there is gone as well
         except ray.exceptions.RayError:
@@ -184,15 +195,23 @@ class HostProcess:
         return before is not None and before == now
 
     def stderr_tail(self) -> str:
-        """The end of what it printed; empty if its host is out of reach."""
+        """The end of what it printed; empty if its host has not answered yet.
+
+        The file of a shared process goes with it: each has one of its own.
+        """
         import ray
 
         if self._actor is None:
             return ""
         if self._keeper is None:
-            return stderr_tail(Path(self._stderr_path).expanduser())
+            path = Path(self._stderr_path).expanduser()
+            tail = stderr_tail(path)
+            if self.is_shared:
+                with suppress(OSError):
+                    path.unlink()
+            return tail
         try:
-            tail: str = ray.get(self._keeper.stderr_tail.remote(self._stderr_path), timeout=_TAIL_SECS)
+            tail = str(ray.get(self._tail, timeout=0))
         except ray.exceptions.RayError:
             return ""
         return tail

@@ -7,6 +7,7 @@ What is decided here is only what a process of ours needs to be ended.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -21,6 +22,7 @@ from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
 from fleet.transport.ray_cluster import Cluster
+from fleet.transport.ray_ends import ProcessEnds
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
@@ -90,6 +92,8 @@ class RayTransport(AgentTransport):
         self._spool_root, self._protocol, self._options = spool_root.absolute(), protocol, options
         self._clock = options.clock
         self._processes: list[HostProcess] = []
+        #: Numbers in the names of files: a name that comes again would give one process the words of another.
+        self._numbers = itertools.count(1)
         self._places: dict[_Key, HostProcess] = {}
         self._news: list[Message] = []
         #: When a replay device that was told to stop should have.
@@ -99,6 +103,7 @@ class RayTransport(AgentTransport):
         #: Of our own Ray.
         self._folder: RayFolder | None = None
         self._look_again_at = 0.0
+        self._ends = ProcessEnds(self._clock, lambda: self._cluster.broken() is not None)
         self._quiet: tuple[int, ...] = ()
         self._spare_timing_cores()
         try:
@@ -121,12 +126,15 @@ class RayTransport(AgentTransport):
         if not self._is_own and not is_replay:
             found = self._cluster.node_with(resource_of(spec.device_id))
             if found is None:
-                self._gone(
-                    key,
-                    f"no living host of the cluster offers {resource_of(spec.device_id)}; its host offers it "
-                    "with `python -m fleet.transport.ray_start --address ... --resources "
-                    f"'{{\"{resource_of(spec.device_id)}\": 1}}'`",
-                    is_host_gone=True,
+                wanted = resource_of(spec.device_id)
+                reason = (
+                    f"no living host of the cluster offers {wanted}; its host offers it with `python -m "
+                    f"fleet.transport.ray_start --address ... --resources '{{\"{wanted}\": 1}}'`"
+                )
+                self._news.append(
+                    AgentGone(
+                        device_id=spec.device_id, incarnation=incarnation, reason=reason, is_host_gone=True
+                    )
                 )
                 return
             node = found
@@ -135,7 +143,7 @@ class RayTransport(AgentTransport):
         root = str(self._spool_root) if is_here else self._options.remote_spool_root
         process = self._shared_process() if is_replay else None
         if process is None:
-            name = f"replay-{len(self._processes)}-{incarnation}" if is_replay else spec.device_id
+            name = f"replay-{next(self._numbers)}-{incarnation}" if is_replay else spec.device_id
             process = HostProcess(
                 self._cluster,
                 node,
@@ -192,8 +200,12 @@ class RayTransport(AgentTransport):
             process.send(_TAKE_SECS)
         self._look_at_clocks()
         calls = {process.call: process for process in self._processes if process.call is not None}
-        for call in self._cluster.ready(list(calls), 0.0 if self._news else timeout_secs):
-            self._receive(calls[call])
+        wait_secs = 0.0 if self._news or self._ends.is_due else timeout_secs
+        over = set(self._cluster.ready([*calls, *self._ends.calls], wait_secs))
+        for call, process in calls.items():
+            if call in over:
+                self._receive(process)
+        self._news += self._ends.poll(over)
         news, self._news = self._news, []
         return news
 
@@ -303,43 +315,14 @@ class RayTransport(AgentTransport):
                 "the Ray cluster has given up this host (its raylet ended, or it was cut off from the head); "
                 "have `ray start` run again here, then start again"
             )
-        tail = process.stderr_tail() if process.keys else ""
-        if process.keys and not was_asked and not is_blameless:
-            # Our raylet takes its agents with it, and it may be a moment until that is looked for.
-            is_blameless = self._cluster.broken() is not None or process.is_blameless(tail)
-        is_host_gone = is_host_gone or process.is_host_gone
-        for key in sorted(process.keys):
-            self._gone(
-                key,
-                reason,
-                tail,
-                was_asked=was_asked,
-                is_blameless=is_blameless,
-                is_host_gone=is_host_gone,
-            )
-        process.keys.clear()
-
-    def _gone(
-        self,
-        key: _Key,
-        reason: str,
-        tail: str = "",
-        *,
-        was_asked: bool = False,
-        is_blameless: bool = False,
-        is_host_gone: bool = False,
-    ) -> None:
-        self._forget(key)
-        self._news.append(
-            AgentGone(
-                device_id=key[0],
-                incarnation=key[1],
-                reason=reason,
-                stderr_tail=tail,
-                was_asked=was_asked,
-                is_blameless=is_blameless,
-                is_host_gone=is_host_gone,
-            )
+        for key in process.keys:
+            self._forget(key)
+        self._ends.add(
+            process,
+            reason,
+            was_asked=was_asked,
+            is_blameless=is_blameless,
+            is_host_gone=is_host_gone or process.is_host_gone,
         )
 
     def _forget(self, key: _Key) -> None:
