@@ -289,13 +289,18 @@ def babble(session: EngineSession) -> dict[str, Any]:
     return {"told": session.ask(question).result()}
 
 
+def name_no_device(session: EngineSession) -> dict[str, Any]:
+    return {"drawn": session.ask({"op": "draw", "devices": []}).result()}
+
+
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
         (ask_for_an_unknown_workload, f"the store has no module of workload {UNKNOWN.workload_id} for one$"),
         (babble, "its driver says what cannot be understood: "),
+        (name_no_device, "its driver says what cannot be understood: IndexError"),
     ],
-    ids=["unknown workload", "no question"],
+    ids=["unknown workload", "no question", "no device"],
 )
 def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
     fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]], reason: str
@@ -303,6 +308,21 @@ def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
     ended, _ = driven(fleet, work)
     assert ended["state"] == "failed"
     assert re.match(reason, ended["reason"])
+
+
+def test_a_question_that_cannot_be_done_any_more_is_answered_and_ends_no_coordinator(fleet: Fleet) -> None:
+    with fleet.coordinator() as (coordinator, _):
+        questions = coordinator._drivers.questions
+        answers: list[Any] = []
+        questions._send = lambda request_id, answer: answers.append((request_id, answer))
+        wanted = {"op": "measure", "id": 7, "device": ONE, "attempt": 0, "model_version": "", "candidates": []}
+        questions.ask(RequestId("ended"), wanted)
+        assert answers == [("ended", {"id": 7, "error": "request ended has ended"})]
+        # Without its networks, which are only missed once the device is up.
+        questions.ask(RequestId("ended"), {"op": "workloads", "id": 8, "device": ONE})
+        assert len(answers) == 1
+        turn_until(fleet, coordinator, lambda: len(answers) > 1)
+    assert answers[1][1]["error"] == "what was asked cannot be understood: KeyError('networks')"
 
 
 def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:

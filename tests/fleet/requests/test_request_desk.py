@@ -356,3 +356,24 @@ def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -
     state.apply(told[0])
     desk.show(state, told[0].request.request_id)
     assert desk.get("t1") is not None
+
+
+def test_progress_touches_no_other_request_and_one_that_is_not_kept_is_answered() -> None:
+    state = mock.Mock(spec=FleetState)
+    state.request_ids.return_value = [RequestId("a"), RequestId("b")]
+    state.request.side_effect = lambda request_id: {"id": request_id, "done": 0}
+    desk = RequestDesk()
+    desk.open(state)
+    state.request_ids.reset_mock()
+    state.request.side_effect = lambda request_id: {"id": request_id, "done": 1}
+    desk.show(state, RequestId("b"))
+    assert [one["done"] for one in desk.listed()] == [0, 1]
+    state.request_ids.assert_not_called()
+    # One that ended in the same turn, behind as many as are kept.
+    asked = desk.submit(a_request("c"))
+    state.request.side_effect = lambda request_id: None
+    state.open_requests.return_value = []
+    desk.serve(state, lambda: FLEET, lambda event: None, 0.0)
+    desk.show(state, RequestId("c"))
+    with pytest.raises(RequestUnknown, match="request c ended, and is not kept"):
+        asked.result(0)
