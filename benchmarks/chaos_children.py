@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -213,6 +214,8 @@ class Spawner:
         os.close(requests)
         os.close(answers)
         self._requests, self._answers = os.fdopen(to_spawner, "w"), os.fdopen(from_spawner)
+        #: One question at a time: threads that watch processes ask as well.
+        self._lock = threading.Lock()
         json.loads(self._answers.readline())
 
     def start(self, load: str, arguments: Mapping[str, Any]) -> int:
@@ -225,8 +228,9 @@ class Spawner:
         return None if code is None else int(code)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        _say(self._requests, request)
-        answer = json.loads(self._answers.readline())
+        with self._lock:
+            _say(self._requests, request)
+            answer = json.loads(self._answers.readline())
         assert isinstance(answer, dict)
         return answer
 

@@ -1,8 +1,7 @@
 """The process of a refresh, forked instead of started: a training takes a second and can be killed often.
 
 For `benchmarks.chaos_fleet`. What runs in it is `fleet.refresh.process` as it is, under fault points of its
-own; only its model is smaller. `fleet.refresh.trainer_process` deals with a `ForkedProcess` as with any
-other.
+own; only its model is smaller. `fleet.child_process` deals with a `ForkedProcess` as with any other.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_models import SIZES, watch_registry
 from benchmarks.chaos_trouble import ALIVE
-from fleet.refresh import trainer_process as child
+from fleet import child_process as child
 from fleet.refresh.process import PARENT, main
 from transfer.train.config import TrainConfig
 
@@ -36,7 +36,7 @@ _UNLUCKY = 0.5
 
 
 class ForkedProcess:
-    """What `fleet.refresh.trainer_process` asks of a `subprocess.Popen`.
+    """What `fleet.child_process` asks of a `subprocess.Popen`.
 
     Args:
         command: Of a refresh: its last part is the request.
@@ -50,47 +50,33 @@ class ForkedProcess:
         self,
         command: Sequence[str],
         *,
-        stdout: BinaryIO,
-        stderr: BinaryIO,
+        stdout: FileIO,
+        stderr: FileIO,
         spawner: Spawner,
         arguments: Mapping[str, Any],
         log: HistoryLog,
         **_: Any,
     ) -> None:
         self._spawner, self._log = spawner, log
-        self._code: int | None = None
-        given = {**arguments, "request": command[-1], "stdout": str(stdout.name), "stderr": str(stderr.name)}
+        # It opens the files anew: those of this process are not there where it is forked.
+        given = {**arguments, "request": command[-1], "stdout": _path_of(stdout), "stderr": _path_of(stderr)}
         self.pid = spawner.start("trainer", given)
 
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        if self._code is None:
-            self._code = self._spawner.poll(self.pid)
-            if self._code == -signal.SIGKILL:
-                self._log.add(Event(kind="killed", by="trainer"))
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it has not been seen to have ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+    def wait(self) -> int:
+        """Wait for its end: its exit code."""
+        while (code := self._spawner.poll(self.pid)) is None:
+            time.sleep(0.005)
+        if code == -signal.SIGKILL:
+            self._log.add(Event(kind="killed", by="trainer"))
+        return code
 
     def kill(self) -> None:
         """End it at once."""
-        self.send_signal(signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
 
-        Raises:
-            subprocess.TimeoutExpired: It did not end in time.
-        """
-        ends_at = time.monotonic() + (float("inf") if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            if time.monotonic() > ends_at:
-                raise subprocess.TimeoutExpired("a refresh", timeout or 0.0)
-            time.sleep(0.005)
-        return code
+def _path_of(stream: FileIO) -> str:
+    return str(Path(f"/proc/self/fd/{stream.fileno()}").readlink())
 
 
 def fork_trainings(
@@ -104,7 +90,7 @@ def fork_trainings(
         given = {**places, "plan": {**plan, "at": at, "die_at": 0}}
         return ForkedProcess(command, spawner=spawner, arguments=given, log=log, **options)
 
-    made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL)
     setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module
 
 

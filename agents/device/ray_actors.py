@@ -13,7 +13,15 @@ import ray
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, Message
 from agents.device.worker_factory import ReplayWorkerFactory, open_device
-from agents.host.process_control import ProcessName, end_process, keep_stderr, oom_kills, stderr_tail
+from agents.host.process_control import (
+    ProcessName,
+    cut_output,
+    end_process,
+    keep_stderr,
+    oom_kills,
+    stderr_tail,
+    work_or_end,
+)
 from agents.sandbox.zygote import die_with_parent
 
 
@@ -36,7 +44,9 @@ class AgentHostActor:
         keep_stderr(Path(stderr_path).expanduser())
         open_worker = ReplayWorkerFactory().open if many else open_device
         self._host = AgentHost(open_worker, host=socket.gethostname(), heartbeat_secs=heartbeat_secs)
-        self._thread = threading.Thread(target=self._host.serve, name="agent", daemon=True)
+        self._thread = threading.Thread(
+            target=work_or_end, args=(self._host.serve,), name="agent", daemon=True
+        )
         self._thread.start()
 
     def who(self) -> ProcessName:
@@ -50,6 +60,7 @@ class AgentHostActor:
     @ray.method(concurrency_group="take")
     def take(self, confirmed: int, timeout_secs: float) -> tuple[int, list[Message]]:
         """See `AgentHost.take`."""
+        cut_output(2)
         return self._host.take(confirmed, timeout_secs)
 
     def close(self, requests: list[AgentRequest]) -> None:

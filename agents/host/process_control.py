@@ -9,15 +9,22 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _TAIL_BYTES = 2000
+#: Longest file of what a process prints, and what stays of one that grew longer.
+MOST_OUTPUT_BYTES, _LAST_OUTPUT_BYTES = 16 << 20, 64 << 10
 #: What is printed at the end of a process that goes down by itself: by Ray's handler of fatal signals, by
-#: Python's, by the C++ library.
-_FAULT = re.compile(r"\*\*\* SIG(SEGV|ILL|FPE|ABRT|BUS|TRAP)|Fatal Python error|terminate called|MemoryError")
+#: Python's, by the C++ library, by `work_or_end`.
+_THREAD_FAULT = "the thread that does the work has failed"
+_FAULT = re.compile(
+    r"\*\*\* SIG(SEGV|ILL|FPE|ABRT|BUS|TRAP)|Fatal Python error|terminate called|MemoryError|" + _THREAD_FAULT
+)
 #: What the kernel says of a process that is no more. Anything else, such as a lack of file descriptors, says
 #: nothing of it.
 _GONE = frozenset({errno.ENOENT, errno.ESRCH})
@@ -81,12 +88,44 @@ def end_process(name: ProcessName) -> bool:
 
 
 def keep_stderr(path: Path) -> None:
-    """Send what this process prints to a file from now on; what it held before is dropped."""
+    """Send what this process prints to a file from now on; what it held before is dropped.
+
+    The process bounds it with `cut_output` of its standard error.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def work_or_end(work: Callable[[], object]) -> None:
+    """Do the work of a thread without which its process is of no use; if it fails, end the process.
+
+    A process that only says that it is alive would be waited for by all who asked it something.
+    """
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        print(_THREAD_FAULT, file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def cut_output(descriptor: int) -> None:
+    """Cut a file of what a process prints to its end, if it grew too long: nothing else would bound it.
+
+    Whoever writes to it must append. What is printed in this very moment may be lost.
+
+    Args:
+        descriptor: The file, open to read and to append.
+    """
+    with suppress(OSError):  # a full or failing disk ends no process for what it prints
+        size = os.fstat(descriptor).st_size
+        if size > MOST_OUTPUT_BYTES:
+            end = os.pread(descriptor, _LAST_OUTPUT_BYTES, size - _LAST_OUTPUT_BYTES)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, end)
 
 
 def stderr_tail(path: Path) -> str:

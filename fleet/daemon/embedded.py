@@ -41,11 +41,11 @@ class _Thread(Generic[_Result]):
 
     def stop(self) -> None:
         """It sees that the coordinator is gone."""
-        self.close()
-
-    def close(self) -> None:
-        """Let go of it."""
         self.channel.close()
+
+    def is_over(self, timeout_secs: float = 0.0) -> bool:
+        """It is waited for by nobody."""
+        return True
 
     def failure(self) -> str:
         """How it ended."""

@@ -56,13 +56,13 @@ class Driver(TypingProtocol):
         """To it."""
 
     def stop(self) -> None:
-        """End it, and let go of it."""
+        """End it, and let go of it; nothing is waited for."""
 
-    def close(self) -> None:
-        """Let go of one that has said its end."""
+    def is_over(self, timeout_secs: float = 0.0) -> bool:
+        """Whether it has ended; waits for that."""
 
     def failure(self) -> str:
-        """How it ended, where it did so without a word; after `stop`."""
+        """How it ended, if it did so without a word; once it is over."""
 
 
 #: Starts the driver of a request; None for a request that is none of this coordinator's business.

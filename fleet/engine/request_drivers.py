@@ -7,6 +7,7 @@ waits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from fleet.requests.channel import ChannelClosedError
 
 #: Times that the driver of a request is started where it ends without a word, or finds no room.
 _MOST_STARTS = 3
+#: How long drivers that were told to end are waited for at the end of a coordinator, in all.
+_END_SECS = 5.0
 #: Messages of one driver that are taken up in one turn.
 _MOST_MESSAGES = 64
 
@@ -37,6 +40,8 @@ class RequestDrivers:
         self._parts, self._launch = parts, parts.launch
         self._drivers: dict[RequestId, Driver] = {}
         self._starts: dict[RequestId, int] = {}
+        #: Drivers that ended without a word, until it is known how.
+        self._silent: dict[RequestId, Driver] = {}
         #: Requests whose drivers found no room to start.
         self._held: list[RequestId] = []
         self.questions = DriverQuestions(parts, self._send)
@@ -44,7 +49,7 @@ class RequestDrivers:
     @property
     def is_busy(self) -> bool:
         """Whether a driver is at work, who wants its answers soon."""
-        return bool(self._drivers)
+        return bool(self._drivers or self._silent)
 
     def start(self, request_id: RequestId) -> None:
         """Start the driver of a request, if it is still open; one that cannot be started ends it.
@@ -68,13 +73,18 @@ class RequestDrivers:
 
     def stop(self, request_id: RequestId) -> None:
         """End the driver of a request that is not wanted any more."""
+        self._silent.pop(request_id, None)
         if (driver := self._forget(request_id)) is not None:
             driver.stop()
 
     def close(self) -> None:
         """End all drivers; their requests go on with the next coordinator."""
+        drivers, ends_at = [*self._drivers.values(), *self._silent.values()], time.monotonic() + _END_SECS
         for request_id in list(self._drivers):
             self.stop(request_id)
+        self._silent.clear()
+        for driver in drivers:
+            driver.is_over(max(0.0, ends_at - time.monotonic()))
 
     def serve(self) -> None:
         """Take up what drivers ask for, and ask agents that have come up."""
@@ -85,6 +95,10 @@ class RequestDrivers:
                 self.start(request_id)
         for request_id in list(self._drivers):
             self._hear(request_id)
+        for request_id, driver in list(self._silent.items()):
+            if driver.is_over():
+                del self._silent[request_id]
+                self._start_again(request_id, driver.failure())
         self.questions.pursue_all()
 
     def without_jobs_of(self, ended: str) -> None:
@@ -136,7 +150,7 @@ class RequestDrivers:
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
                 if driver is not None:
-                    driver.close()
+                    driver.stop()
             case "no_room":
                 self._hold(request_id, str(message["text"]))
             case _:
@@ -155,12 +169,14 @@ class RequestDrivers:
             self._end(request_id, {}, text)
 
     def _gone(self, request_id: RequestId) -> None:
-        """A driver ended without a word: start it again, or end its request."""
+        """A driver ended without a word; how is known once its process is over."""
         driver = self._forget(request_id)
-        if driver is None:
-            return
-        driver.stop()
-        failure = driver.failure()
+        if driver is not None:
+            driver.stop()
+            self._silent[request_id] = driver
+
+    def _start_again(self, request_id: RequestId, failure: str) -> None:
+        """Start a driver again that ended without a word, or end its request."""
         if self._starts[request_id] < _MOST_STARTS:
             self._parts.notices.say(f"{request_id}: its driver is started again: {failure}", style="red")
             self.start(request_id)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.records import DeviceId
+from fleet.child_process import remove_discarded
 from fleet.core.events import (
     DriftAlarm,
     Event,
@@ -88,6 +89,7 @@ class Refresher:
         self._registry = registry
         self._store = store
         self._folder = folder
+        remove_discarded(folder)
         self._settings = settings or RefreshSettings()
         self._clock, self._wall = clock, wall
         self._child: RefreshChild | None = None
@@ -116,7 +118,7 @@ class Refresher:
         if self._child is not None:
             if self._child.request.kind == "refresh":
                 return
-            self._child.stop(1.0)
+            self._child.stop()
             self._child = None
         texts = [one if isinstance(one, str) else one.text or str(one.kind) for one in reasons]
         left = unfinished(self._folder / family)
@@ -143,8 +145,6 @@ class Refresher:
         if child is None or (child.request.kind, child.request.family) != ("refresh", family):
             return
         self._child = None
-        child.give_up("nobody asks for it any more")
-        child.stop(1.0)
         child.forget()
         self._events = [one for one in self._events if not isinstance(one, TrainingStarted)]
 
@@ -183,7 +183,7 @@ class Refresher:
         self._scorer.close()
         child, self._child = self._child, None
         if child is not None:
-            child.stop(timeout_secs)
+            child.close(timeout_secs)
 
     @property
     def view(self) -> dict[str, Any]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.device_cores import quiet_cores
-from agents.host.own_program import command, environment
+from agents.host.own_program import command
 from agents.host.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
+from fleet.child_process import ChildProcess, discard_folder
 from fleet.durable import write_durably
 from fleet.errors import FleetError
 from fleet.refresh.process import DONE, PARENT, STOPPED, TOO_FEW
@@ -41,8 +39,10 @@ _LOG = logging.getLogger(__name__)
 
 #: Times that one request is tried again after its process was killed.
 ATTEMPTS = 3
-#: What a failure shows of standard error.
-_TAIL_CHARS = 2000
+#: After which a process that was asked to end is killed.
+_GRACE_SECS = 1.0
+#: After which a killed process is given up: it hangs in the kernel.
+_KILL_SECS = 5.0
 #: Niceness of what nobody waits for.
 _LAST = 19
 
@@ -61,28 +61,20 @@ class RefreshChild:
         self._folder = Path(request.folder)
         before = _read(self._folder)
         if before is None or before.request_id != request.request_id:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            discard_folder(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / REQUEST
         write_durably(path, request_text(request).encode())
         count_tried(self._folder, 1)
         try:
-            self._process = self._started(path)
+            self._process = ChildProcess(
+                command("fleet.refresh.process", str(path)),
+                self._folder,
+                {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
+            )
         except OSError:
             count_tried(self._folder, -1)  # it is no fault of the request
             raise
-
-    def _started(self, path: Path) -> subprocess.Popen[bytes]:
-        with (self._folder / "stdout").open("wb") as out, (self._folder / "stderr").open("wb") as err:
-            return subprocess.Popen(
-                command("fleet.refresh.process", str(path)),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**environment(), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
-                # A Ctrl-C in the coordinator's terminal is for the coordinator.
-                start_new_session=True,
-            )
 
     @property
     def pid(self) -> int:
@@ -106,8 +98,7 @@ class RefreshChild:
     def give_up(self, reason: str) -> None:
         """End it and what it started at once, because the request cannot be done."""
         self._ended_for = reason
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.end()
 
     def end_if_late(self, ran_secs: float, deadline_secs: float) -> None:
         """Give it up where it ran for longer than its deadline; `poll` tells once it has ended."""
@@ -116,22 +107,23 @@ class RefreshChild:
                 f"it was not done after {deadline_secs:,.0f} s, its deadline (daemon.training_deadline_secs)"
             )
 
-    def stop(self, timeout_secs: float) -> None:
-        """Ask it to end, and end it where it does not."""
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(timeout_secs)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def stop(self) -> None:
+        """Ask it to end, and return at once; it is killed if it does not."""
+        self._process.end(_GRACE_SECS)
+
+    def close(self, timeout_secs: float = _GRACE_SECS) -> None:
+        """End it in order if it does so in the time, else by force, and wait for that."""
+        self._process.end(timeout_secs)
+        if not self._process.wait(timeout_secs + _KILL_SECS):
+            _LOG.warning("process %d of a refresh hangs in the kernel, and is left to it", self.pid)
 
     def answer(self) -> dict[str, Any] | None:
         """The line of JSON that it ended with, if it did."""
         if self._process.poll() != DONE:
             return None
         try:
-            value = json.loads((self._folder / "stdout").read_text().strip().rsplit("\n", 1)[-1])
-        except (OSError, ValueError):
+            value = json.loads(self._process.answer())
+        except ValueError:
             return None
         return value if isinstance(value, dict) and "kind" in value else None
 
@@ -157,17 +149,9 @@ class RefreshChild:
 
     def failure(self) -> str:
         """How it ended, with the end of its standard error."""
-        code = self._process.poll()
-        if self._ended_for:
-            how = self._ended_for
-        elif code is not None and code < 0:
-            how = f"its process was ended by signal {-code}"
-        else:
-            how = "its process was stopped" if code == STOPPED else f"its process ended with code {code}"
-        try:
-            tail = (self._folder / "stderr").read_text(errors="replace").strip()[-_TAIL_CHARS:]
-        except OSError:
-            tail = ""
+        was_stopped = self._process.poll() == STOPPED
+        how = self._ended_for or ("its process was stopped" if was_stopped else self._process.how_it_ended())
+        tail = self._process.stderr_tail()
         if self.wants_records and tail:
             return tail
         return f"{how}: {tail}" if tail else how
@@ -177,7 +161,7 @@ class RefreshChild:
         # What cannot be deleted, as on a disk that became read-only, is gone on with: its run is known then.
         with suppress(OSError):
             (self._folder / REQUEST).unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._process.discard()
 
     def forget_if_hopeless(self) -> None:
         """Drop a request that failed or was given up, or was killed so often that it may be why."""
@@ -237,7 +221,7 @@ class StrategyScorer:
         """End the process; its scores are made from the beginning the next time."""
         child, self._child = self._child, None
         if child is not None:
-            child.stop(1.0)
+            child.close()
 
 
 def unfinished(folder: Path) -> RefreshRequest | None:

@@ -15,6 +15,7 @@ from fleet.drivers import launch
 from fleet.drivers.launch import DriverProcess, launcher
 from fleet.errors import StoreFull
 from fleet.requests.channel import ChannelClosedError
+from tests.conftest import until
 
 REQUEST = Request(request_id=RequestId("r1"), kind=RequestKind.COLLECTION, arguments={"devices": ["one"]})
 #: Stand in for `python -m fleet.drivers.process`: one says its end, one ends without a word.
@@ -50,10 +51,10 @@ def test_the_folder_of_a_driver_goes_with_it(start: Callable[[str], DriverProces
     message = driver.channel.get(60)
     assert message is not None
     assert message["op"] == "end"
-    driver.close()
+    driver.stop()
+    assert driver.is_over(60)
     assert list(root.iterdir()) == []
     wait_for_end(driver)
-    driver.stop()  # reaps it
 
 
 def test_how_a_driver_ended_is_known_once_its_folder_is_gone(
@@ -62,6 +63,7 @@ def test_how_a_driver_ended_is_known_once_its_folder_is_gone(
     driver = start(DIES)
     wait_for_end(driver)
     driver.stop()
+    assert driver.is_over(60)
     assert "it had enough" in driver.failure()
     assert list((tmp_path / "drivers").iterdir()) == []
 
@@ -75,4 +77,4 @@ def test_a_driver_that_finds_no_room_leaves_nothing(
     monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(StoreFull, match="no room while starting the driver of a request"):
         start(ENDS)
-    assert list((tmp_path / "drivers").iterdir()) == []
+    until(lambda: list((tmp_path / "drivers").iterdir()) == [])

@@ -680,7 +680,7 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
 def test_a_process_that_cannot_be_started_is_no_try(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.refresh.trainer_process.subprocess.Popen", failing(errno.EAGAIN))
+    monkeypatch.setattr("fleet.child_process.subprocess.Popen", failing(errno.EAGAIN))
     for _ in range(4):
         with pytest.raises(OSError, match="temporarily"):
             RefreshChild(request_)
