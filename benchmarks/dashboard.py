@@ -22,6 +22,7 @@ import itertools
 import json
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -120,7 +121,8 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     Raises:
         FleetError: There is no browser.
     """
-    check_browser()
+    if not CHROMIUM.exists():
+        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
     fill_secs = fill(folder / "store", records=records, devices=devices)
     with seldom_collected(), _working(folder, devices) as fleet:
         # All devices begin at once; afterwards turns are as long as they stay.
@@ -155,20 +157,6 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     }
     found["reached"] = {name: found[name] <= bound for name, bound in BOUNDS.items()}
     return found
-
-
-def check_browser() -> None:
-    """Refuse to begin without a browser.
-
-    Raises:
-        FleetError: Chromium or Playwright is missing.
-    """
-    try:
-        import playwright  # noqa: F401
-    except ImportError as error:
-        raise FleetError("this benchmark needs Playwright: pip install playwright") from error
-    if not CHROMIUM.exists():
-        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
 
 
 @contextmanager
@@ -371,8 +359,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="50 devices and 20,000 records")
     arguments = parser.parse_args()
     size = {"devices": 50, "records": 20_000} if arguments.quick else {"devices": 1000, "records": 1_000_000}
-    with tempfile.TemporaryDirectory(prefix="fleet-dashboard-") as folder:
-        found = run(Path(folder), **size)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fleet-dashboard-") as folder:
+            found = run(Path(folder), **size)
+    except FleetError as error:
+        sys.exit(f"benchmarks.dashboard: {error}")
     print(json.dumps(found, indent=None if arguments.json else 1))
 
 

@@ -1,0 +1,95 @@
+"""What each benchmark needs beside the standard library, looked at before it imports or measures anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+
+#: Modules that each extra of the distribution brings, and the extras that it includes.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "store": ("deltalake", "filelock", "numpy", "orjson", "pyarrow", "scipy", "threadpoolctl"),
+    "measure": ("psutil", "tvm", "tvm_ffi"),
+    "train": ("safetensors", "torch", "xgboost"),
+    "daemon": ("fastapi", "jinja2", "markupsafe", "prometheus_client", "ray", "starlette", "uvicorn"),
+    "networks": ("onnx", "onnxruntime", "onnxscript", "transformers"),
+    "tensorboard": ("tensorboard",),
+    "dev": ("playwright",),
+}
+_INCLUDED: dict[str, tuple[str, ...]] = {
+    "measure": ("store",),
+    "train": ("store",),
+    "daemon": ("measure", "train"),
+    "networks": ("measure", "train"),
+    "dev": ("daemon", "networks", "tensorboard"),
+}
+#: Extras that each benchmark needs.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "arrival": ("daemon",),
+    "chaos": ("daemon", "tensorboard"),
+    "chaos_load": ("daemon", "tensorboard"),
+    "chaos_real": ("daemon",),
+    "collection": ("daemon",),
+    "comeback": ("daemon",),
+    "dashboard": ("dev",),
+    "gpus": ("train",),
+    "hostile": ("daemon",),
+    "hostile_child": ("daemon",),
+    "hostile_live": ("daemon",),
+    "hosts": ("daemon",),
+    "imports": ("measure",),
+    "learning": ("daemon",),
+    "loop_nests": ("measure",),
+    "many_devices": ("daemon",),
+    "networks": ("daemon", "networks"),
+    "onboarding": ("daemon",),
+    "pretrained": ("daemon", "networks"),
+    "scale": ("daemon",),
+    "scoring": ("measure", "train"),
+    "search": ("daemon", "networks"),
+    "store": ("store",),
+    "training": ("measure", "train"),
+    "tvm_local": ("measure",),
+    "tvm_network": ("measure",),
+    "tvm_search": ("measure", "train"),
+}
+
+
+def needed_modules(benchmark: str) -> dict[str, str]:
+    """Modules that a benchmark needs, and for each the extra that brings it."""
+    modules: dict[str, str] = {}
+    extras = list(EXTRAS.get(benchmark, ()))
+    for extra in extras:
+        modules |= {name: extra for name in _MODULES[extra] if name not in modules}
+        extras += [name for name in _INCLUDED.get(extra, ()) if name not in extras]
+    return modules
+
+
+def refuse_if_incomplete(arguments: Sequence[str]) -> None:
+    """End the program with one line if the benchmark that it runs lacks a package.
+
+    Args:
+        arguments: Of the interpreter, as `sys.orig_argv`: `python -m benchmarks.NAME ...`.
+
+    Raises:
+        SystemExit: With the line, and so with exit code 1.
+    """
+    names = [after for before, after in pairwise(arguments) if before == "-m"]
+    package, _, benchmark = names[0].partition(".") if names else ("", "", "")
+    if package != "benchmarks":
+        return
+    missing = [name for name in needed_modules(benchmark) if not _is_there(name)]
+    if missing:
+        extras = ",".join(EXTRAS[benchmark])
+        sys.exit(
+            f"benchmarks.{benchmark} needs {', '.join(missing)}, not installed here: "
+            f"pip install 'tensor-fleet[{extras}]'"
+        )
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
