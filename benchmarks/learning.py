@@ -40,6 +40,7 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
+from transfer.errors import TransferError
 from transfer.evaluate.compare import Finished, Fitting, compare
 from transfer.evaluate.comparison import Comparison
 
@@ -216,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as made:
         try:
             result, comparison = measure(options, Path(made))
-        except FleetError as error:  # no such store, or a damaged one
+        except (FleetError, TransferError) as error:  # no such store, or a ranker without its package
             raise SystemExit(str(error)) from error
     if options.table is not None:
         command = f"python -m benchmarks.learning {_shown(given)}"

@@ -74,6 +74,8 @@ class Spool:
         self._path, self._max_bytes = path, max_bytes
         #: By record id, in the order of putting.
         self._pending: dict[str, _Place] = {}
+        #: Bytes of those.
+        self._held_bytes = 0
         #: Numbers of rows that are to be deleted.
         self._gone: list[int] = []
         self._rows: RowFile | None = None
@@ -110,20 +112,18 @@ class Spool:
             (record_id, _packed({"record": record_to_json(one), **lease})) for record_id, one in fresh.items()
         ]
         asked = sum(len(body) for _, body in added)
-        held = sum(place.length for place in known.values())
         what = f"{len(fresh)} records of {asked} bytes"
-        if held + asked > self._max_bytes:
+        if self._held_bytes + asked > self._max_bytes:
             raise SpoolFull(
-                f"the spool {self._path} holds {held} of at most {self._max_bytes} bytes, no room for {what};"
-                " start the coordinator, it fetches and acknowledges them"
+                f"the spool {self._path} holds {self._held_bytes} of at most {self._max_bytes} bytes, no room "
+                f"for {what}; start the coordinator, it fetches and acknowledges them"
             )
         replaced = [known[record_id].number for record_id in fresh if record_id in known]
         with _disk_errors(f"the spool {self._path} could not keep {what}"):
             numbers = rows.change(added, [*self._gone, *replaced])
         self._gone.clear()
         for number, (record_id, body) in zip(numbers, added, strict=True):
-            known.pop(record_id, None)
-            known[record_id] = _Place(number, len(body), tag)
+            self._keep_place(record_id, _Place(number, len(body), tag))
 
     def pending(self) -> list[Record]:
         """Return the records that nobody has acknowledged, in the order of putting.
@@ -152,7 +152,7 @@ class Spool:
         """
         self._opened()
         for record_id in record_ids:
-            if (place := self._pending.pop(record_id, None)) is not None:
+            if (place := self._forget_place(record_id)) is not None:
                 self._gone.append(place.number)
         if len(self._gone) >= _GONE_ROWS:
             self._forget()
@@ -180,6 +180,17 @@ class Spool:
             raise SpoolError(f"the spool {self._path} was closed; open it again")
         return self._rows
 
+    def _keep_place(self, record_id: str, place: _Place) -> None:
+        self._forget_place(record_id)
+        self._pending[record_id] = place
+        self._held_bytes += place.length
+
+    def _forget_place(self, record_id: str) -> _Place | None:
+        place = self._pending.pop(record_id, None)
+        if place is not None:
+            self._held_bytes -= place.length
+        return place
+
     def _forget(self) -> None:
         if self._gone:
             try:
@@ -196,7 +207,7 @@ class Spool:
             for row in rows.rows():
                 where = f"{rows.path}, row {row.number}"
                 tag, record = _unpacked(row)
-                self._pending[record.record_id] = _Place(row.number, len(row.body), tag)
+                self._keep_place(record.record_id, _Place(row.number, len(row.body), tag))
         except (AgentError, ValueError) as error:
             raise SpoolError(f"{where}: {error}") from error
         if reports:

@@ -27,8 +27,9 @@ from fleet.store.store import Store
 
 _LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks for a new version, and after which nobody looks any more.
-FOLLOW_SECS, IDLE_SECS = 2.0, 120.0
+#: Seconds between two looks for a new version, after which nobody looks any more, and after which what was
+#: read is let go of: the next visitor waits while all is read again.
+FOLLOW_SECS, IDLE_SECS, FORGET_SECS = 2.0, 120.0, 3600.0
 #: Least pause after a batch of rows, over the time that it took.
 _PAUSE_SHARE = 1.0
 #: Least pause between two looks, over the time that the last one took: a busy fleet comes first.
@@ -84,7 +85,7 @@ class TableFollower:
         self.state = TableState()
 
     def look(self) -> TableState:
-        """What is known now; a thread keeps it up from here on, for `IDLE_SECS`."""
+        """What is known now; a thread keeps it up from here on for `IDLE_SECS`, and it for `FORGET_SECS`."""
         self._looked_at = time.monotonic()
         with self._lock:
             if (self._thread is None or not self._thread.is_alive()) and not self._over.is_set():
@@ -160,8 +161,11 @@ class TableFollower:
             self._facts |= {one: {"name": one} for one in unknown - self._facts.keys()}
 
     def _run(self) -> None:
-        while time.monotonic() - self._looked_at < IDLE_SECS:
-            began = time.monotonic()
+        while (began := time.monotonic()) - self._looked_at < FORGET_SECS:
+            if began - self._looked_at >= IDLE_SECS:
+                if self._pause(FOLLOW_SECS):
+                    return
+                continue
             try:
                 self.follow()
             except FleetError as error:
@@ -171,6 +175,8 @@ class TableFollower:
                 self._failed(repr(error))
             if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (time.monotonic() - began))):
                 return
+        self._digests, self._told, self._facts, self._reader = {}, {}, {}, None
+        self.state = TableState()
 
     def _failed(self, reason: str) -> None:
         self._reader = None

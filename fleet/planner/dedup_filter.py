@@ -15,6 +15,8 @@ from fleet.coverage.coverage import Coverage
 #: Candidates that an agent is told, some 150 KB on the way to another process. In a space that has many more
 #: few draws meet an older one.
 MOST_EXCLUDED = 4096
+#: Workloads whose excluded candidates are kept for the next device that asks, some 0.5 MB each.
+_MOST_WORKLOADS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,15 @@ class DedupFilter:
     def tell(self, family: str, workload_id: WorkloadId) -> Excluded:
         """What a request is to say; the same object while there is nothing new, for many devices ask."""
         known = self._coverage.known(family, workload_id)
-        told = self._latest.get((family, workload_id))
+        told = self._latest.pop((family, workload_id), None)
         if told is None or told.known != known:
             latest = self._coverage.latest(family, workload_id, self._most)
-            told = self._latest[family, workload_id] = Excluded(frozenset(latest), known)
+            told = Excluded(frozenset(latest), known)
+        self._latest[family, workload_id] = (
+            told  # at the end: those that nobody has asked for longest go first
+        )
+        if len(self._latest) > _MOST_WORKLOADS:
+            del self._latest[next(iter(self._latest))]
         return told
 
     def fresh(

@@ -236,7 +236,7 @@ class Store(TableWriter):
         with disk_errors("setting the table's options", self.path):
             self.snapshot = with_options(self.path / RECORDS, self.snapshot)
         merged = 0
-        for name in sorted({file.device_id for file in self.snapshot.files}):
+        for name in sorted(self._files):
             files = worth_merging(self._files_of(name))
             if files:
                 merged += sum(self._merge_groups([group]) for group in chunks(files))

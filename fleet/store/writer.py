@@ -78,9 +78,11 @@ class TableWriter(StoreReader):
         self._failed = self._lacked_room = False
         self._checkpointed = last_checkpoint(path / RECORDS)
         self._time = StoreTime(path)
-        #: Small files of each device that has any, so that no commit looks through all files.
+        #: Files of each device by path, and the small ones of each that has any, so that nothing that is done
+        #: for one device looks through all files.
+        self._files: dict[str, dict[str, DataFile]] = {}
         self._small: dict[str, dict[str, DataFile]] = {}
-        self._note_small(snapshot.files)
+        self._note_files(snapshot.files)
 
     def put_workloads(self, workloads: Iterable[Workload], *, own: bool = False) -> int:
         """Keep workloads; of one known before, the networks are joined and the module stays.
@@ -161,7 +163,7 @@ class TableWriter(StoreReader):
     def _files_of(self, device_id: str) -> list[DataFile]:
         """The files of a device in the newest version; refused as `_check_usable` does."""
         self._check_usable()
-        return [one for one in self.snapshot.files if one.device_id == device_id]
+        return list(self._files.get(device_id, {}).values())
 
     def _recover(self) -> None:
         """Make a commit durable whose end is not known, and read the table again as it is then."""
@@ -180,12 +182,14 @@ class TableWriter(StoreReader):
             gone = {file.path for file in removed}
             kept = tuple(file for file in kept if file.path not in gone)
             for file in removed:
+                self._files[file.device_id].pop(file.path, None)
                 self._small.get(file.device_id, {}).pop(file.path, None)
-        self._note_small(added)
+        self._note_files(added)
         self.snapshot = replace(self.snapshot, version=version, files=(*kept, *added))
 
-    def _note_small(self, files: Iterable[DataFile]) -> None:
+    def _note_files(self, files: Iterable[DataFile]) -> None:
         for file in files:
+            self._files.setdefault(file.device_id, {})[file.path] = file
             if file.rows < SMALL_ROWS:
                 self._small.setdefault(file.device_id, {})[file.path] = file
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
 from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, Keyring
+from fleet.dashboard import table_follower
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
 from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
@@ -165,6 +168,31 @@ def test_the_follower_reads_only_what_came_since(tmp_path: Path) -> None:
         store.upkeep()
     follower.follow()
     assert follower.state.devices["dev-b"]["records"] == 20, "a merge brings no new rows"
+
+
+def test_the_follower_lets_go_of_what_it_read_once_nobody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    fill(path, 12)
+    now = [1000.0]
+    monkeypatch.setattr(table_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    follower = TableFollower(path, pause=lambda _: threading.Event().wait(0.01))
+    follower.look()
+    until(lambda: follower.state.state == "ready")
+    thread = follower._thread
+    assert thread is not None
+    now[0] += 600.0
+    assert follower.look().devices, "who comes back soon need not wait"
+    now[0] += 3601.0
+    thread.join(30)
+    assert not thread.is_alive()
+    assert (follower.cells(), follower.state.devices, follower.reader()) == ({}, {}, None)
+    follower.look()
+    until(lambda: follower.state.state == "ready")
+    assert follower.cells()
+    now[0] += 3601.0
+    follower.close()
 
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -45,3 +45,13 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     assert drawn(excluding, [old.trace, "c"]) == (["c"], False)
     assert drawn(excluding, [old.trace]) == ([], False), "others may be left: it was not told all"
     assert drawn(excluding, []) == ([], True)
+
+
+def test_what_is_kept_for_the_next_device_is_bounded_and_the_latest_stays() -> None:
+    workloads = [WorkloadId(f"{number:040x}") for number in range(100)]
+    excluding = DedupFilter(Coverage({DeviceId(ONE): "cpu"}, workloads))
+    first = excluding.tell("cpu", workloads[0])
+    for workload_id in workloads:
+        excluding.tell("cpu", workload_id)
+        assert excluding.tell("cpu", workloads[0]) is first, "it is asked for again and again"
+    assert len(excluding._latest) == 64
