@@ -115,8 +115,8 @@ class Spool:
         what = f"{len(fresh)} records of {asked} bytes"
         if self._held_bytes + asked > self._max_bytes:
             raise SpoolFull(
-                f"the spool {self._path} holds {self._held_bytes} of at most {self._max_bytes} bytes, no room "
-                f"for {what}; start the coordinator, it fetches and acknowledges them"
+                f"the spool {self._path} holds {self._held_bytes} of at most {self._max_bytes} bytes, no "
+                f"room for {what}; start the coordinator, it fetches and acknowledges them"
             )
         replaced = [known[record_id].number for record_id in fresh if record_id in known]
         with _disk_errors(f"the spool {self._path} could not keep {what}"):
