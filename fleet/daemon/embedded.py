@@ -134,6 +134,6 @@ def _plain(result: Any) -> dict[str, Any]:
     """What of a result the state can keep."""
     try:
         value = json.loads(json.dumps(result, allow_nan=False))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

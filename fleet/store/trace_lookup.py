@@ -107,7 +107,7 @@ class StoreThread:
             try:
                 self._answers.put(Answer(tag=tag, value=work()))
             except Exception as error:  # a thread that ended would leave all later questions open
-                self._answers.put(Answer(tag=tag, error=str(error)))
+                self._answers.put(Answer(tag=tag, error=str(error) or type(error).__name__))
 
 
 def find_candidates(

@@ -156,3 +156,39 @@ def test_one_that_cannot_be_reached_is_not_said_to_be_ended(
             end_process(name)
     assert is_alive(name)
     assert end_process(name)
+
+
+def ended(program: str, path: Path) -> int:
+    """Exit code of a process that keeps what it prints in a file."""
+    begin = (
+        "import time\nfrom pathlib import Path\nfrom threading import Thread\n"
+        "from agents.host import process_control as control\n"
+        f"control.keep_stderr(Path({str(path)!r}))\n"
+    )
+    return subprocess.run([sys.executable, "-c", begin + program], timeout=60, check=False).returncode
+
+
+def test_a_process_ends_with_the_thread_that_does_its_work_and_says_why(tmp_path: Path) -> None:
+    program = """
+def work():
+    raise RuntimeError("no more")
+Thread(target=control.work_or_end, args=[work], daemon=True).start()
+time.sleep(50)
+"""
+    assert ended(program, tmp_path / "stderr") == 1
+    tail = stderr_tail(tmp_path / "stderr")
+    assert "RuntimeError: no more" in tail
+    assert shows_fault(tail), "it went down by itself"
+
+
+def test_what_a_process_prints_is_cut_to_its_end(tmp_path: Path) -> None:
+    program = """
+control.MOST_OUTPUT_BYTES = 100_000
+for number in range(1000):
+    print("x" * 1000, flush=True)
+    control.cut_output(2)
+print("the last words", flush=True)
+"""
+    assert ended(program, tmp_path / "stderr") == 0
+    assert (tmp_path / "stderr").stat().st_size <= 110_000
+    assert stderr_tail(tmp_path / "stderr").endswith("x\nthe last words")

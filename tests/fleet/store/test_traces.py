@@ -104,3 +104,10 @@ def test_the_thread_answers_in_order_and_tells_of_failures(store: Path, tmp_path
     [found] = answers(broken)
     assert found.tag == "any"
     assert "no store" in found.error
+
+    def lack_memory() -> None:
+        raise MemoryError
+
+    wordless = StoreThread(store)
+    wordless.do("any", lack_memory)
+    assert answers(wordless) == [Answer(tag="any", error="MemoryError")], "an error without words is one"
