@@ -189,7 +189,9 @@ def _output(path: Path) -> FileIO:
 
 
 def _is_readable(descriptor: int, timeout_secs: float) -> bool:
-    return bool(select.select([descriptor], [], [], max(0.0, timeout_secs))[0])
+    poll = select.poll()  # `select.select` knows no number above 1,023, and a daemon has thousands of files
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1e3 * max(0.0, timeout_secs)))
 
 
 def _end_of(descriptor: int, most_bytes: int) -> bytes:

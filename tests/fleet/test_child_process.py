@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -138,3 +139,17 @@ def test_a_child_that_cannot_be_watched_is_no_child(folder: Path, monkeypatch: p
     monkeypatch.setattr(threading.Thread, "start", none)
     with pytest.raises(OSError, match="no thread to be had"):
         start(folder, STUBBORN)
+
+
+def test_a_process_with_many_files_may_have_children(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        child = start(folder, "print('done')")
+        assert child.wait(60)
+        assert (child.poll(), child.answer()) == (0, "done")
+    finally:
+        for descriptor in files:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

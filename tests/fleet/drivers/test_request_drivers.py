@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -243,6 +244,29 @@ def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) 
     ended, drivers = driven(fleet, die)
     assert (ended["state"], len(drivers.started)) == ("failed", 3)
     assert ended["reason"] == "its driver ended 3 times; the last time it was killed"
+
+
+def test_a_driver_that_does_not_die_holds_up_no_turn_and_may_be_cancelled(fleet: Fleet) -> None:
+    def die(session: EngineSession) -> dict[str, Any]:
+        raise SystemExit
+
+    drivers = fleet.launch = Drivers(fleet, die)
+    asked: list[float] = []
+
+    def hangs(driver: Driver, timeout_secs: float = 0.0) -> bool:
+        asked.append(timeout_secs)
+        return False
+
+    with mock.patch.object(Driver, "is_over", hangs), fleet.coordinator() as (coordinator, _):
+        coordinator.desk.submit(collection())
+        turn_until(fleet, coordinator, lambda: len(asked) > 3)
+        assert set(asked) == {0.0}, "a turn waits for nothing"
+        assert len(drivers.started) == 1, "it is not known yet how it ended"
+        coordinator.desk.cancel(R1)
+        ended = run_to_end(fleet, coordinator)
+        count = len(asked)
+        fleet.turn(coordinator, 3)
+        assert (ended["state"], len(asked)) == ("cancelled", count)
 
 
 def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: Fleet) -> None:

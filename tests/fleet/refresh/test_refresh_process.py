@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from agents.records import DeviceId, Record
+from fleet.child_process import ChildProcess
 from fleet.core.events import (
     Event,
     ModelPublished,
@@ -721,6 +722,28 @@ def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
         assert "scores of cpu: it was not done after 60 s, its deadline" in caplog.text
     finally:
         scorer.close()
+
+
+def test_a_process_that_hangs_in_the_kernel_holds_up_no_turn(
+    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.refresh.trainer_process.command", lambda *_: ["sleep", "600"])
+    refresher = make_refresher(request_)
+    pids = []
+    with monkeypatch.context() as hung:
+        hung.setattr(ChildProcess, "_signal", lambda self, number: None)
+        for _ in range(2):
+            refresher.start("cpu", ["test"])
+            assert refresher._child is not None
+            pids.append(refresher._child.pid)
+            refresher.stop("cpu")
+            assert refresher.view["state"] == "idle"
+    refresher.start("cpu", ["test"])
+    assert unfinished(Path(request_.folder) / "cpu") is not None, "an older one has removed it"
+    for pid in pids:
+        os.killpg(pid, signal.SIGKILL)
+    refresher.close(0.1)
+    assert refresher.poll()
 
 
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
