@@ -100,6 +100,20 @@ def make_folder(folder: Path) -> None:
         (folder / name).write_text("kept")
 
 
+def nest(folder: Path, depth: int, kept: Path) -> None:
+    """Fill a folder with folders in each other, some with a file and a link to `kept`."""
+    handle = os.open(folder, os.O_RDONLY)
+    for level in range(depth):
+        os.mkdir("n" * 50, dir_fd=handle)
+        inner = os.open("n" * 50, os.O_RDONLY, dir_fd=handle)
+        if level % 100 == 0:
+            os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+            os.symlink(kept, "link", dir_fd=inner)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+
+
 def outcome_of(attempt: Callable[[], object]) -> str:
     """`done`, or the name of the error."""
     try:
@@ -134,6 +148,9 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
             kept = settings.environment
             todo = attempts(Path(kept["folder"]), kept["port"], kept["stranger"])
             answer = outcome_of(todo[message["what"]])
+        elif message["op"] == "nest":
+            depth, scratch = message["depth"], Path(tempfile.gettempdir())
+            answer = outcome_of(lambda depth=depth, scratch=scratch: nest(scratch, depth, scratch))
         elif message["op"] == "mode":
             Path(settings.environment["folder"], "kept").chmod(0o4755)
             answer = "tried"

@@ -26,6 +26,7 @@ from agents.networks.graph import merged
 from agents.networks.network_name import NetworkRefusedError, members, read_network_name
 from agents.records import Family, Workload
 from agents.sandbox.process import end_of
+from agents.sandbox.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
@@ -174,8 +175,8 @@ def ask(
     has_gpu = question.get("gpu_index") is not None
     if has_gpu:
         make_device_files()
-    with tempfile.TemporaryDirectory(prefix="tensor-fleet-network-") as made:
-        scratch = folder or Path(made)
+    with scratch_folder("tensor-fleet-network-") as made:
+        scratch = folder or made
         run = command("agents.networks.reader_process", str(os.getpid()), str(scratch))
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as answers:
             process = subprocess.Popen(

@@ -23,7 +23,7 @@ from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.job import JobResult
 from agents.sandbox.stages import LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage, limit_of
 from agents.sandbox.wire import Channel
-from agents.sandbox.worker_messages import StageBegan
+from agents.sandbox.worker_messages import MOST_EVENT_BYTES, StageBegan, most_answer_bytes
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
 START_TIMEOUT_SECS = 120.0
@@ -164,6 +164,7 @@ class WorkerProcess:
         self._stderr_start = 0
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
+        self.channel.most_bytes = MOST_EVENT_BYTES
         with theirs:
             try:
                 self._token = zygote.fork(theirs, self._stderr, settings)
@@ -190,6 +191,7 @@ class WorkerProcess:
 
     def begin(self, job: int | None) -> None:
         """A job (None: a question) is about to be handed over."""
+        self.channel.most_bytes = MOST_EVENT_BYTES
         waiting = WorkerStage.WAITING
         self.stage, self.deadline, self._stages = waiting, time.monotonic() + LOCK_TIMEOUT_SECS, 0
         self.at = None if job is None else StageBegan(job=job, stage=waiting, build_secs=0.0, wait_secs=0.0)
@@ -255,6 +257,7 @@ class WorkerProcess:
     def ask(self, message: dict[str, Any], workload: Workload | None, limit_secs: float) -> None:
         """Put a question to it; where it is dead, that shows at once to who waits for its answer."""
         self.begin(None)
+        self.channel.most_bytes = most_answer_bytes(message)
         self.deadline = time.monotonic() + limit_secs
         with contextlib.suppress(OSError):
             if workload is not None:

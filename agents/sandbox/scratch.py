@@ -1,18 +1,27 @@
-"""Folders that worker processes may write in: one for each, gone with it. Called by `zygote.py`.
+"""Folders that confined processes may write in: one for each, gone with it.
 
-They lie in one folder of the zygote, which holds a lock on that; so the next zygote of the same user knows
-which of them were left by one that was killed, and removes those.
+Those of worker processes lie in one folder of their zygote, which holds a lock on that; so the next zygote of
+the same user knows which of them were left by one that was killed, and removes those. A process that reads a
+network gets its folder from `scratch_folder`. What a program leaves in one may be anything: `remove_tree`.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
+import logging
+import mmap
 import os
-import shutil
+import secrets
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agents.errors import AgentError
+
+_LOG = logging.getLogger(__name__)
 _PREFIX = "tensor-fleet-scratch-"
 
 
@@ -69,6 +78,119 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    # A program may have nested folders deeper than Python counts.
-    with suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        remove_tree(folder)
+    except OSError as error:
+        _LOG.warning("the scratch folder %s stays: %s", folder, error)
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder for a process that nobody trusts; removed afterwards, whatever lies in it."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and all that a program left in it, however deep and of whatever mode; follows no link.
+
+    Three file descriptors and no recursion are enough: what lies in a folder within is moved up to the top.
+
+    Raises:
+        OSError: Something in it cannot be removed. All the rest is gone.
+    """
+    try:
+        top = _open_folder(folder)
+    except FileNotFoundError:
+        return
+    removal = _Removal(top)
+    try:
+        removal.run()
+    finally:
+        os.close(top)
+    folder.rmdir()
+
+
+class _Removal:
+    """Empties one folder, `top`, by sweeps over it."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        # Nobody can have guessed these names, so no move meets something else.
+        self._names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+        self._failure: OSError | None = None
+
+    def run(self) -> None:
+        """Sweep until nothing is there, or nothing more goes.
+
+        Raises:
+            OSError: Why that stays.
+        """
+        while self._sweep(self._top):
+            self._failure = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _sweep(self, folder: int) -> int:
+        """Remove what one look into a folder shows, or move it to the top; returns how many steps that took."""
+        steps = 0
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.name, dir_fd=folder)
+                    elif folder == self._top:
+                        steps += self._sweep_inner(entry.name)
+                        os.rmdir(entry.name, dir_fd=folder)
+                    else:
+                        os.close(_open_folder(entry.name, folder))  # it is moved only if it may be written
+                        os.rename(entry.name, next(self._names), src_dir_fd=folder, dst_dir_fd=self._top)
+                except FileNotFoundError:  # a look may show what is gone
+                    continue
+                except OSError as error:
+                    self._failure = self._failure or error  # the first is the cause of the others
+                    continue
+                steps += 1
+        return steps
+
+    def _sweep_inner(self, name: str) -> int:
+        inner = _open_folder(name, self._top)
+        try:
+            return self._sweep(inner)
+        finally:
+            os.close(inner)
+
+
+def _open_folder(path: Path | str, within: int | None = None) -> int:
+    """Open a folder of this user and let its user do everything in it; never through a link."""
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        own = f"/proc/self/fd/{handle}"
+        if os.fstat(handle).st_mode & 0o700 != 0o700:
+            os.chmod(own, 0o700)
+        return os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
+
+
+def require_executable(folder: Path) -> None:
+    """Make sure that a library which is written into a folder can be loaded from there.
+
+    Raises:
+        AgentError: Its file system is mounted `noexec`, or it takes no file; the message names the way out.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * mmap.PAGESIZE)
+            # What the loader of libraries does first.
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
+        if error.errno in (errno.EPERM, errno.EACCES) and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            reason = "is mounted noexec, so no compiled library can be loaded from it"
+        raise AgentError(
+            f"the folder for temporary files {folder} {reason}: set TMPDIR to a folder where programs may run"
+        ) from error

@@ -1,6 +1,7 @@
 """Messages between a device worker and its child processes: length-prefixed JSON over a socket pair.
 
-JSON and not pickle: what a child sends is data, whatever a candidate did to the child.
+JSON and not pickle: what a child sends is data, whatever a candidate did to the child. What arrives is bounded
+before it is decoded: by its length, and by its number of values, which take up to sixty times their text.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import socket
 import struct
 from typing import Any
 
+from agents.codec import bounded_json
 from agents.errors import MessageError
 
-#: Largest message accepted, in bytes: a module of a large workload is well below 1 MB.
+#: Largest message accepted if nothing else is said, in bytes: traces and modules of many workloads.
 MAX_MESSAGE_BYTES = 64 << 20
+#: Values of one message at most. Times of warm-up runs are the most: modules and traces are one text each.
+_MOST_VALUES = 250_000
 _LENGTH = struct.Struct("<I")
 
 
@@ -23,6 +27,8 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = bytearray()
+        #: Bytes of the next message at most; who waits for an answer knows how long an honest one is.
+        self.most_bytes = MAX_MESSAGE_BYTES
 
     def fileno(self) -> int:
         """File descriptor, for selectors."""
@@ -78,16 +84,17 @@ class Channel:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MAX_MESSAGE_BYTES:
+        if length > self.most_bytes:
             raise MessageError(
-                f"a worker process announced a message of {length} bytes, at most {MAX_MESSAGE_BYTES} are "
+                f"a worker process announced a message of {length} bytes, at most {self.most_bytes} are "
                 "accepted: its memory is damaged"
             )
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
         try:
-            message = json.loads(bytes(self._buffer[_LENGTH.size : end]))
+            # Both ends write other characters as escapes; one of them alone would take four times the room.
+            message = bounded_json(self._buffer[_LENGTH.size : end].decode("ascii"), _MOST_VALUES)
         except (ValueError, RecursionError) as error:
             raise MessageError(f"a worker process sent no JSON ({str(error)[:100]})") from error
         del self._buffer[:end]

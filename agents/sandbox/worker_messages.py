@@ -22,6 +22,11 @@ _MOST_SECS = 1e12
 _MOST_RUNS = 100_000
 #: Characters of one text, and of the environment or the quality as JSON, at most: real ones take some 2,000.
 _MOST_CHARS = 1 << 20
+#: Bytes of an event at most: the times of `_MOST_RUNS` warm-up runs beside a long error.
+MOST_EVENT_BYTES = 4 << 20
+#: Bytes of the answer to each question at most, and, if it is of traces, of each trace that is expected.
+_MOST_ANSWER_BYTES = {"networks": 32 << 20, "canaries": 1 << 20, "board": 64 << 10}
+_MOST_TRACE_BYTES, _MOST_TRACES_BYTES = 128 << 10, 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +208,14 @@ _ANSWERS: dict[str, dict[str, _Reader]] = {
     "canaries": {"canaries": _canary_programs},
     "board": {"descriptor": _object},
 }
+
+
+def most_answer_bytes(question: dict[str, Any]) -> int:
+    """Bytes that an honest answer to a question (`handlers.py`) stays below; a refusal stays below each."""
+    if (most := _MOST_ANSWER_BYTES.get(question["op"])) is not None:
+        return most
+    expected = question["count"] if "count" in question else len(question["traces"])
+    return min(_MOST_TRACES_BYTES, _MOST_CHARS + _MOST_TRACE_BYTES * expected)
 
 
 def parse_event(message: dict[str, Any]) -> WorkerEvent:

@@ -25,6 +25,7 @@ from agents.networks.library import TUNED, UNTUNED
 from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name
 from agents.networks.reader import ask, checked_answer
 from agents.records import DeviceKind, DeviceSpec, WorkloadId
+from agents.sandbox.scratch import require_executable, scratch_folder
 from fleet.durable import fsync
 from fleet.store.catalog import DeviceEntry
 
@@ -45,7 +46,10 @@ def labels_of(networks: Sequence[str]) -> dict[str, str]:
 
     Raises:
         NetworkRefusedError: A file cannot be read, or one is a set of networks.
+        AgentError: Libraries of networks could not be loaded here.
     """
+    if any(read_network_name(text).is_graph for text in networks):
+        require_executable(Path(tempfile.gettempdir()))
     for text in networks:
         if read_network_name(text).source == "corpus":
             raise NetworkRefusedError(
@@ -100,10 +104,9 @@ def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: 
     """
     kept = out / f"{file_name(read_network_name(text))}.so"
     with (
-        tempfile.TemporaryDirectory(prefix="tensor-fleet-library-") as made,
+        scratch_folder("tensor-fleet-library-") as folder,
         tempfile.TemporaryDirectory(prefix="tensor-fleet-earlier-") as ours,
     ):
-        folder = Path(made)
         built = build_libraries(text, spec, traces, folder)
         libraries = {"tvm_untuned": folder / UNTUNED, "tvm_tuned": folder / TUNED}
         if kept.exists():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agents.errors import AgentError, MessageError
 from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
-from agents.sandbox.worker_messages import parse_answer, parse_event
+from agents.sandbox.worker_messages import MOST_EVENT_BYTES, most_answer_bytes, parse_answer, parse_event
+from tests.conftest import run_code
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
 values = scalars | st.lists(scalars, max_size=5)
@@ -52,15 +53,64 @@ def test_the_end_of_the_other_side_is_none_and_a_torn_message_is_never_delivered
     "body",
     [
         struct.pack("<I", MAX_MESSAGE_BYTES + 1),
-        *(struct.pack("<I", len(one)) + one for one in (b"[]", b"{", b"\xff{}", b"[" * 100_000)),
+        *(
+            struct.pack("<I", len(one)) + one
+            for one in (b"[]", b"{", b"\xff{}", b"[" * 100_000, '{"a":"é"}'.encode())
+        ),
     ],
-    ids=["huge", "list", "torn", "no text", "deep"],
+    ids=["huge", "list", "torn", "no text", "deep", "no ASCII"],
 )
 def test_damaged_messages_are_refused(ends: tuple[Channel, Channel, socket.socket], body: bytes) -> None:
     _, receiver, raw = ends
     raw.sendall(body)
     with pytest.raises(MessageError):
         receiver.receive()
+
+
+#: Sends a frame of lists, as a program does that has its process in hand; reads it with the bound of events.
+FLOOD = """
+import os, resource, socket, struct, sys
+from agents.errors import MessageError
+from agents.sandbox.process import MOST_EVENT_BYTES
+from agents.sandbox.wire import Channel
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    body = b'{"event":"done","run_secs":[' + b"[]," * (int(sys.argv[1]) // 3) + b"0]}"
+    try:
+        theirs.sendall(struct.pack("<I", len(body)) + body)
+    except OSError:
+        pass
+    os._exit(0)
+theirs.close()
+channel, before = Channel(ours), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+channel.most_bytes = MOST_EVENT_BYTES
+try:
+    channel.receive()
+except MessageError:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("size", [60_000_000, MOST_EVENT_BYTES - 100])
+def test_a_flood_of_values_takes_little_memory_of_who_reads_it(size: int) -> None:
+    assert int(run_code(FLOOD, str(size))) < 40
+
+
+@pytest.mark.parametrize(
+    ("question", "least", "most"),
+    [
+        ({"op": "propose", "count": 64}, 64 * 40_000, 16 << 20),
+        ({"op": "derive", "traces": ["[]"]}, 40_000, 4 << 20),
+        ({"op": "evolve", "count": 100_000}, 32 << 20, 32 << 20),
+        ({"op": "board"}, 4_000, 1 << 20),
+    ],
+    ids=["propose", "derive", "evolve", "board"],
+)
+def test_an_answer_may_be_as_long_as_an_honest_one_is(
+    question: dict[str, Any], least: int, most: int
+) -> None:
+    assert least <= most_answer_bytes(question) <= most
 
 
 ANSWER = {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}

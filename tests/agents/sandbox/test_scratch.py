@@ -1,0 +1,117 @@
+"""What a program may leave in its scratch folder, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.host.own_program import environment
+from agents.sandbox.scratch import remove_tree, require_executable
+from tests.confinement_fixtures import Worker, nest
+from tests.conftest import child_settings, run_code
+
+#: Deeper than Python counts, with paths longer than the kernel takes.
+_DEPTH = 1_100
+
+
+def test_folders_that_are_nested_deeper_than_python_counts_are_removed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    nest(folder, _DEPTH, kept)
+    remove_tree(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert kept.read_text() == "kept"
+    remove_tree(folder)  # it may have gone by itself
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    with pytest.raises(OSError, match="link"):
+        remove_tree(tmp_path / "link")
+    assert (tmp_path / "kept").exists()
+
+
+#: As a user whom modes bind; prints what is left.
+_AS_USER = """
+import os, sys
+from pathlib import Path
+from agents.sandbox.scratch import remove_tree
+top = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)
+for name in ("a/b/c", "d/e"):
+    (top / "folder" / name).mkdir(parents=True)
+    (top / "folder" / name / "file").touch()
+for name in ("a/b/c", "a/b", "a", "d/e", "d", "."):
+    (top / "folder" / name).chmod(0)
+remove_tree(top / "folder")
+print(os.listdir(top))
+"""
+
+
+def test_folders_without_modes_are_removed(tmp_path: Path) -> None:
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    tmp_path.chmod(0o777)
+    assert run_code(_AS_USER, tmp_path) == "[]\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("chattr") is None, reason="needs root and chattr")
+def test_what_cannot_be_removed_is_said_and_all_the_rest_goes(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        (tmp_path / "folder" / name / "file").touch()
+    stuck = tmp_path / "folder" / "b" / "file"
+    if subprocess.run(["chattr", "+i", stuck], capture_output=True).returncode:
+        pytest.skip("this file system has no immutable files")
+    try:
+        with pytest.raises(PermissionError):
+            remove_tree(tmp_path / "folder")
+    finally:
+        subprocess.run(["chattr", "-i", stuck], check=True)
+    assert [path for path in (tmp_path / "folder").rglob("*") if path.is_file()] == [stuck]
+
+
+def test_what_a_worker_process_nested_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Worker(child_settings(), tmp_path, 1) as worker:
+        assert worker.ask(op="nest", depth=_DEPTH) == "done"
+    assert not list(tmp_path.iterdir())
+
+
+_REQUIRE = """
+import sys
+from pathlib import Path
+from agents.errors import AgentError
+from agents.sandbox.scratch import require_executable
+try:
+    require_executable(Path(sys.argv[1]))
+except AgentError as error:
+    print(error)
+"""
+
+
+def test_a_folder_whose_file_system_runs_nothing_is_found_before_a_library_is_loaded(tmp_path: Path) -> None:
+    require_executable(tmp_path)
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root mounts a file system")
+    script = 'mount -t tmpfs -o noexec tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, _REQUIRE],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"nothing may be mounted here: {done.stderr.strip()}")
+    assert done.stdout.startswith(f"the folder for temporary files {tmp_path} is mounted noexec")
+    assert "set TMPDIR to" in done.stdout
