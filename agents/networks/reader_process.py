@@ -80,7 +80,8 @@ def main(arguments: list[str]) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     os.chdir(scratch)
-    needs = Needs(programs=question["op"] != "workloads", gpu=question.get("gpu_index") is not None)
+    gpu = question.get("gpu_index") is not None
+    needs = Needs(programs=question["op"] != "workloads", gpu=gpu, shared_files=True)
     confine(scratch, needs, most_file_bytes=_MOST_FILE_BYTES)
     texts = question.get("networks") or [question["network"]]
     if all(read_network_name(text).source in ("onnx", "ours") for text in texts):

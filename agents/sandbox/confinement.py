@@ -2,8 +2,8 @@
 
 Called by `zygote.py` in each process that it forks, and by `confinement_trial.py`, which tries it out. Four
 means, each by itself: no new privileges, no capabilities, Landlock for files, and a filter of system calls.
-No file that it writes grows beyond a bound. Reading files, and using up memory, time, or disk by
-many files, are not kept from a worker process.
+No file that it writes grows beyond a bound, and few are open. Its agent bounds its memory and its threads
+(`footprint.py`). Reading files, and using up time, or disk by many files, are not kept from a worker process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from agents.sandbox.syscall_filter import Needs, filter_program, is_known
 
 #: A program that prints without end would fill the disk before its time is over.
 MOST_FILE_BYTES = 256 << 20
+#: The kernel keeps memory for each open file, which belongs to no process.
+_MOST_FILES = 4096
 
 # Numbers of `prctl`.
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 39, 47
@@ -72,11 +74,9 @@ class Confinement:
 def needs_of(settings: ChildSettings) -> Needs:
     """What the worker processes of a device must be able to do."""
     is_remote = bool(settings.tracker)
-    return Needs(
-        programs=is_remote or settings.target.get("kind") != "llvm",
-        network=is_remote,
-        gpu=settings.gpu_index is not None,
-    )
+    programs = is_remote or settings.target.get("kind") != "llvm"
+    gpu = settings.gpu_index is not None
+    return Needs(programs=programs, network=is_remote, gpu=gpu, shared_files=programs)
 
 
 def confine(scratch: Path | None, needs: Needs, most_file_bytes: int = MOST_FILE_BYTES) -> Confinement:
@@ -89,7 +89,12 @@ def confine(scratch: Path | None, needs: Needs, most_file_bytes: int = MOST_FILE
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
-    for limit, most in ((resource.RLIMIT_FSIZE, most_file_bytes), (resource.RLIMIT_CORE, 0)):
+    limits = (
+        (resource.RLIMIT_FSIZE, most_file_bytes),
+        (resource.RLIMIT_NOFILE, _MOST_FILES),
+        (resource.RLIMIT_CORE, 0),
+    )
+    for limit, most in limits:
         _, hard = resource.getrlimit(limit)
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (least, least))

@@ -14,11 +14,12 @@ from typing import Any
 
 from agents.errors import AgentError, MessageError
 from agents.records import Workload, as_json_dict
+from agents.sandbox.footprint import MOST_THREADS
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import WorkerProcess
 from agents.sandbox.processes import WAIT_SECS, ProcessOutput, WorkerProcesses
-from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
+from agents.sandbox.stages import WATCHED, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import (
     JobDone,
     Ready,
@@ -243,7 +244,7 @@ class WorkerPool:
             return
         batch.todo.popleft()
         job = batch.jobs[number]
-        process.begin(number)
+        process.begin(number, job.protocol.memory_limit_gib)
         try:
             process.tell_workload(job.workload)
             process.channel.send(
@@ -340,8 +341,15 @@ class WorkerPool:
     def _end_grown(self, batch: PoolRun) -> Iterator[JobResult | None]:
         for process in self._processes:
             at = process.at
-            if at is None or at.stage not in AT_WORK:
+            if process.stage not in WATCHED:
                 continue
-            if process.memory_bytes() > batch.jobs[at.job].protocol.memory_limit_gib * 2**30:
-                self._processes.discard(process)
+            held = process.footprint()
+            if held.memory_bytes <= process.memory_limit_bytes and held.threads <= MOST_THREADS:
+                continue
+            self._processes.discard(process)
+            if at is None:
+                continue  # programs of earlier jobs, which have their numbers
+            if held.threads > MOST_THREADS:
+                yield batch.over_threads(at, held.threads)
+            else:
                 yield batch.over_memory(at, is_alone=not process.jobs_done)

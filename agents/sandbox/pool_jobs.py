@@ -148,6 +148,11 @@ class PoolRun:
         error = f"{at.stage} took more than {limit_gib:g} GiB of memory; its worker process was ended"
         return self._fail(at, _failure_in(at.stage), error)
 
+    def over_threads(self, at: StageBegan, threads: int) -> JobResult:
+        """Take in that the process of a job ran more threads and processes than any honest one."""
+        error = f"{at.stage} ran {threads} threads and processes; its worker process was ended"
+        return self._fail(at, _failure_in(at.stage), error)
+
     def _first(self, result: JobResult) -> JobResult:
         self.timed += not self.jobs[result.job].is_canary
         self._note_best(result)

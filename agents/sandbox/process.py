@@ -20,6 +20,8 @@ from agents.errors import MessageError
 from agents.host.cuda import WORKER_ENVIRONMENT
 from agents.host.own_program import command, environment
 from agents.records import Protocol, Workload, as_json_dict
+from agents.sandbox.confinement import needs_of
+from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
 from agents.sandbox.job import JobResult
 from agents.sandbox.stages import LOCK_TIMEOUT_SECS, ChildSettings, WorkerStage, limit_of
 from agents.sandbox.wire import Channel
@@ -162,6 +164,8 @@ class WorkerProcess:
         self._zygote = zygote
         self._stderr: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as this
         self._stderr_start = 0
+        needs = needs_of(settings)
+        self._starts_programs, self._is_limited = needs.programs, not needs.gpu
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self.channel.most_bytes = MOST_EVENT_BYTES
@@ -178,6 +182,7 @@ class WorkerProcess:
         #: Where its job stands; None while it has none.
         self.at: StageBegan | None = None
         self.jobs_done = 0
+        self.memory_limit_bytes = float("inf")
         self.known_workloads: set[str] = set()
         #: Results of programs that it keeps and times again.
         self.held: dict[int, JobResult] = {}
@@ -189,12 +194,23 @@ class WorkerProcess:
         self._stages = 0
         self._stage_began = self._cpu_secs_before = 0.0
 
-    def begin(self, job: int | None) -> None:
-        """A job (None: a question) is about to be handed over."""
+    def begin(self, job: int | None, memory_limit_gib: float = 0.0) -> None:
+        """A job (None: a question) is about to be handed over.
+
+        Args:
+            job: Its number.
+            memory_limit_gib: Memory above which the process is to be ended, while it does the job and when its
+                program is timed again.
+        """
         self.channel.most_bytes = MOST_EVENT_BYTES
         waiting = WorkerStage.WAITING
         self.stage, self.deadline, self._stages = waiting, time.monotonic() + LOCK_TIMEOUT_SECS, 0
         self.at = None if job is None else StageBegan(job=job, stage=waiting, build_secs=0.0, wait_secs=0.0)
+        if job is not None:
+            self.memory_limit_bytes = memory_limit_gib * 2**30
+            if self._is_limited:
+                with contextlib.suppress(OSError):  # it is dead, which shows at once
+                    limit_memory(self.pid, self.memory_limit_bytes)
         size = os.fstat(self._stderr.fileno()).st_size
         if size > _STDERR_KEPT_BYTES:  # drop old output before it fills the disk
             self._stderr.truncate(0)
@@ -287,12 +303,9 @@ class WorkerProcess:
         self.deadline = time.monotonic() + max(0.1, limit - used)
         return True
 
-    def memory_bytes(self) -> int:
-        """Memory that the process holds; 0 if it is gone."""
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
+    def footprint(self) -> Footprint:
+        """What it and the programs that it started hold."""
+        return footprint_of(self.pid, with_group=self._starts_programs)
 
     def end(self, last_words_secs: float = 0.0) -> tuple[str, str]:
         """End the process; returns how it ended and the end of what it printed since its job began.

@@ -14,7 +14,7 @@ from typing import Any
 from agents.errors import MessageError, WorkerStartError
 from agents.sandbox.job import JobResult
 from agents.sandbox.process import START_TIMEOUT_SECS, WorkerProcess, Zygote
-from agents.sandbox.stages import AT_WORK, ChildSettings, WorkerStage
+from agents.sandbox.stages import WATCHED, ChildSettings, WorkerStage
 from agents.sandbox.worker_messages import Ready, parse_event
 
 #: Time for a process whose socket closed to print its last words and be gone.
@@ -23,7 +23,7 @@ _LAST_WORDS_SECS = 2.0
 _HELD_UP_SECS = 1.0
 #: Longest wait for messages in one go.
 WAIT_SECS = 60.0
-#: How often the memory of working processes is looked at.
+#: How often the memory and the threads of working processes are looked at.
 _MEMORY_POLL_SECS = 0.2
 
 
@@ -131,7 +131,7 @@ class WorkerProcesses:
                 selector.register(process.channel, selectors.EVENT_READ, process)
             began = time.monotonic()
             nearest = min(process.deadline for process in self._all) - began
-            is_working = any(process.stage in AT_WORK for process in self._all)
+            is_working = any(process.stage in WATCHED for process in self._all)
             wait_secs = max(0.0, min(nearest, _MEMORY_POLL_SECS if is_working else limit_secs))
             ready = [key.data for key, _ in selector.select(wait_secs)]
         held_up_secs = time.monotonic() - began - wait_secs

@@ -135,7 +135,7 @@ class _Removal:
             raise self._failure
 
     def _sweep(self, folder: int) -> int:
-        """Remove what one look into a folder shows, or move it to the top; returns how many steps that took."""
+        """Remove what one look into a folder shows, or move it to the top; returns the number of steps."""
         steps = 0
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -168,9 +168,9 @@ def _open_folder(path: Path | str, within: int | None = None) -> int:
     """Open a folder of this user and let its user do everything in it; never through a link."""
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
     try:
-        own = f"/proc/self/fd/{handle}"
+        own = Path(f"/proc/self/fd/{handle}")
         if os.fstat(handle).st_mode & 0o700 != 0o700:
-            os.chmod(own, 0o700)
+            own.chmod(0o700)
         return os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         os.close(handle)

@@ -25,6 +25,8 @@ class WorkerStage(StrEnum):
 
 #: Stages in which the candidate itself is at work; elsewhere a death is not its doing.
 AT_WORK = frozenset({WorkerStage.BUILDING, WorkerStage.TIMING, WorkerStage.CHECKING})
+#: Stages in which programs of candidates run, now or from earlier jobs: memory and threads are looked at.
+WATCHED = AT_WORK | {WorkerStage.RETIMING}
 #: A job is dropped as lost when the device does not come free for this long.
 LOCK_TIMEOUT_SECS = 600.0
 #: The unscheduled program is run once, slowly; programs too large for that are never checked.

@@ -9,6 +9,7 @@ for the process. A call that other programs need but whose effect is not wanted 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -110,7 +111,15 @@ _REFUSED: _Numbers = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
+    # Memory that no process has mapped, which nobody counts, and limits that the agent has set.
+    "memfd_secret": (447, 447),
+    "vmsplice": (278, 75),
+    "setrlimit": (160, 164),
 }
+#: The same for all but the drivers of GPUs; the buffers of many sockets are memory as well.
+_UNCOUNTED: _Numbers = {"memfd_create": (319, 279)}
+_SOCKET_PAIRS: _Numbers = {"socketpair": (53, 199)}
+_MAP: _Numbers = {"mmap": (9, 222)}
 #: Callers fall back on older calls whose arguments a filter can see.
 _ABSENT: _Numbers = {"clone3": (435, 435), "openat2": (437, 437)}
 #: Modes and owners of files, inside the scratch folder too: linkers and copies fail where they are refused.
@@ -133,10 +142,11 @@ _OF_ITSELF: _Numbers = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
-    "prlimit64": (302, 261),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
 }
+#: Of itself too, and without new limits, which are the third argument.
+_LIMITS: _Numbers = {"prlimit64": (302, 261)}
 #: Calls that name the process in the second argument; the first must have the value for "a process".
 _OF_ITSELF_SECOND: tuple[tuple[_Numbers, int], ...] = (
     ({"setpriority": (141, 140)}, 0),
@@ -190,6 +200,8 @@ class Needs:
     network: bool = False
     #: Use GPUs; their drivers make a local socket that nobody connects to.
     gpu: bool = False
+    #: Map files that others may map too, as readers of weights do and linkers.
+    shared_files: bool = False
 
 
 def is_known(machine: str) -> bool:
@@ -221,6 +233,12 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
     made += _each(numbers(_ABSENT), [_MISSING])
     made += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
     made += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
+    made += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
+    if not needs.gpu:
+        made += _each(numbers(_UNCOUNTED), [_DENY])
+        made += _each(numbers(_MAP), _mapping(needs.shared_files))
+    if not (needs.gpu or needs.network or needs.programs):
+        made += _each(numbers(_SOCKET_PAIRS), [_DENY])
     for calls, which in _OF_ITSELF_SECOND:
         body = [_argument(0), (_EQUAL, 1, 0, which), _DENY, _argument(1), *_only((0, pid))]
         made += _each(numbers(calls), body)
@@ -256,6 +274,19 @@ def _each(numbers: list[int], body: list[_Instruction]) -> list[_Instruction]:
 def _argument(place: int) -> _Instruction:
     """Load the lower half of an argument: those looked at here are `int` or flags, little-endian."""
     return _LOAD, 0, 0, _ARGUMENTS_AT + 8 * place
+
+
+def _null(place: int) -> list[_Instruction]:
+    """Go on where an argument is no address, refuse else."""
+    low = _ARGUMENTS_AT + 8 * place
+    halves = ((_LOAD, 0, 0, low), (_LOAD, 0, 0, low + 4))
+    return [step for half in halves for step in (half, (_EQUAL, 1, 0, 0), _DENY)]
+
+
+def _mapping(may_share_files: bool) -> list[_Instruction]:
+    """Refuse memory that outlives its mapping: shared memory of no file, and /dev/zero, which looks like a file."""
+    refused = mmap.MAP_SHARED | (mmap.MAP_ANONYMOUS if may_share_files else 0)
+    return [_argument(3), (_AND, 0, 0, refused), (_EQUAL, 0, 1, refused), _DENY, _PASS]
 
 
 def _only(values: Iterable[int]) -> list[_Instruction]:
