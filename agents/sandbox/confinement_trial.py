@@ -1,46 +1,93 @@
 """How far worker processes are confined on this host, found by trying.
 
 `fleet doctor` calls `try_confinement`. It starts this module as a program, which confines itself as a worker
-process of a CPU of this host is confined, and then tries what such a process must not be able to do.
+process of a CPU of this host is confined, and then tries what such a process must not be able to do. What its
+agent has to see of it, memory and threads, is looked at from outside, as an agent does.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
+
+import psutil
 
 from agents.errors import AgentError
 from agents.host.own_program import command, environment
-from agents.sandbox.confinement import Confinement, confine, has_privileges, system_call
+from agents.sandbox.confinement import MOST_FILE_BYTES, Confinement, confine, has_privileges, system_call
+from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
 from agents.sandbox.syscall_filter import Needs
 
 _TIMEOUT_SECS = 20.0
 #: System calls: x86-64, AArch64.
 _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _PTRACE = {"x86_64": 101, "aarch64": 117}
-_PTRACE_CONT = 7
+_VMSPLICE = {"x86_64": 278, "aarch64": 75}
+_PTRACE_CONT, _MAP_NORESERVE = 7, 0x4000
 _SET_USER_ID = 0o4755
+#: Memory and threads that the trial takes for its parent to see, and memory that goes beyond its limit.
+_SEEN_BYTES, _SEEN_THREADS, _TOO_MANY_BYTES = 64 << 20, 8, 4 << 30
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Aspect(StrEnum):
+    """What of its host a worker process is kept from."""
+
+    FILES = "files"
+    NETWORK = "network"
+    MEMORY = "memory"
+    PROCESSES = "processes"
+
+
+class Means(StrEnum):
+    """What keeps a worker process from something."""
+
+    LANDLOCK = "Landlock"
+    FILTER = "filter of system calls"
+    LIMITS = "limits of the kernel"
+    PRIVILEGES = "no privileges"
+    WATCH = "its agent looks on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Something that a worker process must not be able to do, and whether it was refused."""
+
+    aspect: Aspect
+    what: str
+    #: What refuses it, if all is well.
+    by: Means
+    is_refused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Confinement):
     """What a trial of the confinement found."""
 
-    #: Forbidden actions that the kernel refused, and those that it let through.
-    refused: tuple[str, ...]
-    allowed: tuple[str, ...]
+    attempts: tuple[Attempt, ...]
+    #: The folder for temporary files, if files in it take memory (tmpfs), which is not counted; else empty.
+    memory_folder: str = ""
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Forbidden actions that the kernel let through."""
+        return tuple(one.what for one in self.attempts if not one.is_refused)
 
 
 def try_confinement() -> Trial:
-    """Try the confinement in a process of its own, which takes some 0.2 s.
+    """Try the confinement in a process of its own, which takes some 0.3 s.
 
     Raises:
         AgentError: That process did not do its work.
@@ -50,47 +97,187 @@ def try_confinement() -> Trial:
             Path(folder, name).mkdir()
         for name in ("kept", "spare"):
             Path(folder, "outside", name).write_text("kept")
-        try:
-            done = subprocess.run(
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
                 command("agents.sandbox.confinement_trial", folder),
                 env=environment(),
-                capture_output=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
                 text=True,
-                timeout=_TIMEOUT_SECS,
-                check=True,
             )
-            found = json.loads(done.stdout)
-        except subprocess.CalledProcessError as error:
-            last = error.stderr.strip().rpartition("\n")[2]
-            raise AgentError(
-                f"the process that tries it ended with status {error.returncode}: {last}"
-            ) from error
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise AgentError(f"the process that tries it did not answer: {error}") from error
-    return Trial(**found | {name: tuple(found[name]) for name in ("refused", "allowed")})
+            watchdog = threading.Timer(_TIMEOUT_SECS, process.kill)
+            watchdog.start()
+            try:
+                return _watched(process, tempfile.gettempdir())
+            except (OSError, ValueError, KeyError) as error:
+                process.kill()
+                errors.seek(0)
+                last = errors.read().strip().rpartition("\n")[2] or f"it did not answer: {error}"
+                raise AgentError(
+                    f"the process that tries it ended with status {process.wait()}: {last}"
+                ) from error
+            finally:
+                watchdog.cancel()
+                process.communicate()
 
 
-def tries(outside: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What a confined process must not be able to do; where it can, none of it does harm.
+def _watched(process: subprocess.Popen[str], folder: str) -> Trial:
+    """Do an agent's part, while the process tries: set its limit, and look at what it holds."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()  # it is confined
+    before = footprint_of(process.pid, with_group=False)
+    limit_memory(process.pid, 0.0)
+    print(file=process.stdin, flush=True)
+    found = json.loads(process.stdout.readline())
+    held = footprint_of(process.pid, with_group=False)
+    attempts = [
+        Attempt(**one | {"aspect": Aspect(one["aspect"]), "by": Means(one["by"])})
+        for one in found.pop("attempts")
+    ]
+    return Trial(
+        **found,
+        attempts=(*attempts, *_unseen(before, held)),
+        memory_folder=folder if _is_memory(Path(folder)) else "",
+    )
+
+
+def _unseen(before: Footprint, held: Footprint) -> Iterator[Attempt]:
+    sees_memory = held.memory_bytes - before.memory_bytes >= _SEEN_BYTES
+    sees_threads = held.threads - before.threads >= _SEEN_THREADS
+    for aspect, what, is_seen in (
+        (Aspect.MEMORY, "take memory that its agent does not see", sees_memory),
+        (Aspect.PROCESSES, "start threads that its agent does not see", sees_threads),
+    ):
+        yield Attempt(aspect=aspect, what=what, by=Means.WATCH, is_refused=is_seen)
+
+
+def _is_memory(folder: Path) -> bool:
+    """Whether files in a folder take memory."""
+    mounts = [one for one in psutil.disk_partitions(all=True) if folder.is_relative_to(one.mountpoint)]
+    nearest = max(mounts, key=lambda one: len(one.mountpoint), default=None)
+    return nearest is not None and nearest.fstype in ("tmpfs", "ramfs")
+
+
+_Try = tuple[Aspect, str, Means, Callable[[], object]]
+
+
+def tries(inside: Path, outside: Path) -> Iterator[_Try]:
+    """What a confined process must not be able to do; if it can, none of it does harm.
 
     Args:
-        outside: A folder that is not its scratch folder, with files `kept` and `spare`.
+        inside: Its scratch folder.
+        outside: Another folder, with files `kept` and `spare`.
     """
-    parent, kept, machine = os.getppid(), outside / "kept", os.uname().machine
-    yield "open network connections", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
-    yield "reach services of this host", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close()
-    yield "make files outside its scratch folder", lambda: (outside / "made").open("x").close()
-    yield "write to files outside it", lambda: kept.open("r+b").close()
-    yield "empty files outside it", lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC))
-    yield "rename files outside it", lambda: kept.rename(outside / "moved")
-    yield "remove files outside it", (outside / "spare").unlink
-    yield "change modes of files", lambda: _change_mode(kept)
-    yield "send signals to other processes", lambda: os.kill(parent, 0)
-    yield "move other processes to other cores", lambda: _move(parent)
-    yield "take hold of other processes", lambda: _trace(_PTRACE[machine], parent)
-    yield "make namespaces", lambda: system_call(_UNSHARE[machine], 0)
-    yield "start programs", lambda: _start(outside / "missing")
-    yield "gain privileges", _gain_privileges
+    yield from _tries_of_files(inside, outside)
+    yield from _tries_of_network()
+    yield from _tries_of_memory()
+    yield from _tries_of_processes(outside)
+
+
+def _tries_of_files(inside: Path, outside: Path) -> Iterator[_Try]:
+    kept = outside / "kept"
+    landlock, calls = Means.LANDLOCK, Means.FILTER
+    for what, by, attempt in (
+        ("make files outside its scratch folder", landlock, lambda: (outside / "made").open("x").close()),
+        ("write to files outside it", landlock, lambda: kept.open("r+b").close()),
+        ("empty files outside it", calls, lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC))),
+        ("rename files outside it", landlock, lambda: kept.rename(outside / "moved")),
+        ("remove files outside it", landlock, (outside / "spare").unlink),
+        ("change modes of files", calls, lambda: _change_mode(kept)),
+        ("write a file without end", Means.LIMITS, lambda: _grow(inside / "long")),
+    ):
+        yield Aspect.FILES, what, by, attempt
+
+
+def _tries_of_network() -> Iterator[_Try]:
+    for what, attempt in (
+        ("open network connections", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()),
+        ("listen for connections", lambda: socket.create_server(("127.0.0.1", 0)).close()),
+        ("reach services of this host", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close()),
+    ):
+        yield Aspect.NETWORK, what, Means.FILTER, attempt
+
+
+def _tries_of_memory() -> Iterator[_Try]:
+    calls = Means.FILTER
+    for what, by, attempt in (
+        ("take memory far beyond its limit", Means.LIMITS, _take_too_much),
+        ("raise its limits", calls, _raise_limits),
+        ("hold memory in files without a name", calls, lambda: os.close(os.memfd_create("trial"))),
+        ("hold memory that it has unmapped", calls, _share_memory),
+        ("hold memory in pipes", calls, _splice),
+        ("hold memory in sockets", calls, _pair_sockets),
+        ("make files in memory", Means.LANDLOCK, _make_memory_file),
+    ):
+        yield Aspect.MEMORY, what, by, attempt
+
+
+def _tries_of_processes(outside: Path) -> Iterator[_Try]:
+    parent, machine = os.getppid(), os.uname().machine
+    for what, by, attempt in (
+        ("start processes", Means.FILTER, _fork),
+        ("start programs", Means.FILTER, lambda: _start(outside / "missing")),
+        ("leave its group of processes", Means.FILTER, lambda: os.setpgid(0, 0)),
+        ("send signals to other processes", Means.FILTER, lambda: os.kill(parent, 0)),
+        ("move other processes to other cores", Means.FILTER, lambda: _move(parent)),
+        ("take hold of other processes", Means.FILTER, lambda: _trace(_PTRACE[machine], parent)),
+        ("make namespaces", Means.FILTER, lambda: system_call(_UNSHARE[machine], 0)),
+        ("gain privileges", Means.PRIVILEGES, _gain_privileges),
+    ):
+        yield Aspect.PROCESSES, what, by, attempt
+
+
+def _grow(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        os.pwrite(file.fileno(), b"x", MOST_FILE_BYTES)
+
+
+def _take_too_much() -> None:
+    # Reserved, not touched: where the limit is missing it takes no memory either.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    mmap.mmap(-1, _TOO_MANY_BYTES, flags).close()
+
+
+def _raise_limits() -> None:
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, resource.getrlimit(resource.RLIMIT_DATA))
+    except ValueError as error:  # Python's word for a call that is not permitted
+        raise PermissionError from error
+
+
+def _share_memory() -> None:
+    mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS).close()
+
+
+def _splice() -> None:
+    ends = os.pipe()
+    try:
+        system_call(_VMSPLICE[os.uname().machine], ends[1])  # nothing: of a page it would be as easy
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _pair_sockets() -> None:
+    for end in socket.socketpair():
+        end.close()
+
+
+def _make_memory_file() -> None:
+    if not _SHARED_MEMORY.is_dir():
+        raise FileNotFoundError(_SHARED_MEMORY)
+    path = _SHARED_MEMORY / f"tensor-fleet-trial-{os.getpid()}"
+    path.open("x").close()
+    path.unlink()
+
+
+def _fork() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _change_mode(path: Path) -> None:
@@ -124,18 +311,27 @@ def _gain_privileges() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Confine this process, try, print what came of it as JSON."""
-    folder = Path(arguments[0])
-    applied = confine(folder / "inside", Needs())
-    outcomes: dict[str, list[str]] = {"refused": [], "allowed": []}
-    for what, attempt in tries(folder / "outside"):
+    """Confine this process, try, and print as JSON what came of it."""
+    inside, outside = (Path(arguments[0], name) for name in ("inside", "outside"))
+    applied = confine(inside, Needs())
+    print(flush=True)
+    sys.stdin.readline()  # its limit is set
+    attempts = []
+    for aspect, what, by, attempt in tries(inside, outside):
         try:
             attempt()
+            is_refused = False
         except OSError:
-            outcomes["refused"].append(what)
-        else:
-            outcomes["allowed"].append(what)
-    print(json.dumps({**asdict(applied), **outcomes}))
+            is_refused = True
+        attempts.append(Attempt(aspect=aspect, what=what, by=by, is_refused=is_refused))
+    held, done = b"x" * _SEEN_BYTES, threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(_SEEN_THREADS)]
+    for thread in threads:
+        thread.start()
+    print(json.dumps({**asdict(applied), "attempts": [asdict(one) for one in attempts]}), flush=True)
+    sys.stdin.readline()  # it was looked at
+    del held
+    done.set()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a worker process holds of its host's memory and threads, and the kernel's limit on the first.
 
-Called by `process.py`, which looks at each process at work, and by `confinement_trial.py`. What a process may
-hold without being seen here (memory in files without a name, shared memory that it has unmapped) is refused to
-it by `syscall_filter.py`.
+Called by `process.py`, which looks at each process at work, and by `confinement_trial.py`. What a process
+could hold without being seen here (memory in files without a name, shared memory that it has unmapped) is
+refused to it by `syscall_filter.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Threads and processes of one worker process at most: more than the thread pool of a large host and a compiler.
+import psutil
+
+#: Threads and processes of one worker process at most: more than the thread pool of a large host.
 MOST_THREADS = 1024
 #: What a process may be given at most, over its limit: it is ended at the limit, if anybody looks in time.
 _HEADROOM, _BASE_BYTES = 2.0, 1 << 30
@@ -62,8 +64,7 @@ def limit_memory(pid: int, limit_bytes: float) -> None:
 
 
 def _group_of(pid: int) -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with suppress(OSError):
-                if os.getpgid(int(name)) == pid:
-                    yield int(name)
+    for other in psutil.pids():
+        with suppress(OSError):
+            if os.getpgid(other) == pid:
+                yield other

@@ -199,8 +199,7 @@ class WorkerProcess:
 
         Args:
             job: Its number.
-            memory_limit_gib: Memory above which the process is to be ended, while it does the job and when its
-                program is timed again.
+            memory_limit_gib: Above it the process is to be ended, also while programs are timed again.
         """
         self.channel.most_bytes = MOST_EVENT_BYTES
         waiting = WorkerStage.WAITING

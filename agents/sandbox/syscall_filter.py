@@ -284,7 +284,7 @@ def _null(place: int) -> list[_Instruction]:
 
 
 def _mapping(may_share_files: bool) -> list[_Instruction]:
-    """Refuse memory that outlives its mapping: shared memory of no file, and /dev/zero, which looks like a file."""
+    """Refuse memory that outlives its mapping: shared memory of no file, or of /dev/zero, which is a file."""
     refused = mmap.MAP_SHARED | (mmap.MAP_ANONYMOUS if may_share_files else 0)
     return [_argument(3), (_AND, 0, 0, refused), (_EQUAL, 0, 1, refused), _DENY, _PASS]
 

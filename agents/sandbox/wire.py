@@ -1,7 +1,7 @@
 """Messages between a device worker and its child processes: length-prefixed JSON over a socket pair.
 
-JSON and not pickle: what a child sends is data, whatever a candidate did to the child. What arrives is bounded
-before it is decoded: its length, and its number of values, which take up to sixty times their text.
+JSON and not pickle: what a child sends is data, whatever a candidate did to the child. What arrives is
+bounded before it is decoded: its length, and its number of values, which take up to thirty times their text.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from agents.records import Descriptor
+    from fleet.doctor.confinement import ConfinementRow
 
 
 def init(
@@ -91,7 +93,7 @@ def doctor(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what on this host would spoil measurements, and say what to do.
+    """Find what on this host would spoil measurements, and how far worker processes are confined here.
 
     Fails (exit 1) when something would stop the program.
 
@@ -102,7 +104,8 @@ def doctor(
     from agents.host.probe import probe as look_at_host
     from fleet.api.client import TOKEN
     from fleet.config.settings import select_devices
-    from fleet.doctor.doctor import confinement_line, diagnose
+    from fleet.doctor.confinement import confinement_rows
+    from fleet.doctor.doctor import diagnose
     from fleet.doctor.look import look
     from fleet.doctor.words import Level
     from fleet.transport.ray_folder import ray_default_folder
@@ -113,18 +116,38 @@ def doctor(
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
     findings = diagnose(look_at_host(), devices, state)
+    confined = [] if isinstance(state.confinement, str) else confinement_rows(state.confinement)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
-    elif findings:
-        rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
-        print_rows(("", "what", "why", "what to do"), rows)
+        print_json({"findings": list(map(asdict, findings)), "confinement": list(map(asdict, confined))})
     else:
-        say("nothing found: this host is fit to measure")
-    if not as_json and (line := confinement_line(state)):
-        say(line)
+        if findings:
+            rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
+            print_rows(("", "what", "why", "what to do"), rows)
+        else:
+            say("nothing found: this host is fit to measure")
+        say("")
+        _print_confinement(confined)
     errors = [finding for finding in findings if finding.level is Level.ERROR]
     if errors:
         raise FleetError("; ".join(f"{finding.what}: {finding.do}" for finding in errors))
+
+
+def _print_confinement(rows: Sequence[ConfinementRow]) -> None:
+    if not rows:
+        return
+    say("How far worker processes are confined here, found by trying:")
+    print_rows(
+        ("", "tried and refused", "by", "still possible"),
+        [
+            (
+                str(row.aspect),
+                f"{len(row.refused)} of {row.tried}",
+                ", ".join(row.by) or "nothing",
+                ", ".join(row.missing) or "-",
+            )
+            for row in rows
+        ],
+    )
 
 
 def config_show(

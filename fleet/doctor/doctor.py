@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from agents.host.differences import differences
 from agents.records import Descriptor, DeviceSpec
+from fleet.doctor.confinement import confinement_findings
 from fleet.doctor.timing import timing_findings
 from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level
 
@@ -43,26 +44,11 @@ def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostSta
         *_remote(state),
         *_secrets(state),
         *timing_findings(descriptor, devices, state),
-        *_confinement(state),
+        *confinement_findings(state.confinement),
         *_room(state),
     ]
     order = list(Level)
     return sorted(found, key=lambda finding: order.index(finding.level))
-
-
-def confinement_line(state: HostState) -> str:
-    """Say how far worker processes are confined here; empty if nobody looked."""
-    trial = state.confinement
-    if isinstance(trial, str):
-        return f"worker processes: how far they are confined is unknown: {trial}" if trial else ""
-    means = [f"Landlock {trial.landlock}"] * bool(trial.landlock) + [
-        "system calls filtered"
-    ] * trial.has_filter
-    tried = len(trial.refused) + len(trial.allowed)
-    return (
-        f"worker processes: {len(trial.refused)} of {tried} ways to do harm were tried and refused "
-        f"({', '.join(means) or 'neither Landlock nor a filter of system calls'})"
-    )
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -131,33 +117,6 @@ def _remote(state: HostState) -> Iterable[Finding]:
         )
 
 
-def _confinement(state: HostState) -> Iterable[Finding]:
-    trial = state.confinement
-    if isinstance(trial, str):
-        if trial:
-            yield Finding(
-                what="how far worker processes are confined could not be tried",
-                why=trial,
-                do="run `python -m agents.sandbox.confinement_trial FOLDER` by hand and look at what it says",
-            )
-        return
-    if not trial.allowed:
-        return
-    cures = []
-    if not trial.landlock:
-        cures.append(
-            "run Linux 5.13 or later with Landlock on (CONFIG_SECURITY_LANDLOCK, and `landlock` in "
-            "/sys/kernel/security/lsm), in a container that allows it"
-        )
-    if not trial.has_filter:
-        cures.append("run Linux with CONFIG_SECCOMP_FILTER, on x86-64 or AArch64")
-    yield Finding(
-        what=f"worker processes can {', '.join(trial.allowed)}",
-        why="so can a program that is measured; everything else that was tried is refused",
-        do="; ".join(cures) or "look at what the worker processes print when they start",
-    )
-
-
 def _secrets(state: HostState) -> Iterable[Finding]:
     for path, fault, cure in state.exposed:
         yield Finding(
@@ -168,6 +127,11 @@ def _secrets(state: HostState) -> Iterable[Finding]:
 
 
 def _room(state: HostState) -> Iterable[Finding]:
+    if state.temporary_fault:
+        why, _, cure = state.temporary_fault.partition(": ")
+        yield Finding(
+            what=why, why="networks can be measured here, and no library of one can be run", do=cure
+        )
     if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
         yield Finding(
             what=f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from agents.host.probe import core_groups
 from agents.programs.rpc_session import served
 from agents.records import DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial, try_confinement
+from agents.sandbox.scratch import require_executable
 from fleet.doctor.words import WANTED_MODULES, HostState, InterruptRate, LockState
 from fleet.private_files import NotPrivateError, read_private
 
@@ -91,6 +93,7 @@ def look(
         timing_lock_path=str(host_lock_path()),
         timing_lock_fault=_lock_fault(host_lock_path()),
         confinement=_confinement(),
+        temporary_fault=_temporary_fault(Path(tempfile.gettempdir())),
         missing_modules=tuple(name for name in WANTED_MODULES if importlib.util.find_spec(name) is None),
         store=str(store),
         disk_free_bytes=_free_bytes(store),
@@ -144,6 +147,14 @@ def _confinement() -> Trial | str:
         return try_confinement()
     except AgentError as error:
         return str(error)
+
+
+def _temporary_fault(folder: Path) -> str:
+    try:
+        require_executable(folder)
+    except AgentError as error:
+        return str(error)
+    return ""
 
 
 def _counters(root: Path, cores: Collection[int]) -> _Counters:

@@ -95,6 +95,8 @@ class HostState:
     timing_lock_fault: str = ""
     #: How far worker processes are confined, or why that could not be tried; empty if nobody looked.
     confinement: Trial | str = ""
+    #: Why no library can be loaded from the folder for temporary files; empty if one can.
+    temporary_fault: str = ""
     #: Modules of `WANTED_MODULES` that are not installed.
     missing_modules: tuple[str, ...] = ()
     #: Where the dataset is kept, and the bytes free there; -1 if unknown.
