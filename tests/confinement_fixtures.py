@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import resource
 import socket
@@ -32,16 +33,33 @@ from agents.sandbox.zygote import _Zygote
 ROOT = Path(__file__).parent.parent
 #: System calls of x86-64 and AArch64.
 NUMBERS = {
-    "x86_64": {"ptrace": 101, "unshare": 272, "mount": 165, "setsid": 112, "bpf": 321},
-    "aarch64": {"ptrace": 117, "unshare": 97, "mount": 40, "setsid": 157, "bpf": 280},
+    "x86_64": {"ptrace": 101, "unshare": 272, "mount": 165, "setsid": 112, "bpf": 321, "vmsplice": 278},
+    "aarch64": {"ptrace": 117, "unshare": 97, "mount": 40, "setsid": 157, "bpf": 280, "vmsplice": 75},
 }
 PTRACE_SEIZE, CLONE_NEWUSER, IO_URING_SETUP = 0x4206, 0x10000000, 425
-F_SETSIG, MS_REMOUNT = 10, 32
+F_SETSIG, MS_REMOUNT, MEMFD_SECRET = 10, 32, 447
+SHARED, PRIVATE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def fork() -> None:
     if os.fork() == 0:
         os._exit(0)
+
+
+def share_zeros() -> None:
+    """Map the device of zeros, whose pages are memory that stays while the rest is unmapped."""
+    with Path("/dev/zero").open("rb", buffering=0) as zeros:
+        mmap.mmap(zeros.fileno(), 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ).close()
+
+
+def splice(number: int) -> None:
+    """Give a pipe nothing: a page of this process would be held as well."""
+    ends = os.pipe()
+    try:
+        system_call(number, ends[1])
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], object]]:
@@ -88,6 +106,17 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "io_uring": lambda: system_call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
         "bpf": lambda: system_call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
         "leave_group": lambda: system_call(own["setsid"]),
+        "nameless_file": lambda: os.close(os.memfd_create("hoard")),
+        "secret_memory": lambda: os.close(system_call(MEMFD_SECRET, 0)),
+        "shared_memory": lambda: mmap.mmap(-1, 1 << 20, SHARED).close(),
+        "shared_zeros": share_zeros,
+        "splice": lambda: splice(own["vmsplice"]),
+        "socket_pair": lambda: [end.detach() for end in socket.socketpair()],
+        "raise_limit": lambda: resource.prlimit(
+            0, resource.RLIMIT_DATA, resource.getrlimit(resource.RLIMIT_DATA)
+        ),
+        "take_memory": lambda: mmap.mmap(-1, 4 << 30, PRIVATE).close(),
+        "many_files": lambda: [os.dup(0) for _ in range(5000)],
         "grow": lambda: os.pwrite(2, b"x", MOST_FILE_BYTES),
         "fork": fork,
         "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
@@ -151,6 +180,10 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
         elif message["op"] == "nest":
             depth, scratch = message["depth"], Path(tempfile.gettempdir())
             answer = outcome_of(lambda depth=depth, scratch=scratch: nest(scratch, depth, scratch))
+        elif message["op"] == "threads":
+            for _ in range(message["count"]):
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
+            answer = os.getpid()
         elif message["op"] == "mode":
             Path(settings.environment["folder"], "kept").chmod(0o4755)
             answer = "tried"

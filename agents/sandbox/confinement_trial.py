@@ -183,9 +183,9 @@ def _tries_of_files(inside: Path, outside: Path) -> Iterator[_Try]:
         ("make files outside its scratch folder", landlock, lambda: (outside / "made").open("x").close()),
         ("write to files outside it", landlock, lambda: kept.open("r+b").close()),
         ("empty files outside it", calls, lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC))),
+        ("change modes of files", calls, lambda: _change_mode(kept)),
         ("rename files outside it", landlock, lambda: kept.rename(outside / "moved")),
         ("remove files outside it", landlock, (outside / "spare").unlink),
-        ("change modes of files", calls, lambda: _change_mode(kept)),
         ("write a file without end", Means.LIMITS, lambda: _grow(inside / "long")),
     ):
         yield Aspect.FILES, what, by, attempt

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from agents.errors import AgentError
 from agents.host.own_program import environment
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.confinement import landlock_version, needs_of
-from agents.sandbox.confinement_trial import try_confinement
+from agents.sandbox.confinement_trial import Aspect, try_confinement
+from agents.sandbox.footprint import MOST_THREADS, Footprint, footprint_of, limit_memory
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.syscall_filter import is_known
@@ -34,6 +37,15 @@ FILTERED = [
     *("connect", "bind", "local_socket", "empty", "empty_when_reading", "set_times", "set_attribute"),
     *("kill", "kill_all", "signal_by_descriptor", "ptrace", "move_to_cores", "limit", "be_nicer"),
     *("mount", "make_namespace", "io_uring", "bpf", "leave_group", "fork", "start_program"),
+    *(
+        "nameless_file",
+        "secret_memory",
+        "shared_memory",
+        "shared_zeros",
+        "splice",
+        "socket_pair",
+        "raise_limit",
+    ),
 ]
 RESTRICTED = [
     *("make_file", "make_folder", "make_link", "make_name", "write", "remove", "rename"),
@@ -62,7 +74,7 @@ def worker(folder: Path) -> Iterator[Worker]:
 
 @needs_filter
 @pytest.mark.parametrize("what", FILTERED)
-def test_a_worker_process_cannot_reach_the_network_or_other_processes(
+def test_a_worker_process_cannot_reach_the_network_or_other_processes_or_hold_memory_unseen(
     worker: Worker, folder: Path, what: str
 ) -> None:
     assert worker.ask(op="try", what=what) == "EPERM"
@@ -81,6 +93,27 @@ def test_a_worker_process_cannot_change_files_outside_its_scratch_folder(
 
 def test_a_worker_process_prints_no_disk_full(worker: Worker) -> None:
     assert worker.ask(op="try", what="grow") == "EFBIG"
+
+
+def test_a_worker_process_opens_few_files(folder: Path) -> None:
+    with Worker(child_settings(), folder, 1) as worker:
+        assert worker.ask(op="try", what="many_files") == "EMFILE"
+
+
+def test_the_kernel_ends_what_takes_memory_far_beyond_its_limit(folder: Path) -> None:
+    with Worker(child_settings(), folder, 1) as worker:
+        assert worker.ask(op="try", what="take_memory") == "done"
+        pid = int(worker.ask(op="facts")["status"]["Pid"])
+        limit_memory(pid, 1 << 30)
+        assert worker.ask(op="try", what="take_memory") == "ENOMEM"
+        limit_memory(pid, 3 << 30)  # the next job may take more
+        assert worker.ask(op="try", what="take_memory") == "done"
+
+
+def test_threads_of_a_worker_process_are_seen(folder: Path) -> None:
+    with Worker(child_settings(), folder, 1) as worker:
+        pid = worker.ask(op="threads", count=MOST_THREADS)
+        assert footprint_of(pid, with_group=False).threads == MOST_THREADS + 1
 
 
 @needs_filter
@@ -159,8 +192,20 @@ def test_a_worker_process_of_a_gpu_makes_local_sockets_and_starts_programs_but_c
             assert worker.ask(op="try", what="name_own_thread") == "done"
             for what in ("name_other_thread", "write_settings"):
                 assert worker.ask(op="try", what=what) == "EACCES", what
-        for what in ("connect", "bind", "local_socket", "kill", "ptrace", "mount", "leave_group"):
+        for what in (
+            "connect",
+            "bind",
+            "local_socket",
+            "kill",
+            "ptrace",
+            "mount",
+            "leave_group",
+            "raise_limit",
+        ):
             assert worker.ask(op="try", what=what) == "EPERM", what
+        # Drivers do so.
+        for what in ("nameless_file", "shared_memory", "socket_pair"):
+            assert worker.ask(op="try", what=what) == "done", what
 
 
 @needs_filter
@@ -171,7 +216,7 @@ def test_a_worker_process_of_a_board_connects_and_does_not_listen(folder: Path) 
         with Worker(settings, folder, port) as worker:
             assert worker.ask(op="try", what="connect") == "done"
             assert worker.ask(op="try", what="start_program") == "done"
-            for what in ("bind", "local_socket", "kill", "ptrace", "mount", "leave_group"):
+            for what in ("bind", "local_socket", "kill", "ptrace", "mount", "leave_group", "shared_memory"):
                 assert worker.ask(op="try", what=what) == "EPERM", what
 
 
@@ -181,6 +226,35 @@ def test_the_trial_refuses_everything_here() -> None:
     trial = try_confinement()
     assert (trial.allowed, trial.has_filter) == ((), True)
     assert trial.landlock == landlock_version()
+    assert {one.aspect for one in trial.attempts} == set(Aspect)
+
+
+#: Does what is tried, in a process that nothing confines and whose agent does not look.
+UNCONFINED = """
+import sys
+from agents.sandbox import confinement_trial as trial
+trial.confine = lambda *_: trial.Confinement(landlock=0, has_filter=False)
+trial.main(sys.argv[1:])
+"""
+
+
+def test_all_that_is_tried_can_be_done_by_who_is_not_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", UNCONFINED]
+    monkeypatch.setattr("agents.sandbox.confinement_trial.command", lambda _, folder: [*command, folder])
+    monkeypatch.setattr("agents.sandbox.confinement_trial.limit_memory", lambda *_: None)
+    unseen = Footprint(memory_bytes=0, threads=0)
+    monkeypatch.setattr("agents.sandbox.confinement_trial.footprint_of", lambda *_, **__: unseen)
+    trial = try_confinement()
+    assert [one.what for one in trial.attempts if one.is_refused] == []
+
+
+def test_a_trial_that_ends_early_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; sys.exit('no such luck')"
+    monkeypatch.setattr("agents.sandbox.confinement_trial.command", lambda *_: [sys.executable, "-c", code])
+    with pytest.raises(AgentError, match="ended with status 1: no such luck"):
+        try_confinement()
 
 
 @needs_filter
@@ -193,10 +267,12 @@ def test_without_landlock_the_rest_is_refused_and_what_is_not_is_told(tmp_path: 
     for name in ("inside", "outside"):
         (tmp_path / name).mkdir()
     make_folder(tmp_path / "outside")
-    found = json.loads(run_code(code, tmp_path, env=environment()))
+    found = json.loads(run_code(code, tmp_path, env=environment(), input="\n\n"))
     assert (found["landlock"], found["has_filter"]) == (0, True)
-    assert {one.split()[0] for one in found["allowed"]} == {"make", "write", "rename", "remove"}
-    assert "open network connections" in found["refused"]
+    allowed = {one["what"] for one in found["attempts"] if not one["is_refused"]}
+    allowed.discard("take memory far beyond its limit")  # nobody has set it
+    assert {one.split()[0] for one in allowed} == {"make", "write", "rename", "remove"}
+    assert "open network connections" not in allowed
 
 
 def writing(function: str, *arguments: Any) -> tuple[Workload, Candidate]:

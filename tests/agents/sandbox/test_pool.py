@@ -16,9 +16,11 @@ import pytest
 from agents.errors import AgentError, MessageError
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
+from agents.sandbox.footprint import MOST_THREADS, Footprint
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
+from agents.sandbox.process import WorkerProcess
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.wire import Channel
 from benchmarks.bad_programs import EMPTY_TRACE, calling
@@ -175,6 +177,40 @@ def test_a_program_that_takes_memory_without_end_is_ended(good: Good) -> None:
         results = by_job(list(own.run([*jobs([eats], protocol=greedy), *good(1)])))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
     assert "timing took more than 1 GiB of memory" in results[0].error
+
+
+def test_a_program_that_starts_threads_without_end_is_ended(
+    good: Good, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_footprint = WorkerProcess.footprint
+
+    def crowded(process: WorkerProcess) -> Footprint:
+        is_first = process.at is not None and process.at.job == 0
+        more = MOST_THREADS if is_first and process.stage is WorkerStage.TIMING else 0
+        held = own_footprint(process)
+        return dataclasses.replace(held, threads=held.threads + more)
+
+    monkeypatch.setattr(WorkerProcess, "footprint", crowded)
+    slow = dataclasses.replace(QUICK, repeat=20, min_repeat_ms=50.0)
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run(good(2, protocol=slow))))
+    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
+    assert "threads and processes; its worker process was ended" in results[0].error
+
+
+def test_memory_that_is_taken_when_a_program_is_timed_again_ends_its_process(
+    good: Good, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grown(process: WorkerProcess) -> Footprint:
+        is_again = process.stage is WorkerStage.RETIMING
+        return Footprint(memory_bytes=1 << 60 if is_again else 0, threads=1)
+
+    monkeypatch.setattr(WorkerProcess, "footprint", grown)
+    again = dataclasses.replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
+    with WorkerPool([child_settings()]) as own:
+        results = by_job(list(own.run(good(2, protocol=again))))
+        assert own.pids[1:] == []
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
 
 
 def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() -> None:

@@ -135,7 +135,7 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
         [line] = caplog.messages
         assert line.startswith("left out: configs/hardware/broken.yaml: line 2: bad YAML: key 'schema'")
     assert run("probe", "--device", "box").exit_code == 0
-    assert run("doctor", "--json").stdout.startswith("[")
+    assert run("doctor", "--json").stdout.startswith("{")
     asked = load_fleet(overrides={"devices.ids": ["box"]}, environ={}).config
     caplog.clear()
     assert set(measured(asked)) == set(select_devices(asked)) == {"box"}
@@ -191,7 +191,7 @@ def test_a_daemon_starts_again_without_a_named_device_that_was_retired(
     assert "other is retired" in caplog.text
     caplog.clear()
     doctor = run("doctor", "--json", "--set", "devices.ids=box,other")
-    assert doctor.stdout.startswith("["), doctor.exception
+    assert doctor.stdout.startswith("{"), doctor.exception
     assert "other is retired" in caplog.text
     assert run("devices", "add", str(FOLDER / "retired" / "other.yaml")).exit_code == 0
     assert daemon.look() is None

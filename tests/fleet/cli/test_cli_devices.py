@@ -96,9 +96,15 @@ def test_probe_finds_the_folder_that_the_settings_name() -> None:
 def test_doctor_judges_this_host_and_fails_when_something_stops_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for finding in json_of("doctor"):
+    told = json_of("doctor")
+    for finding in told["findings"]:
         assert set(finding) == {"level", "what", "why", "do"}
-    assert run("doctor").exit_code == 0
+    aspects = [row["aspect"] for row in told["confinement"]]
+    assert aspects == ["files", "network", "memory", "processes"]
+    shown = run("doctor")
+    assert shown.exit_code == 0
+    assert "tried and refused" in shown.output
+    assert all(f"\n{aspect} " in shown.output for aspect in aspects)
     from fleet.doctor.words import HostState
 
     monkeypatch.setattr("fleet.doctor.look.look", lambda store, **_: HostState(missing_modules=("tvm",)))

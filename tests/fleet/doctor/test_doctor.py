@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from agents.host.probe import probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec
-from agents.sandbox.confinement_trial import Trial
+from agents.sandbox.confinement_trial import Aspect, Attempt, Means, Trial, try_confinement
 from fleet.cli.app import run
-from fleet.doctor.doctor import confinement_line, diagnose
+from fleet.doctor.confinement import confinement_rows
+from fleet.doctor.doctor import diagnose
 from fleet.doctor.look import look, parse_interrupts
 from fleet.doctor.words import WANTED_MODULES, Finding, HostState, InterruptRate, Level, LockState
 from fleet.private_files import write_private
@@ -156,23 +158,71 @@ def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
     assert diagnose(x86_host(), [board], state) == []
 
 
-def test_how_far_worker_processes_are_confined_is_said_and_what_would_make_it_better() -> None:
-    trial = Trial(landlock=7, has_filter=True, refused=("start programs", "write"), allowed=())
-    state = replace(QUIET, confinement=trial)
-    assert diagnose(x86_host(), [], state) == []
-    assert "2 of 2 ways to do harm were tried and refused (Landlock 7, system" in confinement_line(state)
-    assert confinement_line(QUIET) == ""
-    weaker = Trial(landlock=0, has_filter=False, refused=("start programs",), allowed=("write", "kill"))
-    state = replace(QUIET, confinement=weaker)
-    found = only(diagnose(x86_host(), [], state))
-    assert (found.level, found.what) == (Level.WARNING, "worker processes can write, kill")
+def attempt(aspect: Aspect, what: str, by: Means, is_refused: bool = True) -> Attempt:
+    return Attempt(aspect=aspect, what=what, by=by, is_refused=is_refused)
+
+
+WRITE = attempt(Aspect.FILES, "write", Means.LANDLOCK)
+KILL = attempt(Aspect.PROCESSES, "kill", Means.FILTER)
+
+
+def test_how_far_worker_processes_are_confined_is_a_table_and_what_would_make_it_better_a_finding() -> None:
+    trial = Trial(landlock=7, has_filter=True, attempts=(WRITE, KILL))
+    assert diagnose(x86_host(), [], replace(QUIET, confinement=trial)) == []
+    files, network, _, processes = confinement_rows(trial)
+    assert (files.aspect, files.refused, files.tried) == (Aspect.FILES, ("write",), 1)
+    assert (files.by, files.missing, processes.by) == (("Landlock 7",), (), ("filter of system calls",))
+    assert network.tried == 0
+    bare = Trial(landlock=0, has_filter=False, attempts=(replace(WRITE, is_refused=False), KILL))
+    found = only(diagnose(x86_host(), [], replace(QUIET, confinement=bare)))
+    assert (found.level, found.what) == (Level.WARNING, "worker processes can write")
     assert all(word in found.do for word in ("Landlock", "SECCOMP"))
-    assert all(words in confinement_line(state) for words in ("1 of 3", "neither"))
-    half = replace(QUIET, confinement=replace(weaker, has_filter=True))
+    assert next((row.by, row.missing) for row in confinement_rows(bare)) == ((), ("write",))
+    half = replace(QUIET, confinement=replace(bare, has_filter=True))
     assert "SECCOMP" not in only(diagnose(x86_host(), [], half)).do
     unknown = replace(QUIET, confinement="it did not answer")
     assert only(diagnose(x86_host(), [], unknown)).why == "it did not answer"
-    assert "unknown: it did not answer" in confinement_line(unknown)
+
+
+def test_a_scratch_folder_in_memory_is_a_gap_in_the_row_of_memory() -> None:
+    trial = Trial(landlock=7, has_filter=True, attempts=(), memory_folder="/tmp")
+    found = only(diagnose(x86_host(), [], replace(QUIET, confinement=trial)))
+    assert "fill memory with files in /tmp" in found.what
+    assert "TMPDIR" in found.do
+    gaps = [row.aspect for row in confinement_rows(trial) if row.missing]
+    assert gaps == [Aspect.MEMORY]
+
+
+def test_a_temporary_folder_from_which_no_library_can_be_loaded_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look(tmp_path).temporary_fault == ""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("agents.sandbox.scratch.mmap.mmap", _refuse)
+    monkeypatch.setattr(
+        "fleet.doctor.look.try_confinement", lambda: Trial(landlock=0, has_filter=False, attempts=())
+    )
+    found = only(diagnose(x86_host(), [], replace(QUIET, temporary_fault=look(tmp_path).temporary_fault)))
+    assert str(tmp_path) in found.what
+    assert found.do.startswith("set TMPDIR to")
+
+
+def _refuse(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_security_promises_what_is_tried() -> None:
+    """Its table has a row for each aspect: what was tried, in this order, and by what it is refused."""
+    trial = try_confinement()
+    lines = (Path(__file__).parents[3] / "SECURITY.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    promised = {row[0]: row[1:] for row in cells if row[0] in set(Aspect)}
+    assert list(promised) == list(Aspect)
+    for aspect, (what, by, tests) in promised.items():
+        tried = [one for one in trial.attempts if one.aspect == aspect]
+        assert what.split("; ") == [one.what for one in tried]
+        assert by.split(", ") == [means for means in Means if means in {one.by for one in tried}]
+        assert "test_confinement.py" in tests
 
 
 def test_interrupts_matter_where_they_hit_a_timing_core() -> None:
@@ -418,6 +468,6 @@ def test_the_verb_looks_at_both_tokens(
         path.write_text("a token of the test")
         path.chmod(0o640)
     run(["doctor", "--json"])
-    found = [one["what"] for one in json.loads(capsys.readouterr().out)]
+    found = [one["what"] for one in json.loads(capsys.readouterr().out)["findings"]]
     for name in ("fleet/api.token", "ray_token"):
         assert f"{tmp_path}/{name}: others may read this token (mode 640)" in found
