@@ -19,6 +19,8 @@ from pathlib import Path
 _TAIL_BYTES = 2000
 #: Longest file of what a process prints, and what stays of one that grew longer.
 MOST_OUTPUT_BYTES, _LAST_OUTPUT_BYTES = 16 << 20, 64 << 10
+#: Input, output and errors.
+_STANDARD_FILES = 3
 #: What is printed at the end of a process that goes down by itself: by Ray's handler of fatal signals, by
 #: Python's, by the C++ library, by `work_or_end`.
 _THREAD_FAULT = "the thread that does the work has failed"
@@ -157,6 +159,14 @@ def _stat(pid: int) -> tuple[str, int]:
     # After the name in brackets, which may hold any bytes, state is field 3 and the start field 22.
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], int(fields[19])
+
+
+def close_all_but(*kept: int) -> None:
+    """Close every file of this process but the standard ones and these."""
+    for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if handle >= _STANDARD_FILES and handle not in kept:
+            with suppress(OSError):
+                os.close(handle)
 
 
 def pin_process(cores: Sequence[int], pid: int | None = None) -> None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agents.errors import AgentError
+from agents.host.process_control import close_all_but
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "tensor-fleet-scratch-"
@@ -29,9 +30,11 @@ class ScratchFolders:
     """The scratch folders of the worker processes of one zygote."""
 
     def __init__(self) -> None:
+        #: Processes that remove a folder.
+        self._removers: list[int] = []
         for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             if (handle := _lock(left)) is not None:
-                _remove(left)
+                self._remove_aside(left, handle)
                 os.close(handle)
         while True:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -54,11 +57,41 @@ class ScratchFolders:
         return folder
 
     def remove(self, token: int) -> None:
-        """Remove the folder of a worker process that is gone."""
-        _remove(self._root / str(token))
+        """Remove the folder of a worker process that is gone; returns at once."""
+        self._removers = [pid for pid in self._removers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+        folder = self._root / str(token)
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            self._remove_aside(folder, self._handle)
+
+    def _remove_aside(self, folder: Path, handle: int) -> None:
+        """Remove a folder in a process of its own: a million files would hold up every other fork.
+
+        Args:
+            folder: It lies in a folder that is locked.
+            handle: The lock, which is held until all is gone.
+        """
+        try:
+            pid = os.fork()
+        except OSError:  # the host has no process left to give
+            _remove(folder)
+            return
+        if pid:
+            self._removers.append(pid)
+            return
+        try:
+            close_all_but(handle)
+            _remove(folder)
+        finally:
+            os._exit(0)
 
     def close(self) -> None:
         """Remove all of them."""
+        for pid in self._removers:
+            os.waitpid(pid, 0)
         _remove(self._root)
         os.close(self._handle)
 

@@ -36,6 +36,7 @@ from typing import Any
 from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock, timing_lock
 from agents.host.own_program import leave_out_torch
+from agents.host.process_control import close_all_but
 from agents.host.rpc_tracker import reachable
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores
@@ -51,8 +52,6 @@ _FILES = 2
 _OOM_SCORE = "1000"
 #: To wait for the timing lock: its parent gives up soon after, and would not say who holds it.
 _LOCK_WAIT_SECS = 100.0
-#: Input, output and errors.
-_STANDARD_FILES = 3
 #: The work of a worker process: called with its socket to the pool, that to the zygote, and its settings.
 _Run = Callable[[socket.socket, socket.socket, ChildSettings], None]
 
@@ -163,7 +162,7 @@ class _Zygote:
             os.dup2(stderr, 1)
             os.dup2(stderr, 2)
             # The worker must not reach the zygote's open files, above all other processes' sockets.
-            _close_all_but(channel, moves)
+            close_all_but(channel, moves)
             with contextlib.suppress(OSError):  # a container may forbid it
                 Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
             if settings.tracker:
@@ -218,14 +217,6 @@ class _Zygote:
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the other end is gone; the next read says so
             self._control.send(json.dumps(message).encode())
-
-
-def _close_all_but(*kept: int) -> None:
-    """Close every file of this process but the standard ones and these."""
-    for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if handle >= _STANDARD_FILES and handle not in kept:
-            with contextlib.suppress(OSError):
-                os.close(handle)
 
 
 def main(arguments: list[str]) -> None:

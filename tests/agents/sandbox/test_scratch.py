@@ -87,6 +87,46 @@ def test_what_a_worker_process_nested_goes_with_it(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
 
 
+#: Its folders are removed only once a line has been read: what is said before does not wait for it.
+_SLOW_REMOVAL = """
+import sys
+from agents.sandbox import scratch
+remove = scratch.remove_tree
+def slowly(folder):
+    sys.stdin.readline()
+    remove(folder)
+folders = scratch.ScratchFolders()
+made = folders.make(7)
+(made / "file").touch()
+folders.make(8)
+scratch.remove_tree = slowly
+folders.remove(7)
+folders.remove(8)
+print(sorted(path.name for path in made.parent.iterdir()), flush=True)
+scratch.remove_tree = remove
+folders.close()
+print(made.parent.exists())
+"""
+
+
+def test_a_zygote_does_not_wait_for_a_folder_that_takes_long_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOW_REMOVAL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "['7']\n"
+        printed, _ = process.communicate("\n", timeout=60)
+    assert printed == "False\n"
+    assert not list(tmp_path.iterdir())
+
+
 _REQUIRE = """
 import sys
 from pathlib import Path
