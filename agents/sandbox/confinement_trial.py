@@ -58,7 +58,7 @@ class Means(StrEnum):
     FILTER = "filter of system calls"
     LIMITS = "limits of the kernel"
     PRIVILEGES = "no privileges"
-    WATCH = "its agent looks on"
+    WATCH = "watched by its agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
