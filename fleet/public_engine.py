@@ -88,7 +88,7 @@ def connect(url: str, token: str) -> DaemonClient:
     """Give a client of a running daemon, on this host or through a tunnel.
 
     Args:
-        url: Such as `http://127.0.0.1:8765`.
+        url: Such as `http://127.0.0.1:8640`.
         token: What the daemon's file `api.token` holds.
 
     Raises:

@@ -13,6 +13,7 @@ import ray
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, Message
 from agents.device.worker_factory import ReplayWorkerFactory, open_device
+from agents.host.own_program import begin_process
 from agents.host.process_control import (
     ProcessName,
     cut_output,
@@ -39,6 +40,7 @@ class AgentHostActor:
     """
 
     def __init__(self, many: bool, heartbeat_secs: float, stderr_path: str) -> None:
+        begin_process()  # its Ray may have been started by other means than ours
         # An agent that is stopped by a signal would survive its raylet, and keep the spool.
         die_with_parent(os.getppid())
         keep_stderr(Path(stderr_path).expanduser())

@@ -1,4 +1,4 @@
-"""`python -m fleet.cli`: the command where its script is not on the path."""
+"""`python -P -m fleet.cli`: the command where its script is not on the path."""
 
 from fleet.cli.app import main
 

@@ -18,6 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agents.errors import AgentError
+from agents.host.own_program import begin_process
 from fleet.cli import (
     daemon,
     dashboard,
@@ -224,6 +225,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Entry point of the command."""
+    begin_process()
     make_logs_visible()
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):

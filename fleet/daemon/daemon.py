@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 from rich.console import Console
 
+from agents.host.own_program import private_files
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.collection.device_choice import DeviceChoice
@@ -135,7 +137,7 @@ def engine(
     root, is_embedded = Path(settings.daemon.root), launch is not None
     raise_open_files()
     devices = _devices(settings, options, follows=not is_embedded)  # before any folder is made
-    with _held(root, Path(settings.store.path)), seldom_collected():
+    with private_files(), _held(root, Path(settings.store.path)), seldom_collected():
         specs = devices.files.specs
         delete_older(specs.values(), Path(settings.store.path).parent / REPLAY)
         told = _told(settings, options, is_embedded=is_embedded)
@@ -376,8 +378,14 @@ def _claim(root: Path, store: Path) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of ending; the second one ends the process at once."""
+    """Collect SIGTERM and SIGINT instead of ending; the second one ends the process at once.
+
+    Outside of the main thread Python sets no handlers: the program that we are part of has its own.
+    """
     asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
 
     def ask(number: int, _frame: FrameType | None) -> None:
         asked.append(number)

@@ -13,16 +13,21 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from agents.host.own_program import import_environment
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.host_versions import join_refusal
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_token import give_cluster_token, give_own_token
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -149,10 +154,45 @@ def _connect(**options: Any) -> None:
         raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _import_environment():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=_job_config(), **options)
     finally:
         # Ray's handlers end the process at once; ours close what is open first. Ray sets its own even where
         # it does not start, and the next try must not take them for ours.
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _import_environment() -> Iterator[None]:
+    """Have the processes that start in the block find this project, and no module of the present folder.
+
+    Not for longer: this process may belong to another program, whose children look where they always did.
+    """
+    variables = import_environment()
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _job_config() -> JobConfig:
+    """What Ray hears of this process: not the folders of its script and of its user.
+
+    Every worker, on every host, would look for modules there first, with no confinement.
+    """
+    from ray.job_config import JobConfig
+
+    class WithoutFolders(JobConfig):
+        def _serialize(self) -> str:
+            self._py_driver_sys_path.clear()
+            return super()._serialize()
+
+    return WithoutFolders()

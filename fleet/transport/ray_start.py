@@ -1,4 +1,4 @@
-"""`ray start` as a host of a fleet needs it: `python -m fleet.transport.ray_start --address=... ...`.
+"""`ray start` as a host of a fleet needs it: `python -P -m fleet.transport.ray_start --address=... ...`.
 
 It asks for the token, what Ray starts is not timed at a lower priority, and a network that fails for a minute
 ends nothing. A host with another Python or Ray than the cluster's gets one line about it instead of Ray's
@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from agents.host.own_program import begin_process, import_environment
 from fleet.transport.host_versions import join_refusal
 
 #: For hosts with a network between them; names and values are Ray's (`ray_config_def.h`).
@@ -70,8 +71,9 @@ def _address(arguments: Sequence[str]) -> str:
 
 def main() -> None:
     """Entry of the module."""
+    begin_process()
     # Ray reads them when it is imported.
-    os.environ.update(environment(os.environ))
+    os.environ.update(environment(os.environ) | import_environment())
     if line := start(sys.argv[1:]):
         sys.exit(f"error: {line}")
 
