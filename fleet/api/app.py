@@ -1,8 +1,8 @@
 """The daemon's small HTTP API: status, devices, models, scores, metrics.
 
 `fleet.api.server` serves it. It shows the coordinator's last view, what the registry's files say and what the
-champions make of candidates. Only `fleet.api.requests` changes anything. Everything but `/healthz` needs the
-token, which `fleet.api.connections.Gate` asks for.
+champions make of candidates. Only `fleet.api.requests` changes anything. Each path declares who may use it
+(`fleet.api.access`); `fleet.api.connections.Gate` sees to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
+from fleet.api.access import Access, needs
 from fleet.api.bodies import CLOSE, read_body
-from fleet.api.connections import OPEN_PATH, Connections
+from fleet.api.connections import Connections
 from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
@@ -106,13 +107,25 @@ class ApiSources:
 def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None) -> FastAPI:
     """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
     # The pages that FastAPI offers load scripts from elsewhere.
-    app = FastAPI(title="tensor-fleet", docs_url=None, redoc_url=None, default_response_class=FleetAnswer)
+    app = FastAPI(
+        title="tensor-fleet",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        default_response_class=FleetAnswer,
+    )
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 503)
 
+    @app.get("/openapi.json", include_in_schema=False)
+    @needs(Access.READER)
+    def schema() -> dict[str, Any]:
+        return app.openapi()
+
     @app.get("/metrics")
+    @needs(Access.READER)
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
         told = metrics_text(sources.view(), connections, None if scores is None else scores.view)
@@ -126,23 +139,27 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
 
 
 def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
-    @app.get(OPEN_PATH)
+    @app.get("/healthz")
+    @needs(Access.OPEN)
     def health() -> dict[str, str]:
         """Whether the daemon runs; without a token, so it says nothing else."""
         return {"state": view()["coordinator"]["state"]}
 
     @app.get("/v1/status")
+    @needs(Access.READER)
     def status() -> Mapping[str, Any]:
         """The whole view."""
         shown = view()
         return {**shown, "devices": _with_notes(shown["devices"], registry)}
 
     @app.get("/v1/devices")
+    @needs(Access.READER)
     def devices() -> Any:
         """All devices by id."""
         return _with_notes(view()["devices"], registry)
 
     @app.get("/v1/devices/{device_id}")
+    @needs(Access.READER)
     def device(device_id: str) -> Any:
         """One device."""
         found = view()["devices"]
@@ -153,6 +170,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
 
 def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     @app.get("/v1/models")
+    @needs(Access.READER)
     def models() -> dict[str, Any]:
         """Who serves which device, and all versions."""
         return {
@@ -161,12 +179,14 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
         }
 
     @app.get("/v1/models/{device_id}")
+    @needs(Access.READER)
     def manifest(device_id: str, version: str = "") -> dict[str, Any]:
         """The manifest of a device's champion, or of another version that has its head."""
         name, found = _version_of(registry, device_id, version)
         return {"device_id": device_id, "version": name, "manifest": found}
 
     @app.get("/v1/models/{device_id}/model.safetensors")
+    @needs(Access.READER)
     def tensors(device_id: str, version: str = "", if_none_match: Annotated[str, Header()] = "") -> Response:
         """The tensors of the same; the entity tag is their SHA-256, as the manifest has it."""
         name, found = _version_of(registry, device_id, version)
@@ -186,6 +206,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
     limits = scores.settings
 
     @app.post(SCORE_PATH, openapi_extra=_SCORE_BODY)
+    @needs(Access.READER)
     async def score(request: Request) -> Response:
         """Scores of schedules of one workload by a device's champion, or by another version with its head."""
 

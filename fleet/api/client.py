@@ -20,8 +20,8 @@ from fleet.private_files import read_private
 if TYPE_CHECKING:
     import httpx
 
-#: Files of the daemon's folder: where the API listens, and what it asks for.
-ADDRESS, TOKEN = "api.json", "api.token"
+#: Files of the daemon's folder: where the API listens, its owner's token, and the one that only reads.
+ADDRESS, TOKEN, READ_TOKEN = "api.json", "api.token", "api.read-token"
 #: An order is answered once it is durable: the daemon itself says when that takes too long.
 _TIMEOUT_SECS, _ORDER_SECS = 5.0, 30.0
 #: Under a flood of connections the daemon closes the oldest that have not asked yet, which may be ours.

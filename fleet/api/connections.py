@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
+
+from fleet.api.access import Access, needed
 from fleet.api.bodies import too_large
 from fleet.api.sessions import Keyring
 
@@ -22,16 +25,17 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Connections that there may be, and at least: a request with the token must be read before so many newer
 #: ones have come, or a flood of them would push it out.
 _MOST, _LEAST = 128, 32
-#: The one path with data that needs no token.
-OPEN_PATH = "/healthz"
 _REFUSED = (
     b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
     b'sent as `Authorization: Bearer TOKEN`; a browser logs in with `fleet dashboard`"}'
+)
+_READER_ONLY = (
+    b'{"detail":"this path needs the owner\'s token (api.token); the token that was sent is the read-only '
+    b'one (api.read-token)"}'
 )
 _NO_BODY = b'{"detail":"this path takes requests without a body only"}'
 
@@ -182,36 +186,34 @@ class GuardedConnection(asyncio.Protocol):
 
 
 class Gate:
-    """Lets requests with the token through to an application, before anything of their body is read.
+    """Lets requests through to an application that may use their path, before anything of a body is read.
 
-    Without the token there is one answer a connection, and no more time for it. Nobody may send a body but
-    with the token, to a path that takes one; what does not say its length is counted by who reads it.
+    Without a token there is one answer a connection, and no more time for it. Nobody may send a body but
+    with a token, to a path that takes one; what does not say its length is counted by who reads it.
 
     Args:
-        app: The application.
-        keyring: Knows who sends the token, a session's cookie or a login code.
+        app: The application; its routes declare what they need (`fleet.api.access`).
+        keyring: Knows who sends a token, a session's cookie or a login code.
         connections: Told whom to trust.
         bodies: Paths that take a body with POST, and how many bytes of it.
-        open_paths: Paths that need nothing of that.
     """
 
     def __init__(
-        self,
-        app: App,
-        keyring: Keyring,
-        connections: Connections,
-        bodies: Mapping[str, int],
-        open_paths: Collection[str],
+        self, app: FastAPI, keyring: Keyring, connections: Connections, bodies: Mapping[str, int]
     ) -> None:
         self._app, self._keyring, self._connections = app, keyring, connections
-        self._bodies, self._open_paths = bodies, frozenset(open_paths)
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
         headers = dict(scope["headers"])
-        is_trusted = self._keyring.is_trusted(scope, headers)
-        if not is_trusted and scope["path"] not in self._open_paths:
-            await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
+        access, least = self._keyring.access(scope, headers), needed(self._app.routes, scope)
+        is_trusted = access > Access.OPEN
+        if least > access:
+            if is_trusted:
+                await _answer(send, 403, _READER_ONLY)
+            else:
+                await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
         elif refusal := self._body_refusal(scope, headers, is_trusted):
             await _answer(send, 413, refusal)
         elif not is_trusted:

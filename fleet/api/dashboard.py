@@ -18,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from agents.records import CandidateId, DeviceId
+from fleet.api.access import Access, needs
 from fleet.api.requests import MOST_FOLLOWERS, Followers, Look
 from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.dashboard.candidate_view import CandidateError
@@ -70,51 +71,61 @@ def add_dashboard(
         app.add_exception_handler(error, refused)
 
     @app.get(PREFIX + "/fleet")
+    @needs(Access.OWNER)
     def fleet(query: PageOf) -> dict[str, Any]:
         """The devices, those that need somebody first."""
         return dashboard.fleet(query)
 
     @app.get(PREFIX + "/devices/{device_id}")
+    @needs(Access.OWNER)
     def device(device_id: str) -> dict[str, Any]:
         """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
         return dashboard.device(device_id)
 
     @app.get(PREFIX + "/comparable")
+    @needs(Access.OWNER)
     def comparable() -> dict[str, Any]:
         """Names of devices and versions that may be compared."""
         return dashboard.comparable()
 
     @app.get(PREFIX + "/compare")
+    @needs(Access.OWNER)
     def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> dict[str, Any]:
         """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
         return dashboard.compare((before, after), query, shows_all=all)
 
     @app.get(PREFIX + "/workloads")
+    @needs(Access.OWNER)
     def workloads(query: PageOf) -> dict[str, Any]:
         """The workloads with records."""
         return dashboard.workloads(query)
 
     @app.get(PREFIX + "/workloads/{workload_id}")
+    @needs(Access.OWNER)
     def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> dict[str, Any]:
         """One workload: spread of latencies by device, and the matrix of candidates and devices."""
         return dashboard.workload(workload_id, query, max(0, candidates_from))
 
     @app.get(PREFIX + "/workloads/{workload_id}/candidates/{candidate_id}")
+    @needs(Access.OWNER)
     def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> dict[str, Any]:
         """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
         return dashboard.candidate(workload_id, candidate_id, best_on)
 
     @app.get(PREFIX + "/alerts")
+    @needs(Access.OWNER)
     def alerts(query: PageOf) -> dict[str, Any]:
         """Alarms and changes of models, with whose fault each is."""
         return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
     @app.get(PREFIX + "/requests")
+    @needs(Access.OWNER)
     def requests(query: PageOf) -> dict[str, Any]:
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
 
     @app.get(PREFIX + "/storage")
+    @needs(Access.OWNER)
     def storage() -> dict[str, Any]:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
@@ -125,6 +136,7 @@ def add_dashboard(
 
 def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
     @app.get(PREFIX + "/workloads/{workload_id}/predictions")
+    @needs(Access.OWNER)
     async def predictions(request: Request, workload_id: str, device: Name) -> dict[str, Any]:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
         latencies, chosen, body = await run_in_threadpool(_asked, dashboard, workload_id, device)
@@ -169,6 +181,7 @@ def add_live(app: FastAPI, dashboard: Dashboard, followers: Followers) -> None:
     """Add the path of the events to an application."""
 
     @app.get(PREFIX + "/live")
+    @needs(Access.OWNER)
     async def live() -> StreamingResponse:
         """Server-sent events `change`, whenever a view of the dashboard may have changed."""
         refusal = f"{MOST_FOLLOWERS} pages are followed already; ask now and then instead"
@@ -242,10 +255,12 @@ def add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
     """Add the paths of the files."""
 
     @app.get("/", include_in_schema=False)
+    @needs(Access.OPEN)
     def page(if_none_match: Annotated[str, Header()] = "") -> Response:
         return _answer(files["/"], if_none_match)
 
     @app.get(STATIC_PATH + "{name}", include_in_schema=False)
+    @needs(Access.OPEN)
     def file(name: str, if_none_match: Annotated[str, Header()] = "") -> Response:
         if STATIC_PATH + name not in files:
             raise HTTPException(404, f"no file {name!r:.80} belongs to the dashboard")

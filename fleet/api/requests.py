@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from fleet.api.access import Access, needs
 from fleet.api.bodies import read_body
 from fleet.core.request_words import RequestState
 from fleet.requests.checks import MOST_BYTES, RequestConflict, RequestRefused, RequestUnknown, parse_request
@@ -92,6 +93,7 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
         return JSONResponse({"detail": str(error)}, 503)
 
     @app.post(PATH)
+    @needs(Access.OWNER)
     async def submit(request: Request) -> Shown:
         """Submit a request; the answer comes once it is durable."""
         wanted = parse_request(await read_body(request, MOST_BYTES, _BODY_SECS))
@@ -99,21 +101,25 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
         return await _answered(desk.submit(wanted), answer_secs, again)
 
     @app.get(PATH)
+    @needs(Access.OWNER)
     async def listed() -> list[Shown]:
         """All requests that are kept, in the order of their coming."""
         return desk.listed()
 
     @app.get(PATH + "/{request_id}")
+    @needs(Access.OWNER)
     async def show(request_id: str) -> Shown:
         """One request."""
         return _found(desk, request_id)
 
     @app.delete(PATH + "/{request_id}")
+    @needs(Access.OWNER)
     async def cancel(request_id: str) -> Shown:
         """Cancel a request; the answer comes once that is durable."""
         return await _answered(desk.cancel(request_id), answer_secs, "ask for it again")
 
     @app.get(PATH + "/{request_id}/events")
+    @needs(Access.OWNER)
     async def events(request_id: str) -> StreamingResponse:
         """Follow a request as server-sent events, until it has ended."""
         _found(desk, request_id)

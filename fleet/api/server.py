@@ -1,6 +1,6 @@
-"""Serve the API in a thread of the daemon, and say where: a token and an address in the daemon's folder.
+"""Serve the API in a thread of the daemon, and say where: tokens and an address in the daemon's folder.
 
-Called by `fleet up`. The token is made once and stays, so that clients and Prometheus keep it.
+Called by `fleet up`. The tokens are made once and stay, so that clients and Prometheus keep them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.host.process_control import ProcessName
 from fleet.api.app import SCORE_PATH, ApiSources, make_app
-from fleet.api.client import ADDRESS, TOKEN
+from fleet.api.client import ADDRESS, READ_TOKEN, TOKEN
 from fleet.api.connections import (
-    OPEN_PATH,
     ConnectionLimits,
     Connections,
     Gate,
@@ -37,7 +36,7 @@ from fleet.api.dashboard import add_dashboard, add_live, add_pages, static_files
 from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
-from fleet.api.sessions import Keyring, add_sessions
+from fleet.api.sessions import SESSIONS, Keyring, add_sessions
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.private_files import read_private, write_private
@@ -61,13 +60,14 @@ class ApiServer:
 
     Args:
         sources: What it shows.
-        root: The daemon's folder, which gets `api.token` and `api.json`.
+        root: The daemon's folder, which gets `api.token`, `api.read-token`, `api.sessions` and `api.json`.
         host: Address to listen on; a loopback one unless the user chose another.
         port: Port; 0 takes a free one.
         limits: What connections may take; fitted to this process where None.
         answer_secs: How long the coordinator may take to answer a request.
 
     Attributes:
+        app: The application behind the gate.
         url: Where it listens.
         is_loopback: Whether only this host can reach it.
 
@@ -87,8 +87,9 @@ class ApiServer:
     ) -> None:
         self._root, self._dashboard, self._webhook = root, sources.dashboard, sources.webhook
         self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
-        with disk_errors("writing the API's token", root):
-            self._keyring = Keyring(read_or_make_token(root / TOKEN))
+        with disk_errors("writing the API's tokens", root):
+            tokens = [read_or_make_token(root / name) for name in (TOKEN, READ_TOKEN)]
+        self._keyring = Keyring(*tokens, root / SESSIONS)
         # Threads that answer must not wait 5 ms for the coordinator's each time that they touch Python.
         sys.setswitchinterval(_SWITCH_SECS)
         gate, connections = self._gate(sources, limits or fitting_limits(), answer_secs)
@@ -126,9 +127,8 @@ class ApiServer:
     ) -> tuple[Gate, Connections]:
         """The application behind its gate, and the connections that both know."""
         connections = Connections(limits)
-        app = make_app(sources, connections, self._scores)
+        app = self.app = make_app(sources, connections, self._scores)
         bodies: dict[str, int] = {}
-        open_paths = {OPEN_PATH}
         if sources.scoring is not None:
             bodies[SCORE_PATH] = sources.scoring.body_bytes
         most_secs = _FOLLOWED_SHARE * limits.request_secs
@@ -136,13 +136,11 @@ class ApiServer:
             bodies[REQUESTS_PATH] = MOST_BYTES
             add_requests(app, sources.desk, Followers(most_secs, self._is_closing), answer_secs)
         if sources.dashboard is not None:
-            files = static_files()
             add_sessions(app, self._keyring)
-            add_pages(app, files)
+            add_pages(app, static_files())
             add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
             add_live(app, sources.dashboard, Followers(most_secs, self._is_closing))
-            open_paths.update(files)
-        return Gate(app, self._keyring, connections, bodies, open_paths), connections
+        return Gate(app, self._keyring, connections, bodies), connections
 
     def _is_closing(self) -> bool:
         return self._server.should_exit

@@ -1,82 +1,121 @@
-"""Who may ask the API: programs by the token, a browser by a cookie that it gets for a login code.
+"""Who may ask the API for what: programs by one of two tokens, a browser by a cookie for a login code.
 
 `fleet.api.connections.Gate` asks `Keyring` about each request before anything of its body is read.
 
-A browser must not keep the token, so it trades a code or the token for a signed cookie. The cookie is valid
-for `SESSION_SECS`, is out of reach for scripts (`HttpOnly`), and comes from pages of this host only
-(`SameSite=Strict`). Its signature is made with the token: a new token ends all sessions. A host's cookies go
-to all of its ports. So the browser's headers about the origin of a request (`Sec-Fetch-Site`, `Origin`) must
-name this server too.
+A browser must not keep the token, so it trades a code or the owner's token for the cookie of a session. The
+cookie is valid for `SESSION_SECS` or until it is logged out, is out of reach for scripts (`HttpOnly`), and
+comes from pages of this host only (`SameSite=Strict`). The server keeps a sum of each session's cookie, made
+with the owner's token: a new token ends all sessions. A host's cookies go to all of its ports. So the
+browser's headers about the origin of a request (`Sec-Fetch-Site`, `Origin`) must name this server too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from fleet.api.access import Access, needs
+from fleet.private_files import NotPrivateError, read_private, write_private
 
 #: How long a login code can be redeemed, and a cookie is valid.
 LOGIN_SECS, SESSION_SECS = 900.0, 7 * 86_400.0
-#: Login codes that wait at a time; an older one is dropped for a new one.
-MOST_CODES = 64
+#: Login codes that wait at a time, and sessions; an older one is dropped for a new one.
+MOST_CODES, MOST_SESSIONS = 64, 64
 SESSION_PATH, CODE_PATH = "/v1/session", "/v1/session/code"
+#: File of the daemon's folder with the sums of the cookies that are valid.
+SESSIONS: Final = "api.sessions"
 _READS = frozenset({"GET", "HEAD"})
 
 Headers = Mapping[bytes, bytes]
 
 
 class Keyring:
-    """Knows the token, the login codes and the cookies of one server. Threads may share it.
+    """Knows the tokens, the login codes and the sessions of one server. Threads may share it.
 
     Args:
-        token: The API's token.
+        owner_token: Lets its bearer do everything.
+        reader_token: Lets its bearer read what `Access.READER` covers; no such bearer where empty.
+        sessions: File that keeps the sessions over a restart; nothing does where None.
         wall: Gives Unix seconds.
     """
 
-    def __init__(self, token: str, wall: Callable[[], float] = time.time) -> None:
-        self._token, self._wall = token.encode(), wall
-        #: When each code ends, by the code's hash; the oldest first.
+    def __init__(
+        self,
+        owner_token: str,
+        reader_token: str = "",
+        sessions: Path | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._owner_token, self._reader_token = owner_token.encode(), reader_token.encode()
+        self._path, self._wall = sessions, wall
+        #: When each code and each session ends, by its sum; the oldest first.
         self._codes: dict[str, float] = {}
+        self._sessions = _read_sessions(sessions)
         self._lock = threading.Lock()
 
     def new_code(self) -> str:
         """A code that opens one session within `LOGIN_SECS`."""
-        code, now = secrets.token_urlsafe(32), self._wall()
+        code = secrets.token_urlsafe(32)
         with self._lock:
-            self._codes = {one: end for one, end in self._codes.items() if end > now}
-            while len(self._codes) >= MOST_CODES:
-                del self._codes[next(iter(self._codes))]
-            self._codes[_digest(code)] = now + LOGIN_SECS
+            self._codes = self._added(self._codes, _digest(code), LOGIN_SECS, MOST_CODES)
         return code
 
     def cookie(self, port: int) -> str:
         """The `Set-Cookie` header of a new session."""
         # Two fleets of one host differ in their ports only, and share their cookies.
-        end = f"{self._wall() + SESSION_SECS:.0f}.{secrets.token_urlsafe(12)}"
-        value = f"{end}.{self._signature(end)}"
+        value = secrets.token_urlsafe(32)
+        with self._lock:
+            self._sessions = self._added(self._sessions, self._sum(value), SESSION_SECS, MOST_SESSIONS)
+            # A full disk must not keep its owner from looking; then the session ends with the daemon.
+            with suppress(OSError):
+                self._write_sessions()
         return _set_cookie(port, value, int(SESSION_SECS))
 
-    def is_trusted(self, scope: Mapping[str, object], headers: Headers) -> bool:
-        """Whether a request has the token, the cookie of a session, or a login code for the path of sessions.
+    def end_session(self, headers: Headers, port: int) -> None:
+        """End the session of a cookie, for good: a copy of the cookie opens nothing either.
+
+        Raises:
+            OSError: The disk failed; the session would be valid again after a restart.
+        """
+        with self._lock:
+            if self._sessions.pop(self._sum(_cookie_value(headers, port)), None) is None:
+                return
+            try:
+                self._write_sessions()
+            except OSError:
+                # Without room all sessions end with the daemon, which is better than that this one goes on.
+                assert self._path is not None
+                self._path.unlink(missing_ok=True)
+
+    def access(self, scope: Mapping[str, object], headers: Headers) -> Access:
+        """What a request may ask for: by its token, its session, or a login code for the path of sessions.
 
         A login code is redeemed by this.
         """
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         given = given.strip()
+        is_owner = False
         match scheme.lower():
             case b"bearer":
-                return secrets.compare_digest(given, self._token)
+                if self._reader_token and secrets.compare_digest(given, self._reader_token):
+                    return Access.READER
+                is_owner = secrets.compare_digest(given, self._owner_token)
             case b"login":
                 is_session = scope["path"] == SESSION_PATH and scope["method"] == "POST"
-                return is_session and self._redeem(given.decode("latin-1"))
+                is_owner = is_session and self._redeem(given.decode("latin-1"))
             case b"":
-                return self._has_session(scope, headers)
-        return False
+                is_owner = self._has_session(scope, headers)
+        return Access.OWNER if is_owner else Access.OPEN
 
     def _redeem(self, code: str) -> bool:
         with self._lock:
@@ -91,31 +130,58 @@ class Keyring:
             if not origin or origin != headers.get(b"host"):
                 return False
         value = _cookie_value(headers, _port_of(scope))
-        end, _, signature = value.rpartition(".")
-        if not hmac.compare_digest(signature.encode("latin-1", "replace"), self._signature(end).encode()):
-            return False
-        return float(end.partition(".")[0]) > self._wall()
+        return self._sessions.get(self._sum(value), 0.0) > self._wall()
 
-    def _signature(self, text: str) -> str:
-        return hmac.new(self._token, f"session {text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+    def _added(self, ends: Mapping[str, float], key: str, secs: float, most: int) -> dict[str, float]:
+        now = self._wall()
+        valid = [(other, end) for other, end in ends.items() if end > now]
+        return dict([*valid[-(most - 1) :], (key, now + secs)])
+
+    def _write_sessions(self) -> None:
+        if self._path is not None:
+            write_private(self._path, json.dumps(self._sessions))
+
+    def _sum(self, cookie: str) -> str:
+        text = f"session {cookie}".encode("utf-8", "replace")
+        return hmac.new(self._owner_token, text, hashlib.sha256).hexdigest()
+
+
+def _read_sessions(path: Path | None) -> dict[str, float]:
+    """The sessions of a file; none where it is damaged, not there, or not private."""
+    if path is None:
+        return {}
+    try:
+        value = json.loads(read_private(path))
+        return {str(key): float(end) for key, end in value.items()}
+    except (OSError, NotPrivateError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def add_sessions(app: FastAPI, keyring: Keyring) -> None:
-    """Add the paths that open and end a session; who gets there is trusted already."""
+    """Add the paths that open and end a session."""
 
     @app.post(SESSION_PATH)
+    @needs(Access.OWNER)
     def open_session(request: Request) -> Response:
-        """Open a session of a browser: for the token, or `Authorization: Login CODE`."""
+        """Open a session of a browser: for the owner's token, or `Authorization: Login CODE`."""
         return Response(status_code=204, headers={"Set-Cookie": keyring.cookie(_port_of(request.scope))})
 
     @app.delete(SESSION_PATH)
+    @needs(Access.OWNER)
     def end_session(request: Request) -> Response:
         """End the session of this browser."""
-        return Response(status_code=204, headers={"Set-Cookie": _set_cookie(_port_of(request.scope), "", 0)})
+        port = _port_of(request.scope)
+        try:
+            keyring.end_session(dict(request.scope["headers"]), port)
+        except OSError as error:
+            why = f"the session has ended, but its end cannot be written ({error.strerror}): mend the disk"
+            raise HTTPException(503, why) from None
+        return Response(status_code=204, headers={"Set-Cookie": _set_cookie(port, "", 0)})
 
     @app.post(CODE_PATH)
+    @needs(Access.OWNER)
     def make_code() -> dict[str, object]:
-        """A code that opens one session; for who has the token and wants to use a browser."""
+        """A code that opens one session; for who has the owner's token and wants to use a browser."""
         return {"code": keyring.new_code(), "valid_secs": LOGIN_SECS}
 
 

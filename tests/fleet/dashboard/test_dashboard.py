@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import NOISE, Outcome
+from fleet.api.access import Access
 from fleet.api.client import DaemonClient
-from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, Keyring
+from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, SESSIONS, Keyring
 from fleet.dashboard import table_follower
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
 from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
@@ -210,12 +215,13 @@ def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def asked(keyring: Keyring, headers: dict[str, str], method: str = "GET", path: str = "/v1/status") -> bool:
     scope = {"method": method, "path": path, "server": ("127.0.0.1", 8640)}
-    return keyring.is_trusted(scope, {key.encode(): value.encode() for key, value in headers.items()})
+    given = {key.encode(): value.encode() for key, value in headers.items()}
+    return keyring.access(scope, given) is Access.OWNER
 
 
 def test_a_code_opens_one_session_in_time() -> None:
     now = NOW
-    keyring = Keyring("t" * 20, lambda: now)
+    keyring = Keyring("t" * 20, wall=lambda: now)
     code = keyring.new_code()
     login = {"authorization": f"Login {code}"}
     assert not asked(keyring, login), "a code is for the path of sessions only"
@@ -234,7 +240,7 @@ def test_a_code_opens_one_session_in_time() -> None:
 
 def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
     now = NOW
-    keyring = Keyring("t" * 20, lambda: now)
+    keyring = Keyring("t" * 20, wall=lambda: now)
     header = keyring.cookie(8640)
     assert "HttpOnly; SameSite=Strict" in header
     cookie = header.split(";")[0]
@@ -246,9 +252,6 @@ def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
         assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})
     for changed in (cookie[:-1], cookie.replace("=", "=9"), cookie.replace("8640", "8641"), "a=\x01", ""):
         assert not asked(keyring, {"cookie": changed})
-    assert not Keyring("u" * 20, lambda: now).is_trusted(
-        {"method": "GET", "path": "/", "server": ("", 8640)}, {b"cookie": cookie.encode()}
-    ), "another token ends all sessions"
     writes = {"cookie": cookie, "host": "127.0.0.1:8640"}
     assert not asked(keyring, writes, "DELETE")
     assert not asked(keyring, {**writes, "origin": "http://127.0.0.1:9999"}, "DELETE")
@@ -256,6 +259,38 @@ def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
     assert asked(keyring, {**writes, "origin": "http://127.0.0.1:8640"}, "DELETE")
     now += SESSION_SECS
     assert not asked(keyring, {"cookie": cookie})
+
+
+def test_a_session_outlives_the_daemon_but_neither_its_end_nor_its_token(tmp_path: Path) -> None:
+    path = tmp_path / SESSIONS
+    keyring = Keyring("t" * 20, sessions=path)
+    first, second = ({"cookie": keyring.cookie(8640).split(";")[0]} for _ in range(2))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first["cookie"].partition("=")[2] not in path.read_text()
+    again = Keyring("t" * 20, sessions=path)
+    assert asked(again, first)
+    again.end_session({b"cookie": first["cookie"].encode()}, 8640)
+    assert not asked(again, first), "a copy of the cookie opens nothing"
+    restarted = Keyring("t" * 20, sessions=path)
+    assert (asked(restarted, first), asked(restarted, second)) == (False, True)
+    assert not asked(Keyring("u" * 20, sessions=path), second), "another token ends all sessions"
+    for damaged in ("{", "[]", "null", '{"a": null}', "[" * 100_000):
+        path.write_text(damaged)
+        assert not asked(Keyring("t" * 20, sessions=path), second)
+
+
+def test_a_full_disk_keeps_nobody_out_and_no_ended_session_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / SESSIONS
+    keyring = Keyring("t" * 20, sessions=path)
+    stolen = {"cookie": keyring.cookie(8640).split(";")[0]}
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr("fleet.api.sessions.write_private", Mock(side_effect=full))
+    assert asked(keyring, {"cookie": keyring.cookie(8640).split(";")[0]})
+    keyring.end_session({b"cookie": stolen["cookie"].encode()}, 8640)
+    assert not asked(keyring, stolen)
+    assert not asked(Keyring("t" * 20, sessions=path), stolen)
 
 
 # ---- the API of a fleet at work ----
@@ -290,7 +325,7 @@ def test_the_page_and_its_files_need_no_session_and_hold_no_data(live: LiveFleet
             assert stranger.get(name, headers=known).status_code == 304
             markup = r"innerHTML|outerHTML|document\.write|eval\(|https?://(?!www\.w3\.org)"
             assert not re.search(markup, file.text)
-        for path in ("/v1/dashboard/fleet", "/v1/dashboard/live", "/static/nothing.js"):
+        for path in ("/v1/dashboard/fleet", "/v1/dashboard/live"):
             assert stranger.get(path).status_code == 401
         assert stranger.post("/").status_code == 405
     with live.client() as client:
@@ -308,8 +343,10 @@ def test_a_browser_logs_in_once_with_a_link(live: LiveFleet) -> None:
         assert browser.post("/v1/session", headers=login).status_code == 204
         assert browser.get("/v1/status").status_code == 200
         assert browser.post("/v1/session/code").status_code == 401, "no origin, so no page of this server"
+        copied = {"Cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
         assert browser.delete("/v1/session", headers={"Origin": live.server.url}).status_code == 204
         assert browser.get("/v1/status").status_code == 401
+        assert browser.get("/v1/status", headers=copied).status_code == 401, "logged out is logged out"
         assert browser.post("/v1/session", headers=login).status_code == 401
 
 
