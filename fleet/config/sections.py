@@ -156,6 +156,9 @@ class DaemonSection(Section):
     #: Where the API listens; port 0 takes any free one, and no host switches it off.
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8640, ge=0, le=65_535)
+    #: Folders in which requests that come over the API may read and write, besides the folder that the daemon
+    #: runs in, and the one with its store: logs to import, files of networks, results of tunings.
+    folders: _Names = ()
     #: Address that alerts are posted to as JSON; empty posts none.
     webhook_url: str = ""
 

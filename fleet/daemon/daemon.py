@@ -261,7 +261,14 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
         seed=settings.training.seed,
         once=options.once,
         upkeep_secs=daemon.upkeep_secs,
+        folders=None if is_embedded else _folders(settings),
     )
+
+
+def _folders(settings: FleetConfig) -> tuple[Path, ...]:
+    """Where requests over the API may read and write: not wherever this user may."""
+    named = (Path(folder).expanduser() for folder in settings.daemon.folders)
+    return (Path.cwd(), Path(settings.store.path).absolute().parent, *named)
 
 
 def _policy(section: PolicySection) -> DevicePolicy:

@@ -129,6 +129,8 @@ class CoordinatorSettings:
     once: bool = False
     #: Least seconds between two rounds of upkeep of the store.
     upkeep_secs: float = 3600.0
+    #: Folders in which requests may read and write; None for any.
+    folders: tuple[Path, ...] | None = None
 
     def policy_of(self, device_id: DeviceId) -> DevicePolicy:
         """When a device may be used."""

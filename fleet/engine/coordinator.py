@@ -213,7 +213,10 @@ class Coordinator:
         parts = self._parts
         families = {str(one): family for one, family in parts.roster.families.items()}
         return KnownFleet(
-            families=families, trains=parts.trainer is not None, devices=frozenset(parts.roster.specs)
+            families=families,
+            trains=parts.trainer is not None,
+            devices=frozenset(parts.roster.specs),
+            folders=parts.settings.folders,
         )
 
     def _tell_wall(self) -> None:

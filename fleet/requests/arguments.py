@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from agents.networks.network_name import NetworkRefusedError, with_absolute_path
+from agents.networks.network_name import NetworkRefusedError, read_network_name, with_absolute_path
 from fleet.config.sections import Selector, Strategy
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
@@ -165,3 +166,21 @@ def devices_of(arguments: Arguments) -> list[str]:
             return []
         case _:
             return [arguments.device]
+
+
+def paths_of(arguments: Arguments) -> list[Path]:
+    """The files and folders of the coordinator's host that a request reads or writes."""
+    match arguments:
+        case ImportArguments(paths=paths):
+            return [Path(path) for path in paths]
+        case TuningArguments(networks=networks, out=out):
+            return [*_files(networks), *([Path(out)] if out else [])]
+        case CollectionArguments(networks=networks):
+            return _files(networks)
+        case _:
+            return []
+
+
+def _files(networks: Iterable[str] | None) -> list[Path]:
+    paths = (read_network_name(network).path for network in networks or ())
+    return [path for path in paths if path is not None]

@@ -1,4 +1,4 @@
-"""What a request must be before the state hears of it: its shape, its arguments, the others that run. Pure.
+"""What a request must be before the state hears of it: its shape, its arguments, the others that run.
 
 `fleet.api.requests` has a body parsed, `fleet.requests.desk` has it checked against the fleet. What passes
 both is one that the engine can begin.
@@ -10,11 +10,19 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.errors import FleetError
-from fleet.requests.arguments import ArgumentsError, ImportArguments, devices_of, read_arguments
+from fleet.requests.arguments import (
+    Arguments,
+    ArgumentsError,
+    ImportArguments,
+    devices_of,
+    paths_of,
+    read_arguments,
+)
 
 #: Longest body that holds a request.
 MOST_BYTES = 64 << 10
@@ -45,6 +53,8 @@ class KnownFleet:
     trains: bool
     #: Devices that it looks after.
     devices: frozenset[str] = frozenset()
+    #: Folders in which requests may read and write; None for any, where who asks runs the coordinator.
+    folders: tuple[Path, ...] | None = None
 
 
 def parse_request(body: bytes) -> Request:
@@ -106,6 +116,7 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
         arguments = read_arguments(kind, request.arguments)
     except ArgumentsError as error:
         raise RequestRefused(str(error)) from None
+    _check_paths(kind, arguments, fleet.folders)
     if isinstance(arguments, ImportArguments):
         # No other one reads logs of the same device. Its files are looked at by its driver.
         for other in open_requests:
@@ -130,6 +141,27 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
     if kind is RequestKind.COLLECTION:
         values["devices"] = sorted(mine)
     return replace(request, arguments=values)
+
+
+def _check_paths(kind: RequestKind, arguments: Arguments, folders: tuple[Path, ...] | None) -> None:
+    """Refuse what lies outside of the folders; links count as what they lead to.
+
+    Raises:
+        RequestRefused: It names the path, the folders, and the setting.
+    """
+    if folders is None:
+        return
+    allowed = [folder.resolve() for folder in folders]
+    for path in paths_of(arguments):
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+            raise RequestRefused(f"{kind}: the path {str(path)!r:.200} cannot be looked at: {error}") from None
+        if not any(real.is_relative_to(folder) for folder in allowed):
+            raise RequestRefused(
+                f"{kind}: {str(real)!r:.200} is outside of the folders of this daemon ({_listed(allowed)}): "
+                "add its folder to daemon.folders and start `fleet up` again"
+            )
 
 
 def _conflict(other: Request, does: str) -> RequestConflict:

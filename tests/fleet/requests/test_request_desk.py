@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -243,6 +244,40 @@ def test_a_collection_is_for_the_devices_that_were_there_when_it_came() -> None:
     assert answers == ["running"]
     _, answers = served(driven("c1", "collection", samples=9), state=state)
     assert kinds(answers) == [RequestConflict]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("import", {"paths": ["{}"], "device": "theirs"}),
+        ("tuning", {"device": "one", "trials": 8, "out": "{}"}),
+        ("tuning", {"device": "one", "trials": 8, "networks": ["resnet-50", "{}/net.pt2"]}),
+        ("collection", {"networks": ["{}/net.onnx"]}),
+    ],
+)
+def test_a_request_reads_and_writes_in_the_folders_of_its_daemon_only(
+    kind: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    inside, outside = tmp_path / "fleet", tmp_path / "fleet-of-others"
+    for folder in (inside, outside):
+        folder.mkdir()
+    (inside / "link").symlink_to(outside)
+    (inside / "loop").symlink_to(inside / "loop")
+    confined = replace(FLEET, folders=(inside,))
+
+    def told(path: Path, fleet: KnownFleet = confined) -> str:
+        given = json.loads(json.dumps(arguments).replace("{}", str(path)))
+        try:
+            check_request(driven("r1", kind, **given), fleet, ())
+        except RequestRefused as error:
+            return str(error)
+        return ""
+
+    assert told(inside / "logs") == ""
+    for path in (outside, inside / ".." / outside.name, inside / "link" / "logs", Path("/etc/shadow")):
+        assert re.fullmatch(rf"{kind}: '.*' is outside of .*{inside}.*: add its folder to .*", told(path))
+        assert told(path, FLEET) == "", "who runs the engine itself may do what the account may"
+    assert told(inside / "loop")
 
 
 def test_one_request_of_a_kind_works_on_a_device() -> None:
