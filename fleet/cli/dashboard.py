@@ -12,6 +12,9 @@ from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, say
 
+#: File of the daemon's folder that leads a browser to the dashboard; its code is good once.
+_LOGIN_PAGE = "dashboard.html"
+
 
 def dashboard(
     root: RootOption = None,
@@ -36,9 +39,24 @@ def dashboard(
     else:
         say(url)
     if should_open:
-        import webbrowser
+        _open_browser(Path(settings.daemon.root) / _LOGIN_PAGE, url)
 
-        webbrowser.open(url)
+
+def _open_browser(page: Path, url: str) -> None:
+    """Open a link in a browser by a page that only this user may read.
+
+    The arguments of a browser are there for every user of the host to see, and with them the login code.
+    """
+    import html
+    import webbrowser
+
+    from fleet.private_files import write_private
+
+    target = html.escape(f"0; url={url}")
+    head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="{target}"><title>tensor-fleet</title>'
+    write_private(page, f"<!doctype html>{head}")
+    if not webbrowser.open(page.absolute().as_uri()):
+        raise FleetError("this host has no browser that can be opened; open the link above in one of yours")
 
 
 def compare_sides(

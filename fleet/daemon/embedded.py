@@ -108,8 +108,14 @@ def run_embedded(
         come_to_rest(coordinator, settings.daemon.stop_secs)
     if stopped:
         os.kill(os.getpid(), stopped[0])  # for the handler of the command line
-    if answer.exception():
-        raise answer.exception()  # type: ignore[misc]
+    if not answer.done():
+        # The coordinator never came to it, or its disk never took it: nobody answers any more.
+        raise FleetError(
+            f"{kind.value}: the engine ended before it had taken the request, or its disk did not take it; "
+            "look at the free space of daemon.root and run the same command again"
+        )
+    if error := answer.exception(0):
+        raise error
     driver = drivers[-1] if drivers else None
     if driver is not None and driver.error is not None:
         raise driver.error

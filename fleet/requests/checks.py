@@ -156,7 +156,9 @@ def _check_paths(kind: RequestKind, arguments: Arguments, folders: tuple[Path, .
         try:
             real = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
-            raise RequestRefused(f"{kind}: the path {str(path)!r:.200} cannot be looked at: {error}") from None
+            raise RequestRefused(
+                f"{kind}: the path {str(path)!r:.200} cannot be looked at: {error}"
+            ) from None
         if not any(real.is_relative_to(folder) for folder in allowed):
             raise RequestRefused(
                 f"{kind}: {str(real)!r:.200} is outside of the folders of this daemon ({_listed(allowed)}): "

@@ -16,9 +16,11 @@ from fleet.api.app import ApiSources
 from fleet.api.client import READ_TOKEN, TOKEN
 from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer
+from fleet.cli.app import run
 from fleet.dashboard.dashboard import Dashboard
 from fleet.models.registry_reader import RegistryReader
 from fleet.requests.desk import RequestDesk
+from tests.cli_fixtures import said
 from tests.fleet.api.test_api import a_view
 
 
@@ -104,3 +106,18 @@ def test_tokens_are_private_and_differ(root: Path) -> None:
     texts = [(root / name).read_text() for name in (TOKEN, READ_TOKEN)]
     assert texts[0] != texts[1]
     assert [(root / name).stat().st_mode & 0o777 for name in (TOKEN, READ_TOKEN)] == [0o600, 0o600]
+
+
+def test_a_browser_is_opened_without_the_code_in_its_arguments(
+    server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    monkeypatch.setenv("FLEET_DAEMON__ROOT", str(root))
+    link = said("dashboard", "--open").strip()
+    page = root / "dashboard.html"
+    assert opened == [page.as_uri()]
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert f"url={link}" in page.read_text()
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    assert run(["dashboard", "--open"]) == 1

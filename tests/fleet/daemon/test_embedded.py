@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -289,3 +290,27 @@ def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
         signal.signal(signal.SIGTERM, before)
     assert ended == [signal.SIGTERM], "the command line says that the same command goes on"
     assert len(collect(settings).records) == 2 * 8 * len(WORKLOADS)
+
+
+def test_an_engine_works_outside_of_the_main_thread(settings: FleetConfig) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        shown = executor.submit(collect, settings).result()
+    assert len(shown.records) == 2 * 8 * len(WORKLOADS)
+
+
+def test_a_request_that_no_turn_took_is_one_clear_line_and_no_wait(
+    settings: FleetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    stop = mock.Mock(side_effect=[signal.SIGTERM, None])
+    monkeypatch.setattr(
+        "fleet.daemon.embedded.take_turn", lambda _: (number := stop()) and signal.raise_signal(number)
+    )
+    monkeypatch.setattr("fleet.daemon.embedded.come_to_rest", lambda *_: None)
+    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    try:
+        with pytest.raises(FleetError, match="ended before it had taken the request"):
+            run(settings, lambda session: None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended
