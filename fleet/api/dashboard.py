@@ -112,6 +112,12 @@ def add_dashboard(
         """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
         return dashboard.candidate(workload_id, candidate_id, best_on)
 
+    _add_daemon_views(app, dashboard, webhook)
+    if scores is not None:
+        _add_predictions(app, dashboard, scores)
+
+
+def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
     @app.get(PREFIX + "/alerts")
     @needs(Access.OWNER)
     def alerts(query: PageOf) -> dict[str, Any]:
@@ -129,9 +135,6 @@ def add_dashboard(
     def storage() -> dict[str, Any]:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
-
-    if scores is not None:
-        _add_predictions(app, dashboard, scores)
 
 
 def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
