@@ -51,7 +51,7 @@ def import_(
     """
     from fleet.core.request_words import RequestKind
     from fleet.interchange.import_logs import ImportRequest, check_request
-    from fleet.interchange.line_reader import DIALECTS
+    from fleet.interchange.line_reader import DIALECTS, READ_FORMATS
     from fleet.public_engine import NOBODY_TO_DETACH_TO, daemon_of
 
     if dialect not in DIALECTS:
@@ -86,8 +86,8 @@ def import_(
         _print_import(report, settings.store.path)
     if not any(report[key] for key in ("imported", "duplicates", "files_known")):
         raise FleetError(
-            f"no measurement in {', '.join(map(str, paths))}: expected lines of Ansor, AutoTVM or "
-            "MetaSchedule logs; docs/import.md shows each"
+            f"no measurement in {', '.join(map(str, paths))}: expected files of "
+            f"{', '.join(READ_FORMATS[:-1])} or {READ_FORMATS[-1]}; docs/import.md shows each"
         )
 
 

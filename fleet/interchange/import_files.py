@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,6 +24,11 @@ _SUFFIXES = (".gz", ".jsonl", ".json", ".log", ".txt")
 
 #: Lines of a file that are looked at to tell a log from something else.
 _LOOK_LINES = 20
+
+#: How a JSON object or list begins; `[12s] step 3` and `[INFO] ...` of a tool's messages do not.
+_JSON_START = re.compile(
+    rb'\s*[\[{]\s*(?:$|["\[{\]}]|(?:-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)\s*(?:,|\]?\s*$))'
+)
 
 #: Files of one import at most, and characters of a network's name.
 MAX_FILES = 100_000
@@ -122,7 +128,7 @@ def _looks_like_log(path: Path) -> bool:
     lines, damage = first_lines(path, _LOOK_LINES)
     if is_table(lines[0]):
         return True
-    return any(line.lstrip()[:1] in (b"{", b"[") for line in lines) or bool(damage and not any(lines))
+    return any(map(_JSON_START.match, lines)) or bool(damage and not any(lines))
 
 
 def workload_file(path: Path) -> Path | None:

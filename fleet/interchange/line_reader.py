@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from fleet.interchange.logs import kernel_tuner, triton
 from fleet.interchange.logs.ansor import read_ansor
 from fleet.interchange.logs.autotvm import read_autotvm
 from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.helion import MAX_LINE, is_table, read_table, run_of
+from fleet.interchange.logs.json_items import FOLLOWED, TOO_LONG, JsonItems, spans_lines
 from fleet.interchange.logs.json_values import Rejected, careful, parse_line
-from fleet.interchange.logs.kernel_tuner import CACHE_KEYS, T4_KEYS, read_cache, read_t4
 from fleet.interchange.logs.knobs import only
 from fleet.interchange.logs.lines import LogLines, first_lines
 from fleet.interchange.logs.meta_schedule import Database, is_workload_line, read_record
-from fleet.interchange.logs.triton import KEYS, SUFFIX, read_autotuned
 from transfer.language.meta_schedule import MetaScheduleReader
 
-#: Dialects by name; `auto` takes each line for what it looks like.
-DIALECTS: Final = ("auto", "ansor", "autotvm", "meta_schedule", "knobs")
+_Read = Callable[[LogLines, Catalog], Iterator[Measurement | Rejected]]
 
-#: Lines and bytes of a file that are looked at to tell which tuner wrote its configurations.
+#: Tools whose logs are read line by line, by dialect.
+_LINE_TOOLS: Final = {"ansor": "Ansor", "autotvm": "AutoTVM", "meta_schedule": "MetaSchedule"}
+#: Tools that write one JSON document, and their readers, by the key of its results.
+_DOCUMENTS: Final[dict[str, tuple[str, _Read]]] = {
+    kernel_tuner.CACHE.listed: ("Kernel Tuner", kernel_tuner.read_cache),
+    kernel_tuner.T4.listed: ("T4", kernel_tuner.read_t4),
+    triton.CACHE.listed: ("Triton", triton.read_autotuned),
+}
+#: Dialects by name; `auto` takes each line for what it looks like.
+DIALECTS: Final = ("auto", *_LINE_TOOLS, "knobs")
+#: What an import reads, for people.
+READ_FORMATS: Final = (*_LINE_TOOLS.values(), *(tool for tool, _ in _DOCUMENTS.values()), "Helion")
+#: Reason of a file that is one JSON document of another tool.
+UNREAD_FORMAT: Final = "a format that is not read"
+
+#: Lines of a file that are looked at to tell which tuner wrote it.
 _LOOK_LINES = 20
-_LOOK_BYTES = 1 << 16
-_FIRST_KEY = re.compile(rb'\s*\{\s*"([A-Za-z_0-9]{1,32})"\s*:')
-_RESULTS = re.compile(rb'"results"\s*:\s*\[')
 
 
 class LineReader:
@@ -52,16 +62,8 @@ class LineReader:
         if is_table(lines[0]):
             table = LogLines(path, MAX_LINE)
             return table, read_table(table, self._catalog)
-        head = b"\n".join(lines)[:_LOOK_BYTES]
-        found = _FIRST_KEY.match(head)
-        key = found[1].decode() if found else ""
-        if key in KEYS and only(path, SUFFIX):
-            read = read_autotuned
-        elif key in T4_KEYS and (key not in CACHE_KEYS or _RESULTS.search(head)):
-            read = read_t4
-        elif key in CACHE_KEYS:
-            read = read_cache
-        else:
+        read = _document_reader(path, [line.strip() for line in lines if line.strip()])
+        if read is None:
             return None
         file = LogLines(path)
         return file, read(file, self._catalog)
@@ -99,6 +101,42 @@ class LineReader:
     def _check(self, dialect: str) -> None:
         if self._dialect not in ("auto", dialect):
             raise Rejected(f"a line of {dialect}, asked for {self._dialect}")
+
+
+def _document_reader(path: Path, lines: list[bytes]) -> _Read | None:
+    """What reads a file that is one JSON document, by its first lines; None for a log of lines."""
+    first = lines[0] if lines else b""
+    # A single line is one of a log, whole or not.
+    is_log = len(lines) < 2 or _is_json(first)
+    if first[:1] == b"[":
+        is_document = first == b"[" or (not is_log and spans_lines(LogLines(path).chunks()))
+        return _unread if is_document else None
+    if first[:1] != b"{":
+        return None
+    items = JsonItems(LogLines(path).chunks(), _DOCUMENTS)
+    ending = ""
+    try:
+        next(iter(items), None)
+    except Rejected as reason:
+        ending = reason.reason
+    if items.listed_key == triton.CACHE.listed and not only(path, triton.SUFFIX):
+        return _unread
+    if items.listed_key:
+        return _DOCUMENTS[items.listed_key][1]
+    is_document = first == b"{" or (not is_log and ending in ("", FOLLOWED, TOO_LONG))
+    return _unread if is_document else None
+
+
+def _unread(lines: LogLines, _catalog: Catalog) -> Iterator[Rejected]:
+    yield Rejected(UNREAD_FORMAT, f"expected a file of {', '.join(READ_FORMATS)}")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_line(line)
+    except Rejected:
+        return False
+    return True
 
 
 def _is_old_autotvm(value: Any) -> bool:

@@ -19,6 +19,7 @@ from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_values import Rejected, careful, parse_line, shown
 from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
+from fleet.interchange.logs.operators import MAX_TENSORS, Shape, is_dtype, shape_of
 from fleet.interchange.logs.results import LoggedResult
 
 TOOL = "helion"
@@ -54,6 +55,9 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=|(?P<word>True|False|None)\b|(?P<number>-?[0-9][0-9.eE+-]*)"
     r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[][(){},:]))"
 )
+#: How Python shows a shape and a type of torch within a list.
+_TORCH_SIZE = re.compile(r"torch\.Size\((\[[0-9, ]*\])\)")
+_TORCH_NAME = re.compile(r"(?<![\w'\".])torch\.[a-z0-9_]+")
 _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
 
 
@@ -199,12 +203,35 @@ def run_of(value: Any) -> tuple[str, KernelHead]:
     stated = tuple(
         sorted((str(key)[:64], str(one)[:64]) for key, one in known.items() if type(one) in (int, str))
     )[:32]
+    problem = [_listed(value.get(name)) for name in ("input_shapes", "dtypes")]
+    tensors = _tensors(*problem)
     head = KernelHead(
         tool=TOOL,
         kernel=value["kernel_name"],
-        problem=[value.get("input_shapes"), value.get("dtypes")],
+        problem=problem,
+        arg_shapes=tuple(shape for shape, _ in tensors),
+        arg_dtypes=tuple(dtype for _, dtype in tensors),
         device_name=name if type(name) is str else "",
         details={"source": value.get("kernel_source", "")},
         device_facts=stated,
     )
     return str(value.get("run_id") or value.get("kernel_id") or ""), head
+
+
+def _listed(value: Any) -> Any:
+    """A list that Helion wrote as JSON, or as the text of a Python list; other texts stay texts."""
+    if type(value) is not str:
+        return value
+    text = _TORCH_NAME.sub(r"'\g<0>'", _TORCH_SIZE.sub(r"\1", value))
+    try:
+        return read_config(f"Config(value={text})").get("value", value)
+    except Rejected:
+        return value
+
+
+def _tensors(shapes: Any, dtypes: Any) -> list[tuple[Shape, str]]:
+    """Shape and type of each tensor; none if they do not belong together."""
+    if not type(shapes) is type(dtypes) is list or not len(shapes) == len(dtypes) <= MAX_TENSORS:
+        return []
+    pairs = zip(map(shape_of, shapes), dtypes, strict=True)
+    return [(shape, dtype.removeprefix("torch.")) for shape, dtype in pairs if shape and is_dtype(dtype)]

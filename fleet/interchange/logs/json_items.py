@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import orjson
@@ -23,6 +23,10 @@ _USUAL_CHARS, _LEAST_CHARS = 1 << 20, 1 << 16
 #: Values of the head at most.
 _MAX_HEAD = 64
 
+#: Reasons of a document that ends elsewhere than expected.
+TOO_LONG: Final = "an item is too long"
+FOLLOWED: Final = "something else follows the document"
+
 _SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEY = re.compile(r'"([^"\\]{0,1024})"\s*:')
@@ -34,7 +38,7 @@ class _Window:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         self._text = ""
         self._at = 0
         self._ended = False
@@ -108,7 +112,7 @@ class _Window:
         except ValueError as error:
             raise self._fault(error) from None
         if end - self._at > MAX_ITEM_CHARS:
-            raise Rejected("an item is too long", f"{end - self._at:,} characters")
+            raise Rejected(TOO_LONG, f"{end - self._at:,} characters")
         self._line_wise = self._text[end : end + 2] == ",\n" and "\n" not in self._text[self._at : end]
         self._at = end
         return value
@@ -130,7 +134,7 @@ class _Window:
         where = f"character {self.passed + place:,}"
         at_end = place >= len(self._text) - 64 or "Unterminated" in str(error)
         if not self._ended and len(self._text) - self._at > MAX_ITEM_CHARS and at_end:
-            return Rejected("an item is too long", where)
+            return Rejected(TOO_LONG, where)
         # The parser names the beginning of a text that does not end, else the place where it stopped.
         rest = self._text[place:]
         if self._ended and at_end:
@@ -143,16 +147,20 @@ class JsonItems:
 
     Args:
         chunks: Bytes of the file.
-        listed: Key of the object or list whose items are wanted.
+        listed: Key, or keys, of the object or list whose items are wanted.
         open_end: Whether the tool itself leaves off the closing brackets.
 
     Attributes:
         head: The other values of the object met so far.
+        listed_key: Key of the items that come now, or came last.
     """
 
-    def __init__(self, chunks: Iterator[bytes], listed: str, *, open_end: bool = False) -> None:
+    def __init__(
+        self, chunks: Iterator[bytes], listed: str | Collection[str], *, open_end: bool = False
+    ) -> None:
         self._window = _Window(chunks)
-        self._listed = listed
+        self._listed = (listed,) if isinstance(listed, str) else listed
+        self.listed_key = ""
         self._open_end = open_end
         self.head: dict[str, Any] = {}
 
@@ -166,7 +174,8 @@ class JsonItems:
             raise Rejected(NOT_JSON, "expected an object")
         while not self._window.skip("}"):
             key = self._key()
-            if key == self._listed and self._window.peek() in ("{", "["):
+            if key in self._listed and self._window.peek() in ("{", "["):
+                self.listed_key = key
                 yield from self._items()
             elif len(self.head) >= _MAX_HEAD:
                 raise Rejected("too many values beside the configurations", f"more than {_MAX_HEAD}")
@@ -175,7 +184,7 @@ class JsonItems:
             if not self._goes_on("}"):
                 return
         if self._window.peek():
-            raise Rejected("something else follows the document")
+            raise Rejected(FOLLOWED)
 
     def _items(self) -> Iterator[Any]:
         is_object = self._window.skip("{") or not self._window.skip("[")
@@ -209,3 +218,12 @@ class JsonItems:
         if following != end and not self._window.skip(","):
             raise Rejected(NOT_JSON, f"expected ',' or '{end}'")
         return True
+
+
+def spans_lines(chunks: Iterator[bytes]) -> bool:
+    """Whether a text that begins with `[` is one JSON list of several lines, or of more than is looked at."""
+    try:
+        _Window(chunks).value()
+    except Rejected as reason:
+        return reason.reason == TOO_LONG
+    return True

@@ -3,42 +3,44 @@
 A cache names device, kernel, problem size and knobs, then maps the joined knobs to one result each; Kernel
 Tuner leaves off the closing brackets while it tunes. A T4 file is a list of results and does not name
 kernel and device: those come from its `metadata`, from the cache beside it (`A100.json` beside
-`A100_T4.json`), or, last, from its folder.
+`A100_T4.json`), or, last, from its folder. A cache counts in milliseconds. A T4 file says its unit, or each
+measurement does; milliseconds if neither does.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, read_items, timed
+from fleet.interchange.logs.knobs import (
+    Document,
+    KernelHead,
+    KernelReader,
+    failed,
+    number_of,
+    only,
+    read_items,
+    timed,
+)
 from fleet.interchange.logs.lines import LogLines
-from fleet.interchange.logs.results import MAX_ALL_SECS, MAX_TIMESTAMP, LoggedResult
+from fleet.interchange.logs.results import MAX_ALL_SECS, LoggedResult
+from fleet.interchange.logs.times import checked_unit, stated_unit, units_per_second, unix_secs
 from transfer.language.knobs import MAX_KNOBS
 
 TOOL = "kernel_tuner"
-#: Keys that a cache, and a T4 file, may begin with.
-CACHE_KEYS = frozenset(
-    (
-        "schema_version",
-        "device_name",
-        "kernel_name",
-        "problem_size",
-        "tune_params_keys",
-        "tune_params",
-        "cache",
-    )
+CACHE = Document(
+    "cache",
+    frozenset(("device_name", "kernel_name", "problem_size", "tune_params_keys")),
+    open_end=True,
 )
-T4_KEYS = frozenset(("metadata", "results", "schema_version"))
+T4 = Document("results")
 
 #: What a cache and a T4 file call a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
 ERRORS = {
@@ -54,16 +56,21 @@ INVALIDITIES = {
     "correctness": "wrong",
     "timeout": "timeout",
 }
-#: Milliseconds of a result that were spent on building and timing.
+#: Times of a result that were spent on building and timing; the schema of T4 has the longer of two names.
 _SPENT = ("compile_time", "verification_time", "benchmark_time")
-_T4_SPENT = ("compilation", "validation", "benchmark")
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_T4_SPENT = ("compilation", "compilation_time", "validation", "benchmark")
+#: Units in a second of a file that does not say: milliseconds.
+_MILLIS = 1e3
+#: Measurements that are times by their names.
+_TIME_NAME = re.compile(r"time|duration|latency|runtime", re.IGNORECASE)
+_OVERHEAD_NAME = re.compile(r"compil|verif|valid|bench|framework|strateg|search|overhead", re.IGNORECASE)
+#: How far the mean of several runs may lie from all of them before one of two units must be wrong.
+_UNIT_FACTOR = 30
 
 
 def read_cache(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
     """Read a cache of Kernel Tuner."""
-    items = JsonItems(lines.chunks(), "cache", open_end=True)
-    return read_items(items, catalog, _cache_head, _cache_result)
+    return read_items(lines, CACHE, catalog, _cache_head, _cache_result)
 
 
 def _cache_head(head: Mapping[str, Any]) -> KernelHead:
@@ -88,7 +95,7 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
         }
     except KeyError as missing:
         raise Rejected("a knob is missing", str(missing)) from None
-    spent, at = _spent(item, _SPENT), moment(item.get("timestamp", ""))
+    spent, at = _spent(item, _SPENT, _MILLIS), unix_secs(item.get("timestamp"))
     time = item.get("time")
     error: Any = item.get("__error__", time if type(time) is str else None)
     if error is None and type(time) is not float:
@@ -97,18 +104,21 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
         return reader.measurement(knobs, failed(error, ERRORS, spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
-    return reader.measurement(knobs, _timed(item.get("times"), time, spent, at))
+    times = item.get("times")
+    return reader.measurement(knobs, _timed([time] if times is None else times, spent, at, _MILLIS))
 
 
 def read_t4(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
     """Read a T4 file."""
-    items = JsonItems(lines.chunks(), "results")
-    return read_items(items, catalog, partial(_t4_head, lines.path), _t4_result)
+    return read_items(lines, T4, catalog, partial(_t4_head, lines.path), _t4_result)
 
 
 def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
     metadata = value.get("metadata")
-    if type(metadata) is dict and type(metadata.get("kernel_name")) is str:
+    if type(metadata) is not dict:
+        metadata = {}
+    per_second = stated_unit(metadata) or stated_unit(value)
+    if type(metadata.get("kernel_name")) is str:
         return KernelHead(
             tool=str(metadata.get("tool", "t4"))[:32],
             kernel=metadata["kernel_name"],
@@ -116,17 +126,25 @@ def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
             device_name=metadata.get("device_name", ""),
             details=_details(metadata.get("details")),
             order=tuple(map(str, _listed(metadata.get("order"))))[:MAX_KNOBS],
+            per_second=per_second,
         )
+    head = _cache_beside(path) or KernelHead(tool="t4", kernel=path.absolute().parent.name, problem=None)
+    return replace(head, per_second=per_second)
+
+
+def _cache_beside(path: Path) -> KernelHead | None:
+    """Kernel of the cache beside a T4 file."""
     stem = only(path, ".json").removesuffix("_T4")
     for name in (f"{stem}.json.gz", f"{stem}.json"):
         beside = path.with_name(name)
         if beside.name != path.name and beside.is_file():
-            items = JsonItems(LogLines(beside).chunks(), "cache", open_end=True)
+            items = CACHE.items(LogLines(beside))
             with suppress(Rejected):  # damaged before its first result
                 next(iter(items), None)
-                if (found := _cache_head(items.head)).kernel:
-                    return found
-    return KernelHead(tool="t4", kernel=path.absolute().parent.name, problem=None)
+                head = _cache_head(CACHE.head(beside, items.head))
+                if head.kernel:
+                    return head
+    return None
 
 
 def _listed(value: Any) -> list[Any]:
@@ -141,66 +159,76 @@ def _details(value: Any) -> dict[str, Any]:
 def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict or type(item.get("configuration")) is not dict:
         raise Rejected("a result has no configuration", shown(item))
-    knobs = {name: number_of(one) for name, one in item["configuration"].items()}
+    knobs = {name: number_of(value) for name, value in item["configuration"].items()}
     times = item.get("times", {})
     if type(times) is not dict:
         raise Rejected("times are not an object", shown(times))
-    spent, at = _spent(times, _T4_SPENT), moment(item.get("timestamp", ""))
+    measured = {
+        each["name"]: each
+        for each in _listed(item.get("measurements"))
+        if type(each) is dict and type(each.get("name")) is str
+    }
+    time = _time_of(measured, _listed(item.get("objectives")))
+    own = _unit_of(time) if time else None
+    per_second = stated_unit(times) or stated_unit(item) or reader.per_second or own or _MILLIS
+    spent, at = _spent(times, _T4_SPENT, per_second), unix_secs(item.get("timestamp"))
     validity = item.get("invalidity")
     if validity != "correct":
         return reader.measurement(knobs, failed(validity, INVALIDITIES, spent, at))
-    told = {
-        one["name"]: one.get("value")
-        for one in _listed(item.get("measurements"))
-        if type(one) is dict and type(one.get("name")) is str
-    }
-    value, rate = told.get("time"), told.get("GFLOP/s")
+    value = time.get("value") if time else None
+    rate = measured.get("GFLOP/s", {}).get("value")
     if type(value) is type(rate) is float:
-        reader.tell_flops(rate * value * 1e6)
+        reader.tell_flops(rate * value / (own or per_second) * 1e9)
     if item.get("correctness", 1) != 1:
         return reader.measurement(knobs, failed("correctness", INVALIDITIES, spent, at))
-    return reader.measurement(knobs, _timed(times.get("runtimes"), value, spent, at))
+    runs = times.get("runtimes")
+    if not runs:  # Kernel Tuner writes an empty list for a cache without repeats
+        runs = value if type(value) is list else [value]
+        return reader.measurement(knobs, _timed(runs, spent, at, own or per_second))
+    result = _timed(runs, spent, at, per_second)
+    if own and type(value) in (float, int):
+        _check_units(result.run_secs, value / own)
+    return reader.measurement(knobs, result)
 
 
-def _timed(times: Any, time: Any, spent: float, at: float) -> LoggedResult:
-    if times is None and type(time) in (float, int):
-        times = [time]
-    if times is None:
+def _time_of(measured: Mapping[str, dict[str, Any]], objectives: list[Any]) -> dict[str, Any] | None:
+    """The measurement that is the kernel's time: the one called `time`, else an objective, else any other."""
+    others = (name for name in measured if not _OVERHEAD_NAME.search(name))
+    for name in ("time", *(name for name in objectives if type(name) is str), *others):
+        each = measured.get(name)
+        if each and (units_per_second(each.get("unit")) or _TIME_NAME.search(name)):
+            return each
+    return None
+
+
+def _unit_of(measurement: Mapping[str, Any]) -> float | None:
+    """Units per second of a measurement of time; None if it does not say."""
+    unit = measurement.get("unit")
+    return None if unit in (None, "") else checked_unit(unit)
+
+
+def _check_units(run_secs: tuple[float, ...], mean_secs: float) -> None:
+    """Refuse a result whose runs and whose measurement are not of one magnitude: a unit must be wrong."""
+    if not min(run_secs) / _UNIT_FACTOR <= mean_secs <= max(run_secs) * _UNIT_FACTOR:
+        raise Rejected(
+            "the units of time contradict each other", f"runs of {min(run_secs):g} s, measured {mean_secs:g} s"
+        )
+
+
+def _timed(runs: Any, spent: float, at: float, per_second: float) -> LoggedResult:
+    if runs == [None]:
         raise Rejected("not measured", "neither times nor time")
-    return timed(times, spent, at)
+    return timed(runs, spent, at, per_second=per_second)
 
 
-def _spent(item: Mapping[str, Any], names: tuple[str, ...]) -> float:
+def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -> float:
     total = 0.0
     for name in names:
         value = item.get(name, 0.0)
-        if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS or not math.isfinite(value):
+        if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS * per_second:
             raise Rejected(f"{name} is out of range", shown(value))
-        total += value
-    return total / 1e3
-
-
-def moment(text: Any) -> float:
-    """Unix seconds of a timestamp; 0 where there is none.
-
-    Raises:
-        Rejected: It is no time.
-    """
-    if not text:
-        return 0.0
-    try:
-        at = datetime.fromisoformat(text)
-        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (TypeError, ValueError, OverflowError):
-        raise Rejected("timestamp is not a time", shown(text)) from None
-    if not 0 <= seconds < MAX_TIMESTAMP:
-        raise Rejected("timestamp is out of range", shown(text))
-    return seconds
-
-
-def number_of(value: Any) -> Any:
-    """A knob's value; a whole number in quotes is that number, for both are the same text in the kernel."""
-    return int(value) if type(value) is str and _WHOLE.fullmatch(value) else value
+        total += value / per_second
+    return total
 
 
 def _numbers_of(value: Any) -> Any:

@@ -6,7 +6,9 @@ the reason why it is none that can be kept; this module makes a `Measurement` of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,8 @@ from fleet.interchange.logs.catalog import (
 )
 from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, shown
-from fleet.interchange.logs.operators import Operator, shape_of
+from fleet.interchange.logs.lines import LogLines
+from fleet.interchange.logs.operators import Operator, Shape, shape_of
 from fleet.interchange.logs.results import LoggedResult, check_secs
 from fleet.interchange.logs.targets import Machine, gpu_target
 from transfer.language.knobs import check_knobs
@@ -31,6 +34,7 @@ from transfer.language.knobs import check_knobs
 DIALECT: Final = "knobs"
 _MAX_NAME = 512
 _NUMBERS = frozenset((float, int))
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 #: What the tools call a failure, by the word that this project keeps in `Record.error`.
 FAILURES: Final = {
@@ -63,20 +67,54 @@ class KernelHead:
     order: tuple[str, ...] = ()
     #: Properties of the device that the file states.
     device_facts: tuple[tuple[str, str], ...] = ()
+    #: Units of time in a second; None if the file does not say.
+    per_second: float | None = None
+    #: Shapes and types of the kernel's tensors; empty if the file does not say.
+    arg_shapes: tuple[Shape, ...] = ()
+    arg_dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """How a tool lays out a file of its results: one JSON object, whose values may come in any order."""
+
+    #: Key of the list or object that holds the results.
+    listed: str
+    #: Keys that name the kernel: a file that has them before its results is read once. Without any it is
+    #: always read twice, for any key behind the results may change what they mean.
+    names: frozenset[str] = frozenset()
+    #: Whether the tool leaves off the closing brackets while it tunes.
+    open_end: bool = False
+
+    def items(self, lines: LogLines) -> JsonItems:
+        """Open the results of a file."""
+        return JsonItems(lines.chunks(), self.listed, open_end=self.open_end)
+
+    def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
+        """All values beside the results, of which `head` stands before them; damage ends it early."""
+        if self.names and self.names <= head.keys():
+            return head
+        items = self.items(LogLines(path))
+        with suppress(Rejected):
+            for _ in items:
+                pass
+        return {**items.head, **head}
 
 
 def read_items(
-    items: JsonItems,
+    lines: LogLines,
+    document: Document,
     catalog: Catalog,
     head: Callable[[dict[str, Any]], KernelHead],
     result: Callable[[KernelReader, Any], Measurement],
 ) -> Iterator[Measurement | Rejected]:
-    """Yield what `result` makes of each item; `head` makes the kernel of what stands before them."""
+    """Yield what `result` makes of each item of a file; `head` makes the kernel of what stands beside them."""
     reader: KernelReader | None = None
+    items = document.items(lines)
     try:
         for item in items:
             if reader is None:
-                reader = careful(lambda: KernelReader(catalog, head(items.head)))
+                reader = careful(_reader, catalog, head, document.head(lines.path, items.head))
             try:
                 yield careful(result, reader, item)
             except Rejected as reason:
@@ -85,11 +123,18 @@ def read_items(
         yield reason
 
 
+def _reader(
+    catalog: Catalog, head: Callable[[dict[str, Any]], KernelHead], values: dict[str, Any]
+) -> KernelReader:
+    return KernelReader(catalog, head(values))
+
+
 class KernelReader:
     """Turns configurations of one kernel into measurements.
 
     Attributes:
         order: Names of the knobs as the file's head lists them.
+        per_second: How many of the file's units of time make a second; None if its head does not say.
 
     Raises:
         Rejected: The head names no kernel that can be kept.
@@ -101,6 +146,7 @@ class KernelReader:
         if not _is_name(head.device_name):
             raise Rejected("name of the device is not a text", shown(head.device_name))
         self.order = head.order
+        self.per_second = head.per_second
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
         try:
@@ -142,13 +188,14 @@ def _is_name(value: Any) -> bool:
 
 def _workload(head: KernelHead, key: dict[str, Any], text: str) -> LoggedWorkload:
     shape = shape_of(head.problem if type(head.problem) is list else [head.problem])
+    shapes, dtypes = ((shape,), ("float32",)) if shape else (head.arg_shapes, head.arg_dtypes)
     problem = canonical_text(head.problem) if type(head.problem) is not str else head.problem
     order = {"order": list(head.order)} if head.order else {}
     return LoggedWorkload.of(
         DIALECT,
         key_id(DIALECT, text),
         f"{head.kernel} {problem}"[:_MAX_NAME],
-        Operator(head.kernel[:64], (shape,) if shape else (), ("float32",) if shape else ()),
+        Operator(head.kernel[:64], shapes, dtypes),
         canonical_json({"dialect": DIALECT, **key, **order}),
     )
 
@@ -179,15 +226,32 @@ def failed(
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 
 
-def timed(run_ms: Any, all_secs: float = 0.0, measured_at: float = 0.0) -> LoggedResult:
-    """A result by its milliseconds, one a repeat.
+def timed(
+    runs: Any, all_secs: float = 0.0, measured_at: float = 0.0, *, per_second: float = 1e3
+) -> LoggedResult:
+    """A result by its times, one a repeat.
+
+    Args:
+        runs: Times in a unit of which `per_second` make a second; milliseconds if it is not given.
+        all_secs: Seconds of building and running together; 0 if they are not known.
+        measured_at: Unix seconds; 0 if they are not known.
+        per_second: Units in a second.
 
     Raises:
         Rejected: They are no times.
     """
-    if type(run_ms) is not list or not _NUMBERS.issuperset(map(type, run_ms)):
-        raise Rejected("times are not a list of numbers", shown(run_ms))
-    return LoggedResult(Outcome.OK, check_secs([one / 1e3 for one in run_ms]), "", all_secs, measured_at)
+    if type(runs) is not list or not _NUMBERS.issuperset(map(type, runs)):
+        raise Rejected("times are not a list of numbers", shown(runs))
+    try:
+        run_secs = check_secs([value / per_second for value in runs])
+    except OverflowError:  # a whole number of hundreds of digits
+        raise Rejected("a number is not finite", shown(runs)) from None
+    return LoggedResult(Outcome.OK, run_secs, "", all_secs, measured_at)
+
+
+def number_of(value: Any) -> Any:
+    """A knob's value; a whole number in quotes is that number, for both are the same text in the kernel."""
+    return int(value) if type(value) is str and _WHOLE.fullmatch(value) else value
 
 
 def only(path: Path, suffix: str) -> str:

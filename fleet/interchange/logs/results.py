@@ -143,15 +143,14 @@ def _costs(value: Any) -> tuple[float, ...]:
             if type(one) is not int:
                 raise Rejected("a cost is not a number", shown(one))
             one = float(one)
-        if not one > 0.0:
-            if one == 0.0:
-                raise Rejected("not measured", "a cost of 0")
-            if one < 0.0:
-                raise Rejected("a cost is negative", shown(one))
+        if not math.isfinite(one):
+            raise Rejected("a number is not finite", shown(one))
+        if one == 0.0:
+            raise Rejected("not measured", "a cost of 0")
+        if one < 0.0:
+            raise Rejected("a cost is negative", shown(one))
         if one < LEAST_SECS:
             raise Rejected("a cost is below a nanosecond", shown(one))
-        if not one < math.inf:
-            raise Rejected("a number is not finite", shown(one))
         costs.append(one)
     return tuple(costs)
 

@@ -1,37 +1,54 @@
 """Triton's caches of autotuned kernels, `KERNEL.autotune.json`: one object, all configurations of one key.
 
 The file names neither device nor time. A configuration that failed has infinite times; Triton writes so when
-a kernel does not compile or needs more than the device has.
+a kernel does not compile or needs more than the device has. Its versions write the values of a key as JSON
+(`16`) or as texts (`"16"`): both are the same key here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, read_items, timed
+from fleet.interchange.logs.knobs import Document, KernelHead, KernelReader, failed, number_of, only, read_items, timed
 from fleet.interchange.logs.lines import LogLines
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
-KEYS = frozenset(("key", "configs_timings"))
+CACHE = Document("configs_timings", frozenset(("key",)))
 #: What it writes for the time of a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
 ERRORS = {"inf": "compile"}
 #: What Triton keeps beside `kwargs`; values that are None say nothing.
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
+_WORDS = {"True": True, "False": False, "None": None}
+_FRACTION = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18}(?:e[+-]?[0-9]{1,2})?|e[+-]?[0-9]{1,2})")
 
 
 def read_autotuned(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
     """Read one file of Triton's cache."""
     kernel = only(lines.path, SUFFIX)
-    items = JsonItems(lines.chunks(), "configs_timings")
     return read_items(
-        items, catalog, lambda head: KernelHead(tool=TOOL, kernel=kernel, problem=head.get("key")), _result
+        lines,
+        CACHE,
+        catalog,
+        lambda head: KernelHead(tool=TOOL, kernel=kernel, problem=_key(head.get("key"))),
+        _result,
     )
+
+
+def _key(value: Any) -> Any:
+    """A key's values as JSON has them, whichever version wrote them."""
+    return [_value_of(each) for each in value] if type(value) is list else _value_of(value)
+
+
+def _value_of(value: Any) -> Any:
+    if type(value) is not str:
+        return value
+    return float(value) if _FRACTION.fullmatch(value) else _WORDS.get(value, number_of(value))
 
 
 def _result(reader: KernelReader, item: Any) -> Measurement:
@@ -44,6 +61,6 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
         raise Rejected("kwargs are not an object of further knobs", shown(knobs))
     # Median first; of the quantiles only it is a time of the kernel.
     median = times[0] if type(times) is list and times else times
-    if type(median) is float and math.isinf(median):
+    if median == math.inf:
         return reader.measurement({**knobs, **options}, failed("inf", ERRORS))
     return reader.measurement({**knobs, **options}, timed([median]))
