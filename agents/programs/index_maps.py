@@ -2,7 +2,14 @@
 
 Called by `agents.programs.trace_rules`; standard library only. An index map is the JSON graph of a TVM
 object, and TVM builds whatever the graph names: a call of a C function would become part of the program. So
-every node of the graph must be of a kind that is listed here, whether the map uses it or not.
+every node of the graph must be of a kind that is listed here, whether the map uses it or not. Graphs of older
+TVMs, which imported logs hold, are brought into the form of today's first; TVM itself gets the text as it is.
+
+| TVM | a node |
+|---|---|
+| 0.20 and older | `{"type_key": "tir.Add", "attrs": {"dtype": "int32", "span": "0", "a": "3", "b": "4"}}` |
+| 0.21 to 0.26 | `{"type": "tir.Add" or "tirx.Add", "data": {"dtype": "int32", "span": 0, "a": 3, "b": 4}}` |
+| 0.27 | `{"type": "prim.Add", "data": {"ty": 1, "span": 0, "a": 3, "b": 4}}` |
 """
 
 from __future__ import annotations
@@ -30,6 +37,15 @@ _FIELDS = {
 }
 
 
+#: Kinds of older TVMs; those of the oldest by what they are called since.
+_OLDER_KIND = re.compile(r"tirx?\.(?:(Var|IndexMap)|(Add|Sub|Mul|FloorDiv|FloorMod))")
+_NOW = {"Var": "ir.Var", "IndexMap": "tirx.IndexMap"}
+_OLDEST_PLAIN = {"Array": "ffi.Array", "runtime.String": "ffi.String"}
+_OLDEST_KINDS = {"IntImm": "ir.IntImm", "PrimType": "ir.PrimType"}
+_OLDEST_KEYS = {"root", "nodes", "b64ndarrays", "attrs"}
+_PLACE = re.compile(r"-?[0-9]{1,10}")
+
+
 class IndexMapRefusedError(AgentError):
     """An index map that holds something else than integer arithmetic."""
 
@@ -50,15 +66,97 @@ def free_names(text: str) -> frozenset[str]:
     if len(text) > _MOST_TEXT:
         raise IndexMapRefusedError(f"it has {len(text):,} characters")
     try:
-        graph = json.loads(text)
+        graph = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         raise IndexMapRefusedError("it is no JSON") from None
+    if isinstance(graph, dict) and graph.keys() == _OLDEST_KEYS:
+        graph = _of_oldest(graph)
     if not isinstance(graph, dict) or not graph.keys() <= {"root_index", "nodes", "metadata"}:
         raise IndexMapRefusedError("it is no graph of nodes")
-    nodes = graph.get("nodes")
+    nodes = _listed(graph.get("nodes"))
+    return _Graph(_of_older(nodes)).map(graph.get("root_index"), may_invert=True)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without repeated keys, of which another reader may take another value."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key is repeated")
+    return value
+
+
+def _listed(nodes: Any) -> list[Any]:
     if not isinstance(nodes, list) or not 0 < len(nodes) <= _MOST_NODES:
         raise IndexMapRefusedError(f"its nodes are not 1 to {_MOST_NODES}")
-    return _Graph(nodes).map(graph.get("root_index"), may_invert=True)
+    return nodes
+
+
+def _of_oldest(graph: dict[str, Any]) -> dict[str, Any]:
+    """A graph of TVM 0.20 and older in the form of 0.21: places of other nodes were texts."""
+    if graph["b64ndarrays"] != []:
+        raise IndexMapRefusedError("it holds arrays")
+    nodes = [_node_of_oldest(node) for node in _listed(graph["nodes"])]
+    return {"root_index": graph["root"], "nodes": nodes}
+
+
+def _node_of_oldest(node: Any) -> dict[str, Any]:
+    kind = node.get("type_key") if isinstance(node, dict) else None
+    rest = {key: value for key, value in node.items() if key != "type_key"} if isinstance(kind, str) else {}
+    if kind == "" and not rest:
+        return {"type": "None"}
+    if kind in _OLDEST_PLAIN and len(rest) == 1:
+        return {"type": _OLDEST_PLAIN[kind], "data": rest.get("data" if kind == "Array" else "repr_str")}
+    attrs = rest.get("attrs")
+    if not isinstance(kind, str) or rest.keys() != {"attrs"} or not isinstance(attrs, dict):
+        raise IndexMapRefusedError(f"it holds a node of type {str(kind)[:60]!r}")
+    data = {
+        key: int(value) if isinstance(value, str) and _PLACE.fullmatch(value) else value
+        for key, value in attrs.items()
+    }
+    if kind == "tir.IndexMap":
+        data.setdefault("inverse_index_map", None)
+    return {"type": _OLDEST_KINDS.get(kind, kind), "data": data}
+
+
+def _of_older(nodes: list[Any]) -> list[Any]:
+    """Nodes of TVM 0.21 to 0.26 in today's form, those of today as they are.
+
+    An expression named its type by a text; it gets a node of its own, as does a constant's value.
+    """
+    made = list(nodes)
+
+    def place(kind: str, data: Any = None) -> int:
+        made.append({"type": kind, "data": data})
+        return len(made) - 1
+
+    for at, node in enumerate(nodes):
+        kind = node.get("type") if isinstance(node, dict) else None
+        data = node.get("data") if isinstance(node, dict) else None
+        older = _OLDER_KIND.fullmatch(kind) if isinstance(kind, str) else None
+        if not isinstance(data, dict) or not (older or kind in _OLDEST_KINDS.values()):
+            continue
+        data = dict(data)
+        if kind == "ir.PrimType":
+            data.setdefault("span", None)
+        elif "dtype" in data:
+            data["ty"] = place("ir.PrimType", {"span": place("None"), "dtype": data.pop("dtype")})
+            if kind == "ir.IntImm":
+                data["value"] = place("int", data.get("value"))
+            _check_annotation(nodes, data.pop("type_annotation", None))
+        data = {key: place("None") if value is None else value for key, value in data.items()}
+        if older:
+            kind = f"prim.{older[2]}" if older[2] else _NOW[older[1]]
+        made[at] = {**node, "type": kind, "data": data}
+    return made
+
+
+def _check_annotation(nodes: list[Any], index: Any) -> None:
+    """Check that a variable's second type, which today's TVM no longer writes, is one of numbers or none."""
+    if index is None:
+        return
+    node = nodes[index] if type(index) is int and 0 <= index < len(nodes) else None
+    if not isinstance(node, dict) or node.get("type") not in ("None", "ir.PrimType"):
+        raise IndexMapRefusedError("its numbers are not integers")
 
 
 class _Graph:

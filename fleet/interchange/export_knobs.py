@@ -167,8 +167,10 @@ def _word(record: Record, words: Mapping[str, str]) -> str:
     return words[told]
 
 
-def _timestamp(record: Record) -> str:
-    return str(datetime.fromtimestamp(record.measured_at, UTC))
+def _timestamp(record: Record) -> dict[str, str]:
+    """The date as a value of a result; nothing for a record whose log did not say."""
+    at = record.measured_at
+    return {"timestamp": str(datetime.fromtimestamp(at, UTC))} if at else {}
 
 
 def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
@@ -182,16 +184,19 @@ def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
         if kernel.flops:
             value["GFLOP/s"] = kernel.flops / value["time"] / 1e6
     value |= {"compile_time": 0, "verification_time": 0, "benchmark_time": _millis(record.timing_secs)}
-    value |= {"strategy_time": 0, "framework_time": 0, "timestamp": _timestamp(record)}
+    value |= {"strategy_time": 0, "framework_time": 0} | _timestamp(record)
     return json.dumps({",".join(str(knobs[name]) for name in names): value})[1:-1]
 
 
 def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
     names = kernel.ordered(kernel.values)
+    problem = kernel.key["problem"]
+    # Kernel Tuner compares a size that is there with its own, and takes a cache without one as it is.
+    size = {} if problem is None else {"problem_size": problem}
     head = {
         "device_name": kernel.device_name,
         "kernel_name": kernel.key["kernel"],
-        "problem_size": kernel.key["problem"],
+        **size,
         "tune_params_keys": names,
         "tune_params": {name: [json.loads(one) for one in kernel.values[name]] for name in names},
         "objective": "time",
@@ -203,8 +208,7 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         for place, item in enumerate(items):
             stream.write(("," if place else "") + "\n" + item)
         stream.write("}\n}")
-    problem = kernel.key["problem"]
-    sizes = problem if isinstance(problem, list) else [problem]
+    sizes = problem if isinstance(problem, list) else [problem] if size else []
     best = {
         "device_name": re.sub("[^0-9a-zA-Z]+", "_", kernel.device_name.strip()),
         "problem_size": "x".join(map(str, sizes)),
@@ -229,7 +233,7 @@ def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     spent |= {"framework": 0, "search_algorithm": 0, "validation": 0}
     measured = [] if word else [{"name": "time", "value": sum(times) / len(times), "unit": "ms"}]
     value = {
-        "timestamp": _timestamp(record),
+        **_timestamp(record),
         "configuration": knobs,
         "times": spent if word else {**spent, "runtimes": times},
         "invalidity": word or "correct",
@@ -249,7 +253,7 @@ def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "device_name": kernel.device_name,
         "details": {name: one for name, one in kernel.key.items() if name not in known},
         "order": kernel.ordered(kernel.values),
-        "timeunit": "miliseconds",
+        "timeunit": "milliseconds",
     }
     with (folder / f"{kernel.file_name}_T4.json").open("w", encoding="utf-8") as stream:
         stream.write(f'{{"metadata": {json.dumps(metadata)}, "results": [')

@@ -223,6 +223,83 @@ def add(left: int, right: int, kind: str = "prim.Add") -> dict[str, Any]:
     return {"type": kind, "data": {"span": 0, "ty": 1, "a": left, "b": right}}
 
 
+def oldest_map(expression: dict[str, Any], **more: Any) -> str:
+    """An index map as TVM 0.20 and older wrote it: i becomes an expression of `i` (node 3) and 4 (node 5)."""
+    nodes = [
+        {"type_key": ""},
+        {
+            "type_key": "tir.IndexMap",
+            "attrs": {"final_indices": "7", "initial_indices": "2", "inverse_index_map": "0"},
+        },
+        {"type_key": "Array", "data": [3]},
+        {
+            "type_key": "tir.Var",
+            "attrs": {"dtype": "int32", "name": "4", "span": "0", "type_annotation": "0"},
+        },
+        {"type_key": "runtime.String", "repr_str": "i"},
+        {"type_key": "IntImm", "attrs": {"dtype": "int32", "span": "0", "value": "4"}},
+        expression,
+        {"type_key": "Array", "data": [6]},
+    ]
+    graph = {"root": 1, "nodes": nodes, "b64ndarrays": [], "attrs": {"tvm_version": "0.11.0"}, **more}
+    return json.dumps(graph)
+
+
+def oldest(kind: str, left: str = "3", right: str = "5") -> dict[str, Any]:
+    return {"type_key": kind, "attrs": {"dtype": "int32", "span": "0", "a": left, "b": right}}
+
+
+def later_map(kind: str, prefix: str = "tirx", dtype: str = "int32") -> str:
+    """An index map as TVM 0.21 to 0.26 wrote it: i becomes an expression of i and 4."""
+    own = {"span": 0, "dtype": dtype}
+    nodes = [
+        {"type": "None"},
+        {"type": "ffi.String", "data": "i"},
+        {"type": "ir.PrimType", "data": own},
+        {"type": f"{prefix}.Var", "data": {**own, "name": 1, "type_annotation": 2}},
+        {"type": "ffi.Array", "data": [3]},
+        {"type": "ir.IntImm", "data": {**own, "value": 4}},
+        {"type": f"{prefix}.{kind}", "data": {**own, "a": 3, "b": 5}},
+        {"type": "ffi.Array", "data": [6]},
+        {
+            "type": f"{prefix}.IndexMap",
+            "data": {"initial_indices": 4, "final_indices": 7, "inverse_index_map": 0},
+        },
+    ]
+    return json.dumps({"root_index": 8, "nodes": nodes, "metadata": {"tvm_version": "0.25.0"}})
+
+
+@pytest.mark.parametrize("kind", ["Add", "Sub", "Mul", "FloorDiv", "FloorMod"])
+def test_index_maps_of_older_versions_are_accepted(kind: str) -> None:
+    for text in (oldest_map(oldest(f"tir.{kind}")), later_map(kind), later_map(kind, "tir", "int64")):
+        assert free_names(text) == frozenset()
+        read_trace(json.dumps([[*HONEST, ["TransformLayout", ["b0", text], [0, 0, None, False], []]], []]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (oldest_map({"type_key": "tir.Call", "attrs": {"op": "4", "args": "2"}}), "of type 'tir.Call'"),
+        (oldest_map(oldest("tir.Add", right="99")), "not there"),
+        (oldest_map(oldest("tir.FloorDiv", left="5", right="3")), "divides by an index"),
+        (oldest_map(oldest("tir.Add", right="x")), "not there"),
+        (oldest_map(oldest("tir.Add") | {"repr_b64": "x"}), "of type 'tir.Add'"),
+        (oldest_map(oldest("tir.Add"), b64ndarrays=["x"]), "arrays"),
+        (oldest_map(oldest("tir.Add"), root_index=1), "no graph"),
+        (oldest_map({"type_key": 5}), "of type"),
+        (oldest_map({"type_key": "tir.Add"}), "of type"),
+        (later_map("Add", dtype="handle"), "not as TVM writes it"),
+        (later_map("Add").replace('"type_annotation": 2', '"type_annotation": 8'), "not integers"),
+        (later_map("Call"), "of type"),
+        (later_map("Add", "evil"), "of type"),
+        (later_map("Add").replace('"root_index": 8', '"root_index": 8, "root_index": 8'), "no JSON"),
+    ],
+)
+def test_odd_index_maps_of_older_versions_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(IndexMapRefusedError, match=reason):
+        free_names(text)
+
+
 def test_index_maps_with_shared_deep_or_circular_parts_end_at_once() -> None:
     assert free_names(a_map([add(3, 3)], 5)) == frozenset()
     # Walked as a tree it has half a thousand million nodes.
