@@ -33,7 +33,7 @@ from fleet.cli import (
     store,
     training,
 )
-from fleet.cli.output import Interrupted
+from fleet.cli.output import Interrupted, OutputError, open_standard_streams
 from fleet.errors import FleetError
 from fleet.terminal_text import make_logs_visible, say, say_text
 
@@ -225,16 +225,16 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Entry point of the command."""
+    finish_output = open_standard_streams()
     begin_process()
     make_logs_visible()
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signals)
+    code = run(sys.argv[1:], signals)
     try:
-        code = run(sys.argv[1:], signals)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        finish_output()
+    except OutputError as error:
+        _say(str(error))
+        code = code or 1
     sys.exit(code)

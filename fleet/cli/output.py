@@ -1,9 +1,18 @@
-"""What every verb of the command line shares: common options, a JSON printer, the end by a signal."""
+"""What every verb of the command line shares: common options, a JSON printer, the end by a signal.
+
+A standard stream that was closed is `/dev/null`. Standard output that cannot be written, for its disk is full
+or its reader is gone, is a failure with one line (decision 65).
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +32,96 @@ class Interrupted(BaseException):  # no error: somebody asked for it
 
     Not a `KeyboardInterrupt`, which typer would answer by itself.
     """
+
+
+class OutputError(FleetError):
+    """Standard output cannot be written."""
+
+
+class _StreamFile(io.FileIO):
+    """The file of a standard stream, which drops all that comes after its first fault.
+
+    Neither click nor rich sees the `OSError`: both end a program whose reader is gone without a word. Only
+    the main thread is told, for an exception would end a thread that draws progress with a traceback.
+    """
+
+    def __init__(self, number: int, *, is_vital: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._is_vital = is_vital
+        self.fault: OSError | None = None
+        self.is_reported = False
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, or drop them.
+
+        Raises:
+            OutputError: This is standard output, and its first fault.
+        """
+        if self.fault is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.fault = error
+                if self._is_vital and threading.current_thread() is threading.main_thread():
+                    self.report()
+        return memoryview(data).nbytes
+
+    def report(self) -> None:
+        """Raise the fault, the first time.
+
+        Raises:
+            OutputError: There was one.
+        """
+        if self.fault is not None and not self.is_reported:
+            self.is_reported = True
+            raise OutputError(
+                f"standard output cannot be written ({self.fault.strerror}): what was done before is kept"
+            )
+
+
+def open_standard_streams() -> Callable[[], None]:
+    """Give the process its three standard streams, whatever it was started with.
+
+    Must come before anything is opened: a file of the store would get the number of a closed stream, and
+    all that is printed. Child processes inherit the streams.
+
+    Returns:
+        A function to be called at the end, which writes what waits; it raises `OutputError` for all that
+        could not be written and was not reported.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
+    output = _StreamFile(1, is_vital=True)
+    sys.stdout = _text_stream(output, sys.stdout)
+    sys.stderr = _text_stream(_StreamFile(2, is_vital=False), sys.stderr)
+
+    def finish() -> None:
+        sys.stdout.flush()
+        output.report()
+
+    return finish
+
+
+def _text_stream(raw: _StreamFile, old: Any) -> io.TextIOWrapper:
+    """A stream of text with the settings of Python's own, which is None for a closed one."""
+    if old is None:
+        return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace")
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=old.encoding,
+        errors=old.errors,
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
 
 
 def print_json(value: Any) -> None:
