@@ -23,6 +23,10 @@ SUCCESS, REQUEST, SUMMARY = 0, 4, 6
 ANSWER_SECS = 5.0
 
 _MOST_BYTES = 1 << 20
+#: Servers of one key that are asked whether they take connections, and the time for each.
+_MOST_KNOCKS, _KNOCK_SECS = 4, 2.0
+#: Keys of other boards that a message names at most.
+_MOST_KEYS = 8
 #: What an address that is no tracker may cause while its messages are read.
 _GARBLED = (
     OSError,
@@ -96,7 +100,7 @@ class Tracker:
             found: dict[str, set[tuple[str, int]]] = {}
             for entry in summary["server_info"]:
                 host, port = entry["addr"]
-                found.setdefault(entry["key"].partition(":")[2], set()).add((host, port))
+                found.setdefault(entry["key"].partition(":")[2], set()).add((str(host), int(port)))
             queues = summary["queue_info"]
             return {
                 key: Listed(frozenset(servers), int(queues.get(key, {}).get("free", 0)))
@@ -172,10 +176,54 @@ def nobody(tracker: str, key: str, listed: dict[str, Listed]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """What answers for the key of an RPC device.
+
+    Attributes:
+        servers: Addresses that the tracker lists, `host:port`.
+        free: How many of them are not in use.
+        answering: Those of them that took a connection from this host; one in use takes none.
+    """
+
+    servers: tuple[str, ...]
+    free: int
+    answering: tuple[str, ...]
+
+
+def ask_board(tracker: str, key: str) -> Board:
+    """Ask a tracker for the servers of a key, and each of the first few whether it takes connections.
+
+    Takes at most `ANSWER_SECS` for the tracker and `_KNOCK_SECS` for each server; no session is opened.
+
+    Raises:
+        NotYetError: No tracker answers, no server has the key, or none that is free can be reached.
+    """
+    listed = listing(tracker)
+    if key not in listed:
+        raise NotYetError(nobody(tracker, key, listed))
+    servers = sorted(listed[key].servers)
+    free = listed[key].free
+    answering = [server for server in servers[:_MOST_KNOCKS] if knock(server, _KNOCK_SECS)] if free else []
+    names = tuple(f"{host}:{port}" for host, port in servers)
+    if free and not answering:
+        raise NotYetError(
+            f"the RPC tracker {tracker} lists {', '.join(names[:_MOST_KNOCKS])} for the key {key!r}, and nothing "
+            "takes connections from this host there: check the address that the server gives and the firewall, "
+            "or restart the server"
+        )
+    return Board(
+        servers=names, free=free, answering=tuple(f"{host}:{port}" for host, port in answering)
+    )
+
+
 def words(listed: dict[str, Listed]) -> str:
     """Say which keys a tracker lists, and how many servers of each are free."""
     counts = [f"{key} {each.free} of {len(each.servers)} free" for key, each in listed.items()]
-    return f"it lists {', '.join(counts)}" if counts else "it lists no server"
+    if not counts:
+        return "it lists no server"
+    more = f" and {len(counts) - _MOST_KEYS} more keys" if len(counts) > _MOST_KEYS else ""
+    return f"it lists {', '.join(counts[:_MOST_KEYS])}{more}"
 
 
 def knock(server: tuple[str, int], wait_secs: float) -> bool:

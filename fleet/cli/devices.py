@@ -20,7 +20,7 @@ from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
-    from agents.records import Descriptor
+    from agents.records import Descriptor, DeviceSpec
     from fleet.doctor.confinement import ConfinementRow
 
 
@@ -61,7 +61,8 @@ def probe(
 ) -> None:
     """Show what this host is, and whether it can be a device.
 
-    Fails (exit 1) when the host contradicts the file of --device.
+    A board behind an RPC tracker is asked whether it is there. Fails (exit 1) when the host contradicts the
+    file of --device, or the board does not answer.
 
     Example: fleet probe --device x86-64-v3
     """
@@ -72,19 +73,41 @@ def probe(
 
     spec = load_device(_folder(folder, config, changes), device) if device else None
     descriptor = look()
-    found = differences(spec, descriptor) if spec else []
+    faults = differences(spec, descriptor) if spec else []
+    board = _ask_board(spec, faults) if spec and spec.kind is DeviceKind.RPC and not faults else None
     if as_json:
         value: dict[str, Any] = {"descriptor": as_json_dict(descriptor)}
         if spec:
-            value |= {"device": as_json_dict(spec), "differences": found}
+            value |= {"device": as_json_dict(spec), "differences": faults}
+            if spec.kind is DeviceKind.RPC:
+                value["board"] = board
         print_json(value)
     else:
         print_rows(("host", descriptor.host), _descriptor_rows(descriptor))
-        if spec and not found:
-            reach = "reach" if spec.kind is DeviceKind.RPC else "be"
-            say(f"device {device}: this host can {reach} it")
-    if found:
-        raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(found)}")
+        if spec and not faults:
+            say(f"device {device}: {_board_line(spec, board) if board else 'this host can be it'}")
+    if faults:
+        raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(faults)}")
+
+
+def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
+    """What answers for an RPC device; None, and one more fault, if nothing does."""
+    from dataclasses import asdict
+
+    from agents.host.rpc_tracker import NotYetError, ask_board
+
+    try:
+        return asdict(ask_board(spec.tracker, spec.key))
+    except NotYetError as error:
+        faults.append(str(error))
+        return None
+
+
+def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
+    servers = f"{len(board['servers'])} server{'s' * (len(board['servers']) != 1)}, {board['free']} free"
+    at_work = "all in use, and one in use answers its user only"
+    answer = f"{', '.join(board['answering'])} takes connections" if board["answering"] else at_work
+    return f"the RPC tracker {spec.tracker} lists the key {spec.key!r} ({servers}); {answer}"
 
 
 def doctor(

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
+from agents.host.rpc_tracker import KEY_MISMATCH, TRACKER_MAGIC
 from agents.records import ANSOR_HARDWARE_PARAMS
 from fleet.errors import FleetError
 from tests.cli_fixtures import json_of, refusal, run, said
@@ -91,6 +99,71 @@ def test_probe_finds_the_folder_that_the_settings_name() -> None:
     run("init", "--folder", "lab")
     assert run("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "lab"}).exit_code == 0
     refusal("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "nowhere"})
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """A listener on loopback that gives each connection these answers, each after some bytes came."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            for answer in answers:
+                self.request.recv(1 << 12)
+                self.request.sendall(answer)
+            self.request.recv(1 << 12)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def tracker_of(*servers: str, key: str = "pi4", free: int = 1) -> Any:
+    """A tracker that lists some servers under a key."""
+    addresses = [server.rsplit(":", 1) for server in servers]
+    listed = [{"addr": [host, int(port)], "key": f"server:{key}"} for host, port in addresses]
+    text = json.dumps([0, {"server_info": listed, "queue_info": {key: {"free": free}}}]).encode()
+    return answering(struct.pack("<i", TRACKER_MAGIC), struct.pack("<i", len(text)) + text)
+
+
+def write_board(tracker: str) -> None:
+    folder = Path("configs/hardware")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = "{kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a72, num-cores: 1}"
+    (folder / "board.yaml").write_text(
+        f"schema: 1\ndevice_id: board\nkind: rpc\nfamily: cpu\ntarget: {target}\nthreads: 1\ntracker: {tracker}\nkey: pi4\n"
+    )
+
+
+def test_probe_of_a_board_asks_its_tracker_and_its_server() -> None:
+    with answering(struct.pack("<i", KEY_MISMATCH)) as server, tracker_of(server) as tracker:
+        write_board(tracker)
+        shown = run("probe", "--device", "board").output
+        assert f"the RPC tracker {tracker} lists the key 'pi4' (1 server, 1 free)" in shown
+        assert f"{server} takes connections" in shown
+        board = json_of("probe", "--device", "board")["board"]
+        assert board == {"servers": [server], "free": 1, "answering": [server]}
+    with tracker_of("127.0.0.1:9", free=0) as tracker:
+        write_board(tracker)
+        assert "(1 server, 0 free); all in use" in run("probe", "--device", "board").output
+
+
+def test_probe_of_a_board_that_does_not_answer_fails_with_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"127.0.0.1:{listener.getsockname()[1]}"
+    write_board(closed)
+    assert "no RPC tracker answers" in refusal("probe", "--device", "board")
+    with tracker_of("127.0.0.1:9", key="pi5") as tracker:
+        write_board(tracker)
+        assert "nobody serves the key 'pi4'" in refusal("probe", "--device", "board")
+    with tracker_of(closed) as tracker:
+        write_board(tracker)
+        text = refusal("probe", "--device", "board")
+        assert f"lists {closed} for the key 'pi4', and nothing takes connections" in text
+        assert "\n" not in text
+        result = run("probe", "--device", "board", "--json")
+        assert json.loads(result.stdout)["board"] is None
 
 
 def test_doctor_judges_this_host_and_fails_when_something_stops_the_program(
