@@ -212,9 +212,7 @@ def ask_board(tracker: str, key: str) -> Board:
             "takes connections from this host there: check the address that the server gives and the firewall, "
             "or restart the server"
         )
-    return Board(
-        servers=names, free=free, answering=tuple(f"{host}:{port}" for host, port in answering)
-    )
+    return Board(servers=names, free=free, answering=tuple(f"{host}:{port}" for host, port in answering))
 
 
 def words(listed: dict[str, Listed]) -> str:

@@ -177,7 +177,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
         return reader.measurement(knobs, failed(validity, INVALIDITIES, spent, at))
     value = time.get("value") if time else None
     rate = measured.get("GFLOP/s", {}).get("value")
-    if type(value) is type(rate) is float:
+    if isinstance(value, float) and isinstance(rate, float):
         reader.tell_flops(rate * value / (own or per_second) * 1e9)
     if item.get("correctness", 1) != 1:
         return reader.measurement(knobs, failed("correctness", INVALIDITIES, spent, at))
@@ -211,7 +211,8 @@ def _check_units(run_secs: tuple[float, ...], mean_secs: float) -> None:
     """Refuse a result whose runs and whose measurement are not of one magnitude: a unit must be wrong."""
     if not min(run_secs) / _UNIT_FACTOR <= mean_secs <= max(run_secs) * _UNIT_FACTOR:
         raise Rejected(
-            "the units of time contradict each other", f"runs of {min(run_secs):g} s, measured {mean_secs:g} s"
+            "the units of time contradict each other",
+            f"runs of {min(run_secs):g} s, measured {mean_secs:g} s",
         )
 
 

@@ -14,7 +14,16 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
 from fleet.interchange.logs.json_values import Rejected, shown
-from fleet.interchange.logs.knobs import Document, KernelHead, KernelReader, failed, number_of, only, read_items, timed
+from fleet.interchange.logs.knobs import (
+    Document,
+    KernelHead,
+    KernelReader,
+    failed,
+    number_of,
+    only,
+    read_items,
+    timed,
+)
 from fleet.interchange.logs.lines import LogLines
 
 TOOL = "triton"

@@ -62,9 +62,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(arguments: tuple[str, ..
     lines = [line for line in said.splitlines() if not line.startswith("settings:")]
     assert (code, lines) == (
         1,
-        [
-            "fleet: standard output cannot be written (No space left on device): what was done before is kept"
-        ],
+        ["fleet: standard output cannot be written (No space left on device): what was done before is kept"],
     )
 
 

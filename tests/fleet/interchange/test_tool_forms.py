@@ -14,7 +14,7 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_files import find_logs
 from fleet.interchange.line_reader import UNREAD_FORMAT
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.times import unix_secs, units_per_second
+from fleet.interchange.logs.times import units_per_second, unix_secs
 from fleet.store.store import Store
 from tests.cli_fixtures import refusal
 from tests.knob_fixtures import cache_text, cached
@@ -140,7 +140,9 @@ def test_dates_of_many_tools_are_read(date: Any) -> None:
     assert unix_secs(date) == AT
 
 
-@pytest.mark.parametrize("date", ["soon", "10.07.", "x" * 99, "9999-01-01", "1969-01-01", -1, 10**400, True, [], {}])
+@pytest.mark.parametrize(
+    "date", ["soon", "10.07.", "x" * 99, "9999-01-01", "1969-01-01", -1, 10**400, True, [], {}]
+)
 def test_what_is_no_date_is_rejected(date: Any) -> None:
     with pytest.raises(Rejected, match="timestamp is"):
         unix_secs(date)
@@ -190,7 +192,9 @@ def test_keys_of_triton_as_numbers_and_as_texts_are_one_workload(tmp_path: Path)
     pairs = [[{"kwargs": {"BV": 32}, "num_warps": 2}, [1.0, 0.9, 1.1]]]
     keys = ([16, True, None, 0.5, "torch.bfloat16"], ["16", "True", "None", "0.5", "torch.bfloat16"])
     for name, key in zip("ab", keys, strict=True):
-        write_log(tmp_path / name / "kernel.autotune.json", [json.dumps({"key": key, "configs_timings": pairs})])
+        write_log(
+            tmp_path / name / "kernel.autotune.json", [json.dumps({"key": key, "configs_timings": pairs})]
+        )
     report = run(tmp_path, tmp_path / "a", tmp_path / "b")
     assert (report.imported, report.duplicates, report.workloads) == (1, 1, 1)
 
@@ -247,7 +251,10 @@ def test_text_of_helion_that_is_no_list_stays_a_text(tmp_path: Path, text: str) 
     assert json.loads(workload.module_json)["problem"] == [text, []]
 
 
-KTT = {"Metadata": {"TimeUnit": "Microseconds"}, "Results": [{"Configuration": [{"Name": "b", "Value": 1}]}] * 9}
+KTT = {
+    "Metadata": {"TimeUnit": "Microseconds"},
+    "Results": [{"Configuration": [{"Name": "b", "Value": 1}]}] * 9,
+}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +275,8 @@ def test_a_document_of_another_tool_is_one_line(tmp_path: Path, text: str) -> No
 def test_the_advice_names_every_format() -> None:
     write_log(Path("ktt.json"), [json.dumps(KTT, indent=2)])
     assert refusal("import", "ktt.json", "--device", "g", "--store", "new").startswith(
-        "no measurement in ktt.json: expected files of Ansor, AutoTVM, MetaSchedule, Kernel Tuner, T4, Triton or Helion"
+        "no measurement in ktt.json: expected files of Ansor, AutoTVM, MetaSchedule, Kernel Tuner, T4, Triton"
+        " or Helion"
     )
 
 
