@@ -208,9 +208,9 @@ def ask_board(tracker: str, key: str) -> Board:
     names = tuple(f"{host}:{port}" for host, port in servers)
     if free and not answering:
         raise NotYetError(
-            f"the RPC tracker {tracker} lists {', '.join(names[:_MOST_KNOCKS])} for the key {key!r}, and nothing "
-            "takes connections from this host there: check the address that the server gives and the firewall, "
-            "or restart the server"
+            f"the RPC tracker {tracker} lists {', '.join(names[:_MOST_KNOCKS])} for the key {key!r}, and "
+            "nothing takes connections from this host there: check the address that the server gives and the "
+            "firewall, or restart the server"
         )
     return Board(servers=names, free=free, answering=tuple(f"{host}:{port}" for host, port in answering))
 

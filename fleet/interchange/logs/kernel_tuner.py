@@ -186,7 +186,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
         runs = value if type(value) is list else [value]
         return reader.measurement(knobs, _timed(runs, spent, at, own or per_second))
     result = _timed(runs, spent, at, per_second)
-    if own and type(value) in (float, int):
+    if own and isinstance(value, float | int):
         _check_units(result.run_secs, value / own)
     return reader.measurement(knobs, result)
 

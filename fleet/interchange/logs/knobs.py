@@ -108,7 +108,7 @@ def read_items(
     head: Callable[[dict[str, Any]], KernelHead],
     result: Callable[[KernelReader, Any], Measurement],
 ) -> Iterator[Measurement | Rejected]:
-    """Yield what `result` makes of each item of a file; `head` makes the kernel of what stands beside them."""
+    """Yield what `result` makes of each item of a file; `head` makes the kernel of the values beside them."""
     reader: KernelReader | None = None
     items = document.items(lines)
     try:

@@ -132,7 +132,8 @@ def write_board(tracker: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     target = "{kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a72, num-cores: 1}"
     (folder / "board.yaml").write_text(
-        f"schema: 1\ndevice_id: board\nkind: rpc\nfamily: cpu\ntarget: {target}\nthreads: 1\ntracker: {tracker}\nkey: pi4\n"
+        f"schema: 1\ndevice_id: board\nkind: rpc\nfamily: cpu\ntarget: {target}\nthreads: 1\n"
+        f"tracker: {tracker}\nkey: pi4\n"
     )
 
 
