@@ -88,8 +88,8 @@ class ApiServer:
         self._root, self._dashboard, self._webhook = root, sources.dashboard, sources.webhook
         self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
         with disk_errors("writing the API's tokens", root):
-            tokens = [read_or_make_token(root / name) for name in (TOKEN, READ_TOKEN)]
-        self._keyring = Keyring(*tokens, root / SESSIONS)
+            owner, reader = (read_or_make_token(root / name) for name in (TOKEN, READ_TOKEN))
+        self._keyring = Keyring(owner, reader, root / SESSIONS)
         # Threads that answer must not wait 5 ms for the coordinator's each time that they touch Python.
         sys.setswitchinterval(_SWITCH_SECS)
         gate, connections = self._gate(sources, limits or fitting_limits(), answer_secs)
