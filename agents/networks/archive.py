@@ -1,122 +1,244 @@
-"""Look at a `.pt2` file before torch does: torch's own reader unpickles, looks names up, and evaluates text.
+"""A `.pt2` file is read here, checked, and written again: torch is given the copy, and never the file.
 
-What torch 2.13 does with such a file: weights that its safe reader refuses are unpickled without bounds; a
-node's target is any attribute of `torch`, `operator` or `math`; expressions of shapes go through `eval`; and
-compiled libraries in it are loaded. So a file is read here first, as zip and JSON, and refused where it holds
-more than tensors and operators of fixed shape. What passes is loaded by a confined process, in which torch is
-told never to unpickle more than tensors (`reader_process.py`). Standard library only.
+torch's own reader of such a file unpickles, looks names up, runs text as Python and loads libraries. And two
+readers of one zip file may see different entries: of names that differ by case, of two directories. So a file
+is read once, by Python's reader. What the graph (`graph_schema.py`) and the weights (`payloads.py`) may hold
+is listed; anything else is refused by its name. The copy has the entries of this list under names of ours.
+Standard library only.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shutil
+import struct
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any, Final
 
+from agents.codec import bounded_json
+from agents.networks.graph_schema import UnknownValueError, check_program
 from agents.networks.network_name import NetworkRefusedError
+from agents.networks.payloads import check_payloads, check_pickle
 
-_MOST_ENTRIES = 100_000
-_MOST_MODEL_BYTES = 256 << 20
-_MOST_BYTES = 16 << 30
-#: How deep the JSON of a graph may nest; the interpreter counts to 1000.
-_MOST_DEPTH = 200
-#: Parts of an archive that hold code, objects with code, or programs of other compilers.
-_CODE = ("data/aotinductor/", "data/executorch/", "data/mtia/", "data/constants/custom_obj_")
-_CODE_SUFFIXES = (".so", ".dll", ".dylib", ".py", ".cpp", ".o")
-_MODEL = re.compile(r"models/[^/]+\.json")
-#: Operators that a graph may call: torch's own tensor operators, and taking one of several results.
-_TARGET = re.compile(r"torch\.ops\.(aten|prims|quantized_decomposed)\.\w+(\.\w+)?|_operator\.getitem")
-#: Keys under which an export keeps expressions and code; none of a program of fixed shapes is filled.
-_SYMBOLIC: Final = ("as_expr", "expr_str", "as_sym_int", "as_sym_float", "as_sym_bool")
+#: Bytes that are read at once; the zip reader takes its whole directory at once, one entry some 100 bytes.
+_MOST_READ_BYTES: Final = 16 << 20
+_MOST_MODEL_BYTES: Final = 64 << 20
+_MOST_CONFIG_BYTES: Final = 32 << 20
+_MOST_PICKLE_BYTES: Final = 1 << 20
+_MOST_EXAMPLE_BYTES: Final = 64 << 20
+#: Values in the JSON of a graph: some 60 for an operator.
+_MOST_VALUES: Final = 4_000_000
+_CHUNK_BYTES: Final = 1 << 20
+_MODEL: Final = re.compile(r"models/([\w.-]{1,100})\.json", re.ASCII)
+#: Entries of tensors, by folder.
+_TENSORS: Final = {
+    "data/weights/": re.compile(r"weight_\d{1,9}", re.ASCII),
+    "data/constants/": re.compile(r"tensor_\d{1,9}", re.ASCII),
+}
+#: Entries that say the same in each archive. Those of None are not looked at.
+_FIXED: Final[dict[str, bytes | None]] = {
+    "archive_format": b"pt2",
+    "archive_version": b"0",
+    "byteorder": b"little",
+    ".data/version": None,
+    ".data/serialization_id": None,
+}
+#: Files of its author's, which no network needs.
+_EXTRA: Final = "extra/"
+_PICKLE: Final = re.compile(r"data\.pkl|data/\d{1,9}", re.ASCII)
+_PICKLE_NOTES: Final = {
+    "version",
+    "byteorder",
+    ".format_version",
+    ".storage_alignment",
+    ".data/serialization_id",
+}
+#: What Python's reader raises of a broken file.
+_BROKEN = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    EOFError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
 
 
-def check_archive(opened: IO[bytes], network: str) -> None:
-    """Look through a `.pt2` file: the same bytes that torch is given afterwards.
+def rewrite_archive(opened: IO[bytes], copy: IO[bytes], network: str) -> bytes:
+    """Check a `.pt2` file, and write the network in it as a new archive.
+
+    Args:
+        opened: The file.
+        copy: Where the archive for torch is written.
+        network: Its name, for messages.
+
+    Returns:
+        Its example inputs, checked, as a new file of `torch.save`; empty if there are none.
 
     Raises:
         NetworkRefusedError: It is none, has dynamic shapes, or holds what is not loaded; the message says so.
     """
     try:
-        with zipfile.ZipFile(opened) as archive:
-            entry = _model(archive, network)
-            text = archive.read(entry)
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise NetworkRefusedError(
-                    f"network {network}: {entry.filename} is no JSON: {error}"
-                ) from None
-            _check_model(value, network)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        if isinstance(error, NetworkRefusedError):
-            raise
+        with _entries(opened) as (archive, entries):
+            return _rewritten(archive, entries, copy)
+    except UnknownValueError as error:
+        if error.is_dynamic:
+            help_ = "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
+            raise NetworkRefusedError(f"network {network}: {help_}: {error}") from None
+        raise NetworkRefusedError(f"network {network}: is refused: {error}") from None
+    except RecursionError:
+        raise NetworkRefusedError(f"network {network}: its graph nests too deeply") from None
+    except _BROKEN as error:
         raise NetworkRefusedError(
-            f"network {network}: is no archive of torch.export.save ({error}); save it with "
+            f"network {network}: is no archive of torch.export.save ({error!s:.200}); save it with "
             "torch.export.save(torch.export.export(model, inputs), 'model.pt2')"
         ) from None
 
 
-def _model(archive: zipfile.ZipFile, network: str) -> zipfile.ZipInfo:
-    """The entry of the graph in an archive, after a look at all entries."""
-    entries = archive.infolist()
-    size = sum(entry.file_size for entry in entries)
-    if len(entries) > _MOST_ENTRIES or size > _MOST_BYTES:
-        raise NetworkRefusedError(
-            f"network {network}: {len(entries):,} entries of {size:,} bytes are more than a network has"
+class _Bounded(io.RawIOBase):
+    """A file of which no more than some bytes are read at once."""
+
+    def __init__(self, opened: IO[bytes]) -> None:
+        self._opened = opened
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MOST_READ_BYTES:
+            raise UnknownValueError(f"its directory has more than {_MOST_READ_BYTES:,} bytes")
+        # Without a size, the reader looks for the end of the directory in the last 64 KiB.
+        return self._opened.read(size if size >= 0 else _MOST_READ_BYTES)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._opened.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._opened.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+
+@contextmanager
+def _entries(opened: IO[bytes]) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """The entries of an archive as torch writes it, by their names within its one folder."""
+    total = opened.seek(0, os.SEEK_END)
+    opened.seek(0)
+    with zipfile.ZipFile(_Bounded(opened)) as archive:
+        entries: dict[str, zipfile.ZipInfo] = {}
+        folded: set[str] = set()
+        roots = set()
+        for entry in archive.infolist():
+            root, _, inner = entry.filename.partition("/")
+            roots.add(root)
+            if inner.casefold() in folded:
+                raise UnknownValueError(f"entry {inner!r:.80}: stands in the archive twice")
+            folded.add(inner.casefold())
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                raise UnknownValueError(f"entry {inner!r:.80}: is compressed, and torch compresses none")
+            entries[inner] = entry
+        if len(roots) != 1 or not all(roots):
+            raise UnknownValueError("entries lie in several folders")
+        if sum(entry.file_size for entry in entries.values()) > total:
+            raise UnknownValueError("its entries have more bytes than the file")
+        yield archive, entries
+
+
+def _rewritten(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], copy: IO[bytes]) -> bytes:
+    name = _model_name(entries)
+    texts: dict[str, bytes] = {}
+    examples = f"data/sample_inputs/{name}.pt"
+    known = {f"models/{name}.json", examples, *_FIXED}
+    tensors: dict[str, zipfile.ZipInfo] = {}
+    for folder, pattern in _TENSORS.items():
+        inside = {
+            inner.removeprefix(folder): entry for inner, entry in entries.items() if inner.startswith(folder)
+        }
+        files = {place: entry for place, entry in inside.items() if pattern.fullmatch(place)}
+        config = f"{name}_{folder.split('/')[1]}_config.json"
+        if config not in inside:
+            raise UnknownValueError(f"has no {folder}{config}; save it again with torch 2.10 or later")
+        described = _json(archive, inside[config], _MOST_CONFIG_BYTES)
+        check_payloads(described, {place: entry.file_size for place, entry in files.items()})
+        texts[folder + config.replace(name, "model", 1)] = json.dumps(described).encode()
+        tensors |= {folder + place: entry for place, entry in files.items()}
+        known |= {folder + config, *tensors}
+    for inner in entries:
+        if inner not in known and not inner.startswith(_EXTRA):
+            raise UnknownValueError(f"entry {inner!r:.80}: holds code or objects, or is of another program")
+    for inner, expected in _FIXED.items():
+        if expected and (inner not in entries or _read(archive, entries[inner], 16) != expected):
+            raise UnknownValueError(f"entry {inner}: expected {expected.decode()}")
+    program = _json(archive, entries[f"models/{name}.json"], _MOST_MODEL_BYTES)
+    check_program(program)
+    texts["models/model.json"] = json.dumps(program, allow_nan=False).encode()
+    del program
+    texts |= {"data/sample_inputs/model.pt": b"", ".data/version": b"6\n"}
+    texts |= {inner: expected for inner, expected in _FIXED.items() if expected}
+    _write(copy, texts, archive, tensors)
+    return _examples(archive, entries[examples]) if examples in entries else b""
+
+
+def _model_name(entries: dict[str, zipfile.ZipInfo]) -> str:
+    names = [match[1] for match in map(_MODEL.fullmatch, entries) if match]
+    if len(names) != 1:
+        raise UnknownValueError(
+            f"expected an archive of torch.export.save with one program, got {len(names)}; "
+            "torch 2.10 or later writes it"
         )
-    models = []
-    for entry in entries:
-        # Everything lies in one folder with a name of its own.
-        inner = entry.filename.partition("/")[2]
-        if inner.startswith(_CODE) or inner.endswith(_CODE_SUFFIXES):
-            raise NetworkRefusedError(
-                f"network {network}: holds code or objects ({inner}), which are not loaded; save the "
-                "exported program alone, before it is compiled"
-            )
-        if _MODEL.fullmatch(inner):
-            if entry.file_size > _MOST_MODEL_BYTES:
-                raise NetworkRefusedError(f"network {network}: its graph has {entry.file_size:,} bytes")
-            models.append(entry)
-    if len(models) != 1:
-        raise NetworkRefusedError(
-            f"network {network}: expected an archive of torch.export.save with one program, found "
-            f"{len(models)}; torch 2.8 or later writes it"
+    return names[0]
+
+
+def _examples(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Write example inputs again: they are an archive in the archive."""
+    content = _read(archive, entry, _MOST_EXAMPLE_BYTES)
+    if not content:
+        return b""
+    copy = io.BytesIO()
+    with _entries(io.BytesIO(content)) as (inner, entries):
+        for name in entries:
+            if not _PICKLE.fullmatch(name) and name not in _PICKLE_NOTES:
+                raise UnknownValueError(f"example inputs: hold {name!r:.80}")
+        if "data.pkl" not in entries:
+            raise UnknownValueError("example inputs: are no file of torch.save")
+        pickle = _read(inner, entries["data.pkl"], _MOST_PICKLE_BYTES)
+        check_pickle(pickle)
+        files = {name: held for name, held in entries.items() if name.startswith("data/")}
+        _write(copy, {"data.pkl": pickle, "version": b"3\n", "byteorder": b"little"}, inner, files)
+    return copy.getvalue()
+
+
+def _write(
+    copy: IO[bytes], texts: dict[str, bytes], archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo]
+) -> None:
+    """Write a new archive of texts, and of entries of another one."""
+    with zipfile.ZipFile(copy, "w") as made:
+        for name, text in texts.items():
+            made.writestr(f"network/{name}", text)
+        for name, entry in files.items():
+            info = zipfile.ZipInfo(f"network/{name}")
+            info.file_size = entry.file_size
+            with archive.open(entry) as source, made.open(info, "w") as target:
+                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+
+
+def _json(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> Any:
+    text = _read(archive, entry, most)
+    try:
+        return bounded_json(text.decode(), _MOST_VALUES)
+    except ValueError as error:
+        raise UnknownValueError(f"entry {entry.filename!r:.80}: is no JSON: {error!s:.200}") from None
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
+    if entry.file_size > most:
+        raise UnknownValueError(
+            f"entry {entry.filename!r:.80}: has {entry.file_size:,} bytes of at most {most:,}"
         )
-    return models[0]
-
-
-def _check_model(value: Any, network: str) -> None:
-    unknown: dict[str, None] = {}
-    for key, held in _walk(value, network):
-        if (key in _SYMBOLIC and not _is_plain(held)) or (key == "range_constraints" and held):
-            raise NetworkRefusedError(
-                f"network {network}: has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
-            )
-        if key == "target" and isinstance(held, str) and not _TARGET.fullmatch(held):
-            unknown[held] = None
-    if unknown:
-        names = ", ".join(list(unknown)[:5])
-        raise NetworkRefusedError(
-            f"network {network}: calls what is no tensor operator of torch: {names:.300}"
-        )
-
-
-def _is_plain(held: Any) -> bool:
-    """Whether a symbolic argument holds a plain number after all: `{"as_int": 3}`."""
-    return isinstance(held, dict) and set(held) <= {"as_int", "as_float", "as_bool"}
-
-
-def _walk(value: Any, network: str) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, without recursion."""
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    while waiting:
-        held, depth = waiting.pop()
-        if depth > _MOST_DEPTH:
-            raise NetworkRefusedError(f"network {network}: its graph nests deeper than {_MOST_DEPTH}")
-        if isinstance(held, dict):
-            yield from held.items()
-            waiting += [(one, depth + 1) for one in held.values()]
-        elif isinstance(held, list):
-            waiting += [(one, depth + 1) for one in held]
+    with archive.open(entry) as source:
+        return b"".join(iter(lambda: source.read(_CHUNK_BYTES), b""))

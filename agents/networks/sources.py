@@ -6,14 +6,12 @@ called. Nothing is downloaded.
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.errors import first_line
-from agents.networks.archive import check_archive
 from agents.networks.network_name import NetworkName, NetworkRefusedError
 
 #: Of the weights of architectures, and of what a network is tried with.
@@ -82,25 +80,15 @@ def missing(network: NetworkName, package: str, error: BaseException) -> Network
 
 def _from_archive(network: NetworkName) -> LoadedNetwork:
     try:
-        import torch
+        import torch  # noqa: F401 - a clear line if it is missing
     except ImportError as error:
         raise missing(network, "torch", error) from None
-    assert network.path is not None
+    from agents.networks.torch_program import example_arrays, load_program
+
     network.check_file()
-    content = io.BytesIO(network.path.read_bytes())
-    check_archive(content, network.text)
-    content.seek(0)
-    try:
-        program = torch.export.load(content)
-    except Exception as error:
-        why = first_line(error)
-        if "Weights only load failed" in why:
-            why = "it holds more than tensors, which is never unpickled"
-        raise NetworkRefusedError(
-            f"network {network.text}: torch {torch.__version__} cannot load it ({why}); export it with this "
-            "version"
-        ) from None
-    return _of_program(network, program)
+    program, examples = load_program(network)
+    loaded = _of_program(network, program)
+    return replace(loaded, examples=example_arrays(examples, loaded.inputs))
 
 
 def _from_onnx(network: NetworkName) -> LoadedNetwork:
