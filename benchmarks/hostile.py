@@ -27,6 +27,8 @@ from benchmarks.hostile_files import make_case
 from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
 from benchmarks.hostile_found import SLOW_STAGES, Found
 from benchmarks.hostile_live import run_live
+from benchmarks.hostile_network_child import FILES as NETWORK_FILES
+from benchmarks.hostile_network_child import network_questions
 from benchmarks.hostile_run import Question, run, split_by_training, stages_of
 
 #: Cases of a run; they hold over 100,000 lines.
@@ -83,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything.
 
     Args:
-        options: `files`, `folders`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
+        options: `files`, `folders`, `networks`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
     """
     began = time.monotonic()
     found = Found()
@@ -97,6 +99,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 place = folder / f"round-{number}"
                 found.merge(run(part, place, seed=options.seed, markers=markers, workers=options.workers))
                 shutil.rmtree(place, ignore_errors=True)
+        if options.only is None:
+            networks = network_questions(options.networks)
+            module = "benchmarks.hostile_network_child"
+            place = folder / "networks"
+            found.merge(
+                run(
+                    networks,
+                    place,
+                    seed=options.seed,
+                    markers=markers,
+                    workers=options.workers,
+                    module=module,
+                )
+            )
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:
             live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)
@@ -154,6 +170,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--files", type=int, default=FILES, help="generated cases")
     parser.add_argument("--folders", type=int, default=FOLDERS, help="generated folders of strangers")
+    parser.add_argument("--networks", type=int, default=NETWORK_FILES, help="generated network files")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with new cases for so long")
     parser.add_argument("--seed", type=int, default=0, help="of all cases")
     parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +26,8 @@ from benchmarks.hostile_files import Case, make_case
 from benchmarks.hostile_folders import FOLDER_STAGES, folder_case, is_folder_case
 from benchmarks.hostile_run import own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
+
+MakeCase = Callable[[dict[str, Any]], Case]
 
 
 def peak_mb() -> float:
@@ -51,8 +54,8 @@ def where(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}"
 
 
-def run_stage(name: str, work: Work) -> dict[str, Any]:
-    """Take a case through one stage.
+def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, Any]:
+    """Take a case through one stage, which is the function `run`.
 
     Returns:
         How it ended (`ok`, `refused`, `crash`, `unaccounted`), what was raised, seconds and memory.
@@ -61,7 +64,7 @@ def run_stage(name: str, work: Work) -> dict[str, Any]:
     began, cpu = own_secs(os.getpid()), time.process_time()
     ended, text, kind = "ok", "", ""
     try:
-        (STAGES | FOLDER_STAGES)[name](work)
+        run(work)
         if name in work.refusals:
             ended, text = "refused", work.refusals[name]
     except TYPED as refusal:
@@ -78,11 +81,13 @@ def run_stage(name: str, work: Work) -> dict[str, Any]:
         "text": text[:2000],
         "secs": round(own_secs(os.getpid()) - began, 3),
         "cpu_secs": round(time.process_time() - cpu, 3),
-        "peak_mb": round(peak_mb(), 1),
+        "peak_mb": round(max(peak_mb(), work.started_mb), 1),
     }
 
 
-def serve(asked: TextIO, events: TextIO) -> None:
+def serve(
+    asked: TextIO, events: TextIO, make: MakeCase, stages: Mapping[str, Callable[[Work], None]]
+) -> None:
     """Answer until nothing more is asked."""
 
     def tell(event: dict[str, Any]) -> None:
@@ -92,7 +97,7 @@ def serve(asked: TextIO, events: TextIO) -> None:
     for line in asked:
         question = json.loads(line)
         tell({"began": "making"})
-        case = _case(question)
+        case = make(question)
         folder = Path(tempfile.mkdtemp(dir=question["folder"]))
         work = Work(case, folder)
         try:
@@ -100,7 +105,7 @@ def serve(asked: TextIO, events: TextIO) -> None:
             case.write(work.logs)
             for name in question["stages"]:
                 tell({"began": name})
-                told = run_stage(name, work)
+                told = run_stage(name, stages[name], work)
                 tell(told)
                 # Without a store there is nothing further to read.
                 if name == "import" and not work.store.exists():
@@ -119,12 +124,19 @@ def _case(question: dict[str, Any]) -> Case:
     return make_case(question["seed"], question["number"], question["markers"])
 
 
-def main() -> None:
-    """Keep standard output for events: what the program prints goes to standard error."""
+def main(
+    make: MakeCase = _case, stages: Mapping[str, Callable[[Work], None]] = STAGES | FOLDER_STAGES
+) -> None:
+    """Keep standard output for events: what the program prints goes to standard error.
+
+    Args:
+        make: Makes the case of a question.
+        stages: By name, what a case goes through.
+    """
     faulthandler.enable()
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(sys.stdin, events)
+    serve(sys.stdin, events, make, stages)
 
 
 if __name__ == "__main__":

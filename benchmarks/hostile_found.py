@@ -19,9 +19,10 @@ MOST_MB = 3_000.0
 #: What importing and training may need, in MiB.
 TARGET_MB = 1_024.0
 #: Stages that start a Python of their own, and those in which torch starts.
-SLOW_STAGES = dict.fromkeys(
-    ("command", "training", "making", "open-dataset", "replay-file", "load-models"), 60.0
-)
+SLOW_STAGES = {
+    **dict.fromkeys(("command", "training", "making", "open-dataset", "replay-file", "load-models"), 60.0),
+    "reader": 120.0,
+}
 
 
 @dataclass(slots=True)

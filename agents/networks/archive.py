@@ -32,7 +32,7 @@ _MOST_CONFIG_BYTES: Final = 32 << 20
 _MOST_PICKLE_BYTES: Final = 1 << 20
 _MOST_EXAMPLE_BYTES: Final = 64 << 20
 #: Values in the JSON of a graph: some 60 for an operator.
-_MOST_VALUES: Final = 4_000_000
+_MOST_VALUES: Final = 2_000_000
 _CHUNK_BYTES: Final = 1 << 20
 _MODEL: Final = re.compile(r"models/([\w.-]{1,100})\.json", re.ASCII)
 #: Entries of tensors, by folder.

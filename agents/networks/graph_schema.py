@@ -57,7 +57,8 @@ class UnknownValueError(ValueError):
         self.is_dynamic = is_dynamic
 
     def __str__(self) -> str:
-        return f"{'.'.join(reversed(self.path)) or 'the graph'}: {super().__str__()}"[:400]
+        text = f"{'.'.join(reversed(self.path))}: {super().__str__()}".removeprefix(": ")
+        return "".join(char if char.isprintable() else "?" for char in text[:400])
 
 
 def check_program(program: Any) -> None:

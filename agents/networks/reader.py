@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents.codec import workload_from_json
+from agents.codec import bounded_json, workload_from_json
 from agents.errors import AgentError, first_line
 from agents.host.cuda import WORKER_ENVIRONMENT, make_device_files
 from agents.host.own_program import command, environment
@@ -35,7 +35,10 @@ _Told = TypeVar("_Told")
 _READ_TOGETHER = 6
 #: To read networks and make their workloads: torch and TVM are imported, and a large network is traced.
 _READ_SECS = 900.0
-_MOST_ANSWER_BYTES = 256 << 20
+#: An answer is mostly the texts of modules: a large network (swin of transformers) has 124 in 3.4 MB.
+_MOST_ANSWER_BYTES = 32 << 20
+#: Values in it besides: some dozen for a workload.
+_MOST_ANSWER_VALUES = 200_000
 _LAST_WORDS = 400
 #: Of what it printed, the end in which these are looked for: a process may print without end.
 _LAST_BYTES = 1 << 16
@@ -201,12 +204,19 @@ def ask(
                 process.wait()
             answers.seek(0)
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
-            return _answer_of(question, answers.read(_MOST_ANSWER_BYTES), errors.read(), process.returncode)
+            return _answer_of(
+                question, answers.read(_MOST_ANSWER_BYTES + 1), errors.read(), process.returncode
+            )
 
 
 def _answer_of(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
+    if len(answer) > _MOST_ANSWER_BYTES:
+        raise NetworkRefusedError(
+            f"{_subject(question)}: its process answered more than {_MOST_ANSWER_BYTES >> 20} MiB to "
+            f"'{question['op']}', more than any network has"
+        )
     try:
-        found = json.loads(answer)
+        found = bounded_json(answer.decode(), _MOST_ANSWER_VALUES)
     except (ValueError, RecursionError):
         lines = [one for one in errors.decode(errors="replace").splitlines() if one.strip()]
         last = lines[-1].strip()[:_LAST_WORDS] if lines else "it said nothing"

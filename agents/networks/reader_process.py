@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from agents.sandbox.zygote import die_with_parent
 
 #: A compiled library holds the weights.
 _MOST_FILE_BYTES = 8 << 30
+#: Memory to read a file: torch and TVM with their work, and for each byte of weights its copies in both.
+_READER_BYTES = 6 << 30
+_COPIES = 8
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -72,6 +76,17 @@ def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
     return {"workloads": found, "refused": refused}
 
 
+def _limit_memory(texts: list[str]) -> None:
+    """Bound the memory of a process that reads a stranger's file by the size of the file."""
+    paths = [path for text in texts if (path := read_network_name(text).path) is not None]
+    if not paths:
+        return
+    most = _READER_BYTES + _COPIES * sum(path.stat().st_size for path in paths if path.is_file())
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, least))
+
+
 def main(arguments: list[str]) -> None:
     """Answer one question."""
     parent, scratch = int(arguments[0]), Path(arguments[1])
@@ -84,12 +99,16 @@ def main(arguments: list[str]) -> None:
     needs = Needs(programs=question["op"] != "workloads", gpu=gpu, shared_files=True)
     confine(scratch, needs, most_file_bytes=_MOST_FILE_BYTES)
     texts = question.get("networks") or [question["network"]]
+    if not needs.gpu:  # a GPU's driver maps more than it uses
+        _limit_memory(texts)
     if all(read_network_name(text).source in ("onnx", "ours") for text in texts):
         leave_out_torch()
     try:
         found = answer(question)
     except AgentError as error:
         found = {"error": str(error)}
+    except MemoryError:
+        found = {"error": f"network {', '.join(texts)}: takes more memory than its file may"}
     with os.fdopen(answers, "w") as stdout:
         json.dump(found, stdout)
     # Threads of torch and TVM may hold a normal end up.

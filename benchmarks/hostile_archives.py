@@ -1,0 +1,291 @@
+"""An honest `.pt2` archive written by hand, and zip files that two readers read differently.
+
+Called by `benchmarks.hostile_networks`. Needs no torch: what is written here is what torch 2.13 writes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+#: Entries of an archive by their names within its folder.
+Entries = dict[str, bytes]
+
+MODEL = "models/model.json"
+WEIGHTS = "data/weights/model_weights_config.json"
+CONSTANTS = "data/constants/model_constants_config.json"
+EXAMPLES = "data/sample_inputs/model.pt"
+_SHAPE = (2, 4)
+_FLOAT = 7
+_ROOT = "network"
+
+
+def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> dict[str, Any]:
+    """The description of a dense tensor."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return {
+        "dtype": dtype,
+        "sizes": [{"as_int": size} for size in shape],
+        "requires_grad": False,
+        "device": {"type": "cpu", "index": None},
+        "strides": [{"as_int": stride} for stride in strides[: len(shape)]],
+        "storage_offset": {"as_int": 0},
+        "layout": 7,
+    }
+
+
+def tensor(name: str) -> dict[str, Any]:
+    """A tensor as an argument."""
+    return {"as_tensor": {"name": name}}
+
+
+def node(target: str, inputs: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """A call of an operator with one result."""
+    return {
+        "target": target,
+        "inputs": [{"name": name, "arg": arg, "kind": 1} for name, arg in inputs.items()],
+        "outputs": [tensor(output)],
+        "metadata": {"stack_trace": "File m.py", "nn_module_stack": "L__self__,,m.M", "torch_fn": "a;b"},
+        "is_hop_single_tensor_return": None,
+        "name": output,
+    }
+
+
+def spec(kind: str | None, context: str | None = "null", *children: Any) -> dict[str, Any]:
+    """A tree of inputs or outputs."""
+    return {
+        "type": f"builtins.{kind}" if kind else None,
+        "context": context if kind else None,
+        "children_spec": list(children),
+    }
+
+
+def program() -> dict[str, Any]:
+    """relu(x + w) * c, with a weight and a constant."""
+    leaf = spec(None)
+    calls = [
+        node("torch.ops.aten.add.Tensor", {"self": tensor("x"), "other": tensor("p_w")}, "add"),
+        node("torch.ops.aten.relu.default", {"self": tensor("add")}, "relu"),
+        node("torch.ops.aten.mul.Tensor", {"self": tensor("relu"), "other": tensor("c_c")}, "mul"),
+    ]
+    graph = {
+        "inputs": [tensor("p_w"), tensor("c_c"), tensor("x")],
+        "outputs": [tensor("mul")],
+        "nodes": calls,
+        "tensor_values": {name: tensor_meta() for name in ("p_w", "c_c", "x", "add", "relu", "mul")},
+        "sym_int_values": {},
+        "sym_bool_values": {},
+        "is_single_tensor_return": False,
+        "custom_obj_values": {},
+        "sym_float_values": {},
+    }
+    signature = {
+        "input_specs": [
+            {"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}},
+            {"tensor_constant": {"arg": {"name": "c_c"}, "tensor_constant_name": "c"}},
+            {"user_input": {"arg": tensor("x")}},
+        ],
+        "output_specs": [{"user_output": {"arg": tensor("mul")}}],
+    }
+    tree = spec("tuple", "null", spec("tuple", "null", leaf), spec("dict", "[]"))
+    call = {"inputs": [], "outputs": [], "forward_arg_names": ["x"]}
+    call |= {"in_spec": json.dumps([1, tree]), "out_spec": json.dumps([1, leaf])}
+    return {
+        "graph_module": {
+            "graph": graph,
+            "signature": signature,
+            "module_call_graph": [{"fqn": "", "signature": call}],
+            "metadata": {},
+            "treespec_namedtuple_fields": {},
+        },
+        "opset_version": {"aten": 10},
+        "range_constraints": {},
+        "schema_version": {"major": 8, "minor": 20},
+        "verifiers": ["TRAINING"],
+        "torch_version": "2.13.0",
+        "guards_code": [],
+    }
+
+
+def honest() -> Entries:
+    """An archive that torch loads."""
+    payload = {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": tensor_meta()}
+    constant = {**payload, "path_name": "tensor_0", "is_param": False}
+    return {
+        "data/weights/weight_0": struct.pack("<8f", *range(8)),
+        WEIGHTS: json.dumps({"config": {"w": payload}}).encode(),
+        "data/constants/tensor_0": struct.pack("<8f", *[2.0] * 8),
+        CONSTANTS: json.dumps({"config": {"c": constant}}).encode(),
+        MODEL: json.dumps(program()).encode(),
+        EXAMPLES: examples(),
+        "archive_format": b"pt2",
+        "archive_version": b"0",
+        ".data/version": b"6\n",
+        "byteorder": b"little",
+        ".data/serialization_id": b"0" * 40,
+    }
+
+
+def examples(before: bytes = b"", storage: bytes = b"\0" * 32) -> bytes:
+    """Example inputs ((x,), {}) as `torch.save` writes them.
+
+    Args:
+        before: Opcodes that leave nothing on the stack, run first.
+        storage: Bytes of x.
+    """
+    place = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x08tQ"
+    rebuilt = b"ctorch._utils\n_rebuild_tensor_v2\n(" + place + b"K\0K\x02K\x04\x86K\x04K\x01\x86\x89"
+    rebuilt += b"ccollections\nOrderedDict\n)RtR"
+    pickle = b"\x80\x02" + before + rebuilt + b"\x85}\x86."
+    return archive(
+        {"data.pkl": pickle, "data/0": storage, "version": b"3\n", "byteorder": b"little"}, root="archive"
+    )
+
+
+def archive(entries: Mapping[str, bytes], root: str = _ROOT, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip file of entries."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as written:
+        for name, content in entries.items():
+            written.writestr(f"{root}/{name}" if root else name, content)
+    return made.getvalue()
+
+
+def _twice(_: Random, good: Entries, bad: Entries, name: str) -> bytes:
+    made = io.BytesIO(archive(good))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of the second one
+        with zipfile.ZipFile(made, "a") as written:
+            written.writestr(f"{_ROOT}/{name}", bad[name])
+    return made.getvalue()
+
+
+def _other_case(rng: Random, good: Entries, bad: Entries, name: str) -> bytes:
+    other = rng.choice((name.upper(), name.title(), name.replace("model", "Model")))
+    pair = [(other, bad[name]), (name, good[name])]
+    rng.shuffle(pair)
+    return archive({**dict(pair), **{key: held for key, held in good.items() if key != name}})
+
+
+def _directories(rng: Random, good: Entries, bad: Entries, _: str) -> bytes:
+    first, second = archive(good), archive(bad)
+    return first + second if rng.random() < 0.5 else second + first
+
+
+def _in_comment(rng: Random, good: Entries, bad: Entries, _: str) -> bytes:
+    outer, inner = archive(good), archive(bad)
+    if rng.random() < 0.5:
+        outer, inner = inner, outer
+    if len(inner) > 65_535:
+        inner = inner[-65_535:]
+    return outer[:-2] + struct.pack("<H", len(inner)) + inner
+
+
+def _around(rng: Random, good: Entries, bad: Entries, _: str) -> bytes:
+    junk = rng.choice((b"#!/bin/sh\n", b"\0" * 4_096, archive(bad)[:-30], b"PK\x05\x06" + b"\0" * 18))
+    return junk + archive(good) if rng.random() < 0.5 else archive(good) + junk
+
+
+def _local_header(rng: Random, good: Entries, bad: Entries, name: str) -> bytes:
+    """Another name, size or flag in an entry's own header, or in the directory, than in the other."""
+    made = bytearray(archive(rng.choice((good, bad))))
+    signature, offset = rng.choice(((b"PK\x03\x04", 30), (b"PK\x01\x02", 46)))
+    place = made.find(f"{_ROOT}/{name}".encode()) if offset == 30 else made.rfind(f"{_ROOT}/{name}".encode())
+    header = place - offset
+    assert made[header : header + 4] == signature
+    field, content = rng.choice(
+        (
+            (offset, rng.choice((b"../../etc", b"/tmp/abcd", b"NETWORK/m", b"network\0/"))),
+            (6 if offset == 30 else 8, struct.pack("<H", rng.choice((1, 8, 64, 2049, 65_535)))),
+            (8 if offset == 30 else 10, struct.pack("<H", rng.choice((8, 12, 14, 99)))),
+            (18 if offset == 30 else 20, struct.pack("<I", rng.choice((0, 1, 2**31, 2**32 - 1)))),
+            (22 if offset == 30 else 24, struct.pack("<I", rng.choice((0, 1, 2**31, 2**32 - 1)))),
+            (26 if offset == 30 else 42, struct.pack("<H", rng.choice((0, 1, 65_535)))),
+        )
+    )
+    made[header + field : header + field + len(content)] = content
+    return bytes(made)
+
+
+def _directory_end(rng: Random, good: Entries, _: Entries, __: str) -> bytes:
+    """An end of the directory that says something else, also with the records of 64 bits."""
+    made = bytearray(archive(good))
+    end = made.rfind(b"PK\x05\x06")
+    kind = rng.randrange(3)
+    if kind < 2:
+        field, form = rng.choice(((8, "<H"), (10, "<H"), (12, "<I"), (16, "<I"), (20, "<H")))
+        largest = 2 ** (8 * struct.calcsize(form)) - 1
+        struct.pack_into(form, made, end + field, rng.choice((0, 1, largest, largest - 1)))
+        return bytes(made)
+    counts = [rng.choice((0, 1, 2**32, 2**63 - 1, 2**64 - 1)) for _ in range(4)]
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, *counts)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
+    made[end + 8 : end + 20] = b"\xff" * 12
+    return bytes(made[:end]) + record + locator + bytes(made[end:])
+
+
+def _names(rng: Random, good: Entries, bad: Entries, name: str) -> bytes:
+    odd = rng.choice(
+        (f"/{name}", f"../{name}", f"x/../{name}", f"{name}\0", f" {name}", f"{name}/", "\udcff")
+    )
+    odd = odd.encode(errors="replace").decode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python cuts names at a NUL, and warns of two of a name
+        return archive({**good, odd: bad[name]}, root=rng.choice((_ROOT, "", "..", "/", "a/b")))
+
+
+def _link(_: Random, good: Entries, __: Entries, name: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as written:
+        for key, content in good.items():
+            entry = zipfile.ZipInfo(f"{_ROOT}/{key}")
+            if key == name:
+                entry.external_attr = 0o120777 << 16
+                content = b"/etc/passwd"
+            written.writestr(entry, content)
+    return made.getvalue()
+
+
+def _packed(rng: Random, good: Entries, _: Entries, name: str) -> bytes:
+    """A bomb, or an archive that somebody packed again."""
+    if rng.random() < 0.5:
+        return archive(good, compression=zipfile.ZIP_DEFLATED)
+    return archive({**good, name: b"[" * (64 << 20)}, compression=zipfile.ZIP_DEFLATED)
+
+
+def _overlapping(_: Random, good: Entries, __: Entries, ___: str) -> bytes:
+    """Thousands of entries that share the same bytes."""
+    made = archive(good)
+    end = made.rfind(b"PK\x05\x06")
+    size, start = struct.unpack_from("<II", made, end + 12)
+    entry = made.find(b"PK\x01\x02", start)
+    length = 46 + sum(struct.unpack_from("<HHH", made, entry + 28))
+    first = made[entry : entry + length]
+    names = [b"%08d" % number for number in range(30_000)]
+    more = b"".join(first[:46] + name + first[54:] for name in names)
+    tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 30_000, 30_000, size + len(more), start, 0)
+    return made[:end] + more + tail
+
+
+#: Zip files of an honest and a hostile set of entries, which differ in the entry of a name.
+ZIPS: tuple[Callable[[Random, Entries, Entries, str], bytes], ...] = (
+    _twice,
+    _other_case,
+    _directories,
+    _in_comment,
+    _around,
+    _local_header,
+    _directory_end,
+    _names,
+    _link,
+    _packed,
+    _overlapping,
+)
