@@ -21,7 +21,7 @@ TARGET_MB = 1_024.0
 #: Stages that start a Python of their own, and those in which torch starts.
 SLOW_STAGES = {
     **dict.fromkeys(("command", "training", "making", "open-dataset", "replay-file", "load-models"), 60.0),
-    "reader": 120.0,
+    "reader": 300.0,
 }
 
 

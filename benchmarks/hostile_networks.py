@@ -70,14 +70,14 @@ def _argument_names(rng: Random, made: _Program, code: str) -> _Program:
 
 def _tree(rng: Random, made: _Program, code: str) -> _Program:
     """Types that torch imports, and contexts that it evaluates, in the trees of inputs and outputs."""
-    factory = {
+    factory: dict[str, Any] = {
         "default_factory_module": rng.choice(("antigravity", "this", "os")),
         "default_factory_name": "_exit",
     }
-    factory["dict_context"] = json.dumps(["y"])
+    factory["dict_context"] = ["y"]
     leaf = spec(None)
     kinds = (
-        {"type": "collections.defaultdict", "context": json.dumps(factory), "children_spec": [leaf]},
+        {"type": "collections.defaultdict", "context": factory, "children_spec": [leaf]},
         {"type": "collections.namedtuple", "context": json.dumps("os.system"), "children_spec": [leaf]},
         {"type": "collections.OrderedDict", "context": json.dumps([code]), "children_spec": [leaf]},
         {"type": rng.choice(("os.system", code)), "context": json.dumps(code), "children_spec": [leaf]},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -65,16 +64,3 @@ def rewritten(source: Path, path: Path, change: Callable[[str, bytes], bytes]) -
         for entry in old.infolist():
             new.writestr(entry.filename, change(entry.filename.partition("/")[2], old.read(entry)))
     return path
-
-
-def with_graph(source: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Copy a `.pt2` file with another graph."""
-
-    def edit(name: str, content: bytes) -> bytes:
-        if not name.startswith("models/"):
-            return content
-        value = json.loads(content)
-        change(value)
-        return json.dumps(value).encode()
-
-    return rewritten(source, path, edit)

@@ -1,0 +1,342 @@
+"""`.pt2` files of strangers: what is refused, and that torch is given a copy of what was checked alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import warnings
+import zipfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agents.networks.archive import rewrite_archive
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from benchmarks.hostile_archives import (
+    EXAMPLES,
+    MODEL,
+    WEIGHTS,
+    ZIPS,
+    Entries,
+    archive,
+    examples,
+    honest,
+    program,
+    tensor_meta,
+)
+from benchmarks.hostile_networks import ATTACKS, make_archive, with_attack, with_pickle
+from tests.network_fixtures import save_network, small_network
+
+_CASES = Path(__file__).parents[3] / "../shared/data/cases/networks"
+
+
+def checked(content: bytes) -> dict[str, bytes]:
+    """The entries of the copy that is written of an archive."""
+    copy = io.BytesIO()
+    rewrite_archive(io.BytesIO(content), copy, "net")
+    with zipfile.ZipFile(copy) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def refusal(content: bytes) -> str:
+    with pytest.raises(NetworkRefusedError) as refused:
+        checked(content)
+    assert str(refused.value).isprintable()
+    return str(refused.value)
+
+
+def with_program(change: Any) -> bytes:
+    made = program()
+    change(made)
+    return archive({**honest(), MODEL: json.dumps(made).encode()})
+
+
+def saved_file(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(content)
+    return path
+
+
+def test_the_copy_has_the_network_under_names_of_ours_and_nothing_else() -> None:
+    entries = {**honest(), "extra/notes.txt": b"mine"}
+    entries["models/bert.json"] = entries.pop(MODEL)
+    for folder, name in (("weights", WEIGHTS), ("constants", "data/constants/model_constants_config.json")):
+        entries[f"data/{folder}/bert_{folder}_config.json"] = entries.pop(name)
+    entries["data/sample_inputs/bert.pt"] = entries.pop(EXAMPLES)
+    copy = checked(archive(entries, root="any name"))
+    assert set(copy) == {f"network/{name}" for name in honest() if "serialization_id" not in name}
+    assert copy["network/data/weights/weight_0"] == honest()["data/weights/weight_0"]
+    written = json.loads(copy[f"network/{MODEL}"])
+    assert (
+        written["graph_module"]["graph"]["tensor_values"]
+        == program()["graph_module"]["graph"]["tensor_values"]
+    )
+    assert [node["metadata"] for node in written["graph_module"]["graph"]["nodes"]] == [{}] * 3
+    assert copy[f"network/{EXAMPLES}"] == b"", "torch would fall back to unpickling anything"
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
+def test_no_text_that_is_run_gets_into_the_copy(attack: Any) -> None:
+    contents = [archive(with_attack(Random(seed), "/watched/x", attack)) for seed in range(24)]
+    assert any(b"/watched/x" in content for content in contents)
+    for content in contents:
+        try:
+            copy = checked(content)
+        except NetworkRefusedError:
+            continue
+        for text in (b"/watched", b"__import__", b"antigravity", b"os.system", b"defaultdict"):
+            assert text not in b"".join(copy.values())
+
+
+def test_pickles_are_refused_unless_they_hold_tensors_alone() -> None:
+    rng = Random(0)
+    for _ in range(60):
+        content = archive(with_pickle(rng, "/watched/x"))
+        copy = io.BytesIO()
+        try:
+            given = rewrite_archive(io.BytesIO(content), copy, "net")
+        except NetworkRefusedError:
+            continue
+        assert b"posix" not in copy.getvalue() + given
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made: made["graph_module"].update(hooks=[]), "graph_module: has the unknown key 'hooks'"),
+        (
+            lambda made: made["graph_module"]["graph"]["nodes"][0].update(target="torch.os.system"),
+            "expected a tensor operator of torch, got 'torch.os.system'",
+        ),
+        (
+            lambda made: made["graph_module"]["graph"]["inputs"].append({"as_tensor": {"name": "class"}}),
+            "inputs.3.as_tensor.name: expected a name, got 'class'",
+        ),
+        (
+            lambda made: made["graph_module"]["graph"]["tensor_values"].update(
+                relu=tensor_meta() | {"sizes": [{"as_expr": {"expr_str": "1"}}, {"as_int": 4}]}
+            ),
+            "has dynamic shapes; export it with fixed ones (no dynamic_shapes)",
+        ),
+        (lambda made: made["schema_version"].update(major=9), "has version 9 of its schema"),
+        (lambda made: made.update(guards_code=["x"], verifiers=["EVIL"]), "verifiers.0: 'EVIL' is none of"),
+    ],
+)
+def test_what_is_not_listed_is_refused_by_its_name(change: Any, message: str) -> None:
+    assert message in refusal(with_program(change))
+
+
+def _other_weight(**changes: Any) -> Entries:
+    made = honest()
+    config = json.loads(made[WEIGHTS])
+    config["config"]["w"] |= changes
+    return {**made, WEIGHTS: json.dumps(config).encode()}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (_other_weight(tensor_meta=tensor_meta((3, 4))), "its shape [3, 4] needs 12 elements"),
+        (_other_weight(tensor_meta=tensor_meta(dtype=8)), "its shape [2, 4] needs 8 elements"),
+        (_other_weight(path_name="../x"), "lies in '../x', which the archive does not have"),
+        (_other_weight(use_pickle=True), "is a pickle, which is never unpickled"),
+        ({**honest(), "data/weights/model.pt": b"x"}, "entry 'data/weights/model.pt'"),
+        ({**honest(), "data/aotinductor/model/a.so": b"x"}, "holds code or objects"),
+        ({**honest(), "byteorder": b"big"}, "entry byteorder: expected little"),
+        ({**honest(), EXAMPLES: examples(b"]" * 4 + b"(" * 200_000)}, "hold more than tensors"),
+        ({**honest(), MODEL: b'{"a":' * 100_000}, "nests too deeply"),
+        ({**honest(), MODEL: b"[" + b"[]," * 1_500_000 + b"0]"}, "more than 2,000,000 values"),
+    ],
+)
+def test_weights_lie_within_their_bytes_and_bombs_are_refused(entries: Entries, message: str) -> None:
+    assert message in refusal(archive(entries))
+
+
+def test_a_weight_that_repeats_few_bytes_without_end_is_refused() -> None:
+    meta = tensor_meta((1 << 20, 1 << 13))
+    meta["strides"] = [{"as_int": 0}] * 2
+    assert "its weights have" in refusal(archive(_other_weight(tensor_meta=meta)))
+
+
+def test_a_directory_of_millions_of_entries_is_not_read() -> None:
+    size = 17 << 20
+    tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 9, 9, size, 0, 0)
+    assert "its directory has more than" in refusal(b"\0" * size + tail)
+
+
+@pytest.mark.parametrize("kind", ZIPS, ids=lambda kind: kind.__name__.strip("_"))
+def test_of_two_readings_of_a_zip_file_the_checked_one_is_written(kind: Any) -> None:
+    good, code = honest(), {**honest(), MODEL: honest()[MODEL].replace(b'"c_c"', b'"evil"')}
+    for seed in range(16):
+        content = kind(Random(seed), good, code, MODEL)
+        try:
+            copy = checked(content)
+        except NetworkRefusedError:
+            continue
+        # Python's reader, which checked it, saw this one.
+        with zipfile.ZipFile(io.BytesIO(content)) as opened:
+            name = next(name for name in opened.namelist() if name.endswith(MODEL))
+            is_evil = b'"evil"' in opened.read(name)
+        assert (b'"evil"' in copy[f"network/{MODEL}"]) is is_evil
+        assert len([name for name in copy if "models/" in name]) == 1
+
+
+def test_names_that_differ_by_case_alone_are_refused() -> None:
+    other = honest()[MODEL]
+    assert "twice" in refusal(archive({"models/Model.json": other, **honest()}))
+
+
+def test_generated_archives_pass_without_their_attack_or_are_refused() -> None:
+    cases = [make_archive(7, number, "/watched") for number in range(100)]
+    assert cases[3] == make_archive(7, 3, "/watched")
+    passed = 0
+    for case in cases:
+        if case.dialect == "network bomb":
+            continue
+        try:
+            copy = checked(case.files[0][1])
+        except NetworkRefusedError as refused:
+            if not str(refused).isprintable():
+                raise
+            continue
+        passed += 1
+        assert b"/watched" not in b"".join(copy.values())
+    assert 10 < passed < 60
+
+
+def loaded_with_outputs(path: Path, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    import torch
+
+    from agents.networks.sources import load
+
+    loaded = load(read_network_name(str(path)))
+    given = loaded.program.module(check_guards=False)(*inputs)
+    return loaded, torch.utils._pytree.tree_leaves(given)
+
+
+def test_an_archive_written_by_hand_is_one_that_torch_loads(tmp_path: Path) -> None:
+    import torch
+
+    loaded, outputs = loaded_with_outputs(saved_file(tmp_path, archive(honest())), (torch.ones(2, 4),))
+    assert torch.equal(outputs[0], 2.0 * (torch.arange(8.0).reshape(2, 4) + 1))
+    assert loaded.inputs == (("x", (2, 4), "float32"),)
+    assert [value.shape for value in loaded.examples] == [(2, 4)]
+
+
+@pytest.mark.parametrize("place", ["guards", "input", "tree"])
+def test_a_network_that_torch_would_run_code_of_runs_none(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch runs it where it is given the file itself: in loading it, or in making a module of it."""
+    import torch
+
+    from agents.networks.sources import load
+
+    planted = tmp_path / "planted"
+    code = f"__import__('os').mkdir('{planted}')"
+    (tmp_path / "planted_module.py").write_text(f"import os\nos.mkdir({str(planted)!r})\nf = dict\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def change(made: dict[str, Any]) -> None:
+        call = made["graph_module"]["module_call_graph"][0]["signature"]
+        if place == "guards":
+            made["guards_code"] = [f"{code} or True"]
+        elif place == "tree":
+            factory: dict[str, Any] = {
+                "default_factory_module": "planted_module",
+                "default_factory_name": "f",
+            }
+            factory["dict_context"] = ["y"]
+            leaf = {"type": None, "context": None, "children_spec": []}
+            tree = {
+                "type": "collections.defaultdict",
+                "context": factory,
+                "children_spec": [leaf],
+            }
+            call["out_spec"] = json.dumps([1, tree])
+        else:
+            whole = json.dumps(made).replace('"x"', json.dumps(f"x={code}"))
+            made.clear()
+            made.update(json.loads(whole))
+
+    path = saved_file(tmp_path, with_program(change))
+    if place == "input":
+        with pytest.raises(NetworkRefusedError, match="expected a name, got"):
+            load(read_network_name(str(path)))
+    else:
+        loaded = load(read_network_name(str(path))).program
+        loaded.module()(torch.ones(2, 4))
+        loaded.run_decompositions()
+    assert not planted.exists()
+
+
+def test_networks_of_several_kinds_give_the_outputs_of_their_module(tmp_path: Path) -> None:
+    import torch
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            self.register_buffer("scale", torch.full((4,), 3.0))
+
+        def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> Any:
+            with torch.no_grad():
+                doubled = x * 2
+            with torch.autocast("cpu", enabled=False):
+                hidden = self.linear(doubled) * self.scale + more["z"]
+            lowest = torch.full_like(hidden, float("-inf"))
+            return {"y": torch.where(hidden > 0, hidden, lowest), "all": (hidden.split(2, 1), None)}
+
+    path = tmp_path / "mixed.pt2"
+    inputs = (torch.randn(2, 4), {"z": torch.randn(4)})
+    cases = [(Mixed(), inputs), (small_network(), (torch.randn(2, 3, 16, 16),))]
+    for module, given in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch about itself
+            torch.export.save(torch.export.export(module.eval(), given), str(path))
+            flat = tuple(torch.utils._pytree.tree_leaves(given))
+            _, outputs = loaded_with_outputs(path, flat)
+        expected = torch.utils._pytree.tree_leaves(module(*given))
+        assert len(outputs) == len(expected)
+        for one, other in zip(outputs, expected, strict=True):
+            assert one is other is None or torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_token_ids_and_outputs_of_transformers_stay_what_they_were(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    if name == "gpt2":
+        small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "use_cache": False}
+    config = transformers.AutoConfig.for_model(name, vocab_size=100, **small)
+    module = transformers.AutoModel.from_config(config).eval()
+    ids = torch.randint(0, 100, (1, 8))
+    path = tmp_path / "net.pt2"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(module, (), {"input_ids": ids}), str(path))
+        loaded, outputs = loaded_with_outputs(path, (ids,))
+        expected = torch.utils._pytree.tree_leaves(module(input_ids=ids))
+    assert all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
+    assert (loaded.random_inputs()[0] == ids.numpy()).all()
+
+
+@pytest.mark.data
+def test_networks_of_the_reports_get_past_the_check() -> None:
+    if not _CASES.is_dir():
+        pytest.skip("needs ../shared/data/cases/networks")
+    for path in sorted(_CASES.glob("*.pt2")):
+        if path.stem == "nonzero":
+            assert "nonzero" in refusal(path.read_bytes())
+        else:
+            assert any("models/" in name for name in checked(path.read_bytes()))
+
+
+def test_a_file_of_torch_passes(tmp_path: Path) -> None:
+    assert "network/models/model.json" in checked(save_network(tmp_path / "small.pt2").read_bytes())
