@@ -9,6 +9,8 @@ shipped model's, without a sample, unless `--models` names a folder with one for
 
 `tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
 ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
+
+`--check corpus` searches nothing: it compiles every architecture of the corpus (`networks_corpus.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from rich.console import Console
 
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, canonical_json
+from benchmarks.networks_corpus import check_corpus, table, tiny_names
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.core.request_words import RequestKind
@@ -38,7 +41,7 @@ from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.requests.session import EngineSession
 from fleet.tuning.database import read_database
-from fleet.tuning.delivery import build_libraries, is_right, time_network
+from fleet.tuning.delivery import build_library, check_network, is_right, time_network
 from fleet.tuning.tuning import TuneOptions, tune_device
 
 #: The networks, as `fleet tune` takes them.
@@ -150,7 +153,7 @@ def library_of_tvm(
         line[1][2] = json.loads(target)
     records.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     traces = read_database(records.parent, target).best_traces() if lines else {}
-    built = build_libraries(question["network"], spec, traces, folder)
+    built = build_library(question["network"], spec, traces, folder)
     return folder / "tuned.so", f"{built['applied']} of {built['workloads']}"
 
 
@@ -185,7 +188,8 @@ def compare(
         ours = read_database(folder / "ours" / "tuned", canonical_json(spec.target)).best_traces()
         (built_in := folder / "built").mkdir()
         (theirs_in := folder / "theirs").mkdir()
-        built = build_libraries(text, spec, ours, built_in)
+        check_network(text, spec, built_in)
+        built = build_library(text, spec, ours, built_in)
         libraries = {"tvm_tuned": built_in / "tuned.so", "tvm_untuned": built_in / "untuned.so"}
         libraries["tune_relax"], scheduled = library_of_tvm(spec, question, records, theirs_in)
         timed = time_network(text, spec, libraries, built_in)
@@ -261,7 +265,18 @@ def main() -> None:
         help="`tune_relax` gets programs as TVM's pipeline makes them, instead of those of `fleet tune`",
     )
     parser.add_argument("--quick", action="store_true", help="searches of three quarters of a minute")
+    parser.add_argument(
+        "--check",
+        choices=["corpus"],
+        help="instead compile every architecture of the corpus at a tiny size, and compare it with torch",
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="checked at once")
+    parser.add_argument("--architecture", action="append", help="check only this one")
     options = parser.parse_args()
+    if options.check:
+        checked = check_corpus(options.architecture or list(tiny_names()), options.jobs)
+        print(json.dumps(checked) if options.json else "\n".join(table(checked)))
+        sys.exit(1 if checked["failed_late"] else 0)
     settings = load_fleet(None, {}).config
     spec = select_devices(settings)[DeviceId(options.device)]
     rows = {

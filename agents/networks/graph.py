@@ -16,14 +16,34 @@ from agents.errors import last_line
 from agents.networks.network_name import NetworkRefusedError
 from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
+from agents.networks.torch_import import import_program
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.workloads import workload_from_module
 from agents.records import Family, Workload
 
+#: ONNX operators whose output's size depends on values; torch's are found when a program is loaded.
+_VALUE_SHAPED = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 _DIGITS = re.compile(r"\d+(?=_|$)")
 _MOST_NAME = 60
 #: A Relax operator's tensor program: (block builder, call) -> expression.
 _Lowering = Callable[[Any, Any], Any]
+
+
+def lowered(loaded: LoadedNetwork, family: Family) -> Any:
+    """A network as tensor programs of fixed shape, the same for all devices of the family.
+
+    Raises:
+        NetworkRefusedError: TVM cannot import or lower it, or a shape in it depends on values.
+    """
+    module = fused(relax_module(loaded), family, loaded.network.text)
+    if _is_dynamic(module):
+        names = [name for name in loaded.operators() if name in _VALUE_SHAPED]
+        raise NetworkRefusedError(
+            f"network {loaded.network.text}: the shape of what {' and '.join(names) or 'an operator'} gives "
+            "depends on values, and TVM schedules fixed shapes; end the network before it, or use an operator of "
+            "fixed shape"
+        )
+    return module
 
 
 def relax_module(loaded: LoadedNetwork) -> Any:
@@ -35,9 +55,7 @@ def relax_module(loaded: LoadedNetwork) -> Any:
     name = loaded.network.text
     try:
         if loaded.program is not None:
-            from tvm.relax.frontend.torch import from_exported_program
-
-            return from_exported_program(loaded.program)
+            return import_program(loaded.program)
         from tvm.relax.frontend.onnx import from_onnx
 
         return from_onnx(loaded.onnx_model)
@@ -83,6 +101,7 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
     """The distinct workloads of a fused module, each with how often it is called.
 
     Raises:
+        NetworkRefusedError: There is none.
         AgentError: A workload has a dynamic shape.
     """
     import tvm
@@ -97,6 +116,10 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
         )
         made = replace(made, operator=operator_kind(name, made.arg_shapes))
         found[made.workload_id] = named(made)
+    if not found:
+        raise NetworkRefusedError(
+            f"network {network}: computes nothing, so there is nothing to schedule; name a network with work in it"
+        )
     return merged(found.values())
 
 
@@ -158,6 +181,23 @@ def _folded(call: Any, bias: Any, constants: list[Any], attrs: Any) -> Any:
     scaled = relax.const((weight * scale[:, None, None, None]).astype(weight.dtype))
     made = relax.Call(call.op, [call.args[0], scaled], call.attrs)
     return relax.op.add(made, relax.const(after.reshape(1, -1, 1, 1).astype(weight.dtype)))
+
+
+def _is_dynamic(module: Any) -> bool:
+    """Whether a tensor between tensor programs has a shape that is not fixed."""
+    import tvm
+    from tvm import relax
+
+    extents: list[Any] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Var) and isinstance(expr.ty, relax.TensorType):
+            extents.extend(expr.ty.shape or (None,))
+
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
 
 
 def _high_level(module: Any) -> list[str]:

@@ -13,7 +13,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 from agents.errors import first_line
 from agents.host.host_lock import timing_lock
 from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.outputs import array_of, difference, tensor_of, tvm_arrays
 from agents.networks.sources import LoadedNetwork, load
 
 #: Runs the network once and gives its outputs as NumPy arrays.
@@ -35,7 +36,7 @@ _WARM_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a network runs."""
 
     threads: int
@@ -54,15 +55,15 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     Returns:
         `secs` (median of the turns, by side), `turns` (mean seconds of each turn, by side), `absent` (why a
         side is missing), `reference` (whose output the others are compared with),
-        `differences` (largest relative difference from it, by side; None where shapes differ or a value is
-        none), `threads`, `inputs`.
+        `differences` (largest relative difference from it, by side; None where shapes differ or one alone is
+        no finite number), `precision` (narrowest floating type of the network), `threads`, `inputs`.
 
     Raises:
         NetworkRefusedError: The libraries cannot be loaded or run.
     """
     text, threads = question["network"], question["threads"]
     loaded = load(read_network_name(text))
-    place = _Place(threads=threads, gpu_index=question["gpu_index"])
+    place = Place(threads=threads, gpu_index=question["gpu_index"])
     values = loaded.random_inputs()
     lock: AbstractContextManager[Any] = nullcontext()
     if question["lock"]:
@@ -74,7 +75,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         for side in (*question["sides"], *question["libraries"]):
             path = question["libraries"].get(side)
             try:
-                runs[side] = _library(path, values, place) if path else _MAKERS[side](loaded, values, place)
+                runs[side] = library_run(path, values, place) if path else _MAKERS[side](loaded, values, place)
                 outputs = runs[side]()
                 if not outputs:
                     raise RuntimeError("it gives no tensor")
@@ -93,6 +94,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         "absent": absent,
         "reference": reference,
         "differences": differences,
+        "precision": loaded.precision(),
         "threads": threads,
         "inputs": [[name, list(shape), dtype] for name, shape, dtype in loaded.inputs],
     }
@@ -132,29 +134,8 @@ def _compared(runs: dict[str, _Run]) -> tuple[str, dict[str, float | None]]:
     return reference, {side: one if math.isfinite(one) else None for side, one in apart.items()}
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Largest difference of two lists of arrays, relative to the largest value of each expected one.
-
-    Infinite where their shapes differ or a value is none.
-    """
-    import numpy as np
-
-    worst = 0.0
-    if len(found) != len(expected):
-        return float("inf")
-    for one, other in zip(found, expected, strict=True):
-        if one.shape != other.shape:
-            return float("inf")
-        if not other.size:
-            continue
-        apart = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
-        scale = np.abs(other.astype(np.float64)).max()
-        relative = float(apart / scale) if scale > 0 else float(apart)
-        worst = max(worst, relative if np.isfinite(relative) else float("inf"))
-    return worst
-
-
-def _library(path: str, values: list[Any], place: _Place) -> _Run:
+def library_run(path: str, values: list[Any], place: Place) -> _Run:
+    """Load a compiled library, and run it on these inputs."""
     import tvm
     from tvm import relax
 
@@ -162,14 +143,7 @@ def _library(path: str, values: list[Any], place: _Place) -> _Run:
     machine = relax.VirtualMachine(tvm.runtime.load_module(path), device)
     given = [tvm.runtime.tensor(value, device) for value in values]
     function = machine["main"]
-    return lambda: _arrays(function(*given))
-
-
-def _arrays(outputs: Any) -> list[Any]:
-    """The NumPy arrays of a tensor, or of a nested list of tensors."""
-    if hasattr(outputs, "numpy"):
-        return [outputs.numpy()]
-    return [array for one in outputs for array in _arrays(one)]
+    return lambda: tvm_arrays(function(*given))
 
 
 def _torch_call(
@@ -185,13 +159,13 @@ def _torch_call(
         # Devices that the program names move too, which `Module.to` leaves as they are. The pass changes the
         # program itself, which others still need.
         program = move_to_device_pass(load(loaded.network).program, device)
-    leaves = [torch.from_numpy(value).to(device) for value in values]
+    leaves = [tensor_of(value).to(device) for value in values]
     args, named = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
     return program.module(check_guards=False), args, named
 
 
-def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], _Place], _Run]:
-    def make(loaded: LoadedNetwork, values: list[Any], place: _Place) -> _Run:
+def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], Place], _Run]:
+    def make(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
         if loaded.program is None:
             raise RuntimeError("an ONNX file has no torch program")
         import torch
@@ -211,14 +185,19 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], _Place], _Run]
         def run() -> list[Any]:
             with torch.inference_mode():
                 found = torch.utils._pytree.tree_leaves(module(*args, **named))
-            return [one.cpu().numpy() for one in found if isinstance(one, torch.Tensor)]
+            return [array_of(one) for one in found if isinstance(one, torch.Tensor)]
 
         return run
 
     return make
 
 
-def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: _Place) -> _Run:
+def reference_run(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
+    """Run a network as it came: by torch, or by ONNX Runtime if it is an ONNX model."""
+    return _MAKERS["onnxruntime" if loaded.program is None else "torch_eager"](loaded, values, place)
+
+
+def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
     import onnxruntime
 
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -243,7 +222,7 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: _Place) -> _Ru
     return lambda: list(session.run(None, given))
 
 
-_MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], _Place], _Run]] = {
+_MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], Place], _Run]] = {
     "torch_eager": _torch(False),
     "onnxruntime": _onnxruntime,
     "torch_compile": _torch(True),

@@ -1,9 +1,9 @@
 """A network as a compiled Relax library with the fastest schedules known of its workloads.
 
-Runs in the confined process of `reader_process.py`; imports TVM when called. Two libraries are made: `tuned`
-applies the schedules, `untuned` is what TVM compiles without any, which for GPUs are its default schedules.
-On CPUs the weights of `tuned` lie in the order in which its schedules read them: a network finds few of them
-in a cache, and streams them from memory.
+Runs in the confined process of `reader_process.py`; imports TVM when called. `build` makes the library
+`tuned`, which applies the schedules; `untuned` is of `agents.networks.first_run`: what TVM compiles without
+any, which for GPUs are its default schedules. On CPUs the weights of `tuned` lie in the order in which its
+schedules read them: a network finds few of them in a cache, and streams them from memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
-from agents.networks.graph import fused, relax_module, workloads_of
+from agents.networks.graph import lowered, workloads_of
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import load
 from agents.programs.build import CandidateRefused, scheduled
@@ -23,15 +23,17 @@ from agents.records import Family
 
 #: The attribute by which a program tells which of its arguments are constants.
 _WEIGHTS = "layout_free_buffers"
+#: The annotation of the block that puts weights in order.
+_ORDERED = "layout_rewrite_preproc"
 #: Names of the libraries in the folder of the question.
 TUNED, UNTUNED = "tuned.so", "untuned.so"
 
 
 def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Compile a network twice.
+    """Compile a network with schedules.
 
     Args:
-        question: `network` (its spelling), `target` (of the device), `folder` (where the libraries go),
+        question: `network` (its spelling), `target` (of the device), `folder` (where the library goes),
             `traces` (the schedule of each workload, by id).
         family: Of the device.
 
@@ -48,18 +50,18 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
 
     text, folder = question["network"], Path(question["folder"])
     target = tvm.target.Target(question["target"])
-    module = fused(relax_module(load(read_network_name(text))), family, text)
+    module = lowered(load(read_network_name(text)), family)
     known: dict[str, Any] = {one.workload_id: one for one in workloads_of(module, family, text)}
     try:
-        _compile(module, target, folder / UNTUNED)
         if family is Family.CPU:
             module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
         database, refused = _database(question["traces"], known, module, family)
-        _compile(_scheduled(module, database, target), target, folder / TUNED)
+        module = _scheduled(module, database, target)
     except Exception as error:
         raise NetworkRefusedError(
-            f"network {text}: TVM cannot compile it for {question['target']}: {last_line(error)}"
+            f"network {text}: TVM cannot apply its schedules for {question['target']}: {last_line(error)}"
         ) from None
+    compile_library(module, target, folder / TUNED, text)
     return {
         "workloads": len(known),
         "applied": len(question["traces"].keys() & known.keys()) - len(refused),
@@ -89,8 +91,9 @@ def _database(
         except CandidateRefused as error:
             refused[known[workload_id].name] = str(error)[:300]
             continue
-        # A program that names no weights stays as it is.
-        if ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
+        # Programs that name no weights stay as they are: those of sorts and scans have no block to rewrite.
+        names_weights = _WEIGHTS in (program["main"].attrs or {})
+        if names_weights and ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
             schedule = ordered
         made.commit_tuning_record(
             ms.database.TuningRecord(
@@ -111,18 +114,45 @@ def _scheduled(module: Any, database: Any, target: Any) -> Any:
     from tvm import relax
 
     with target, database:
-        passes = [
-            relax.transform.MetaScheduleApplyDatabase(enable_warning=False),
-            relax.transform.SplitLayoutRewritePreproc(),
-            relax.transform.FoldConstant(),
-            relax.transform.DeadCodeElimination(),
-        ]
+        module = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(module)
+        module = _split(module)
+        passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
         return tvm.transform.Sequential(passes)(module)
 
 
-def _compile(module: Any, target: Any, path: Path) -> None:
+def _split(module: Any) -> Any:
+    """Cut the programs that put weights in order in two; others, which TVM's pass fails on, stay aside."""
+    import tvm
     from tvm import relax
 
-    # CUDA's compiler learns the architecture from the target in scope only.
-    with target:
-        relax.build(module, target).export_library(str(path))
+    aside = {
+        variable: function
+        for variable, function in module.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc) and _ORDERED not in function.script()
+    }
+    module = tvm.IRModule(
+        {variable: function for variable, function in module.functions_items() if variable not in aside},
+        attrs=module.attrs,
+    )
+    module = relax.transform.SplitLayoutRewritePreproc()(module)
+    for variable, function in aside.items():
+        module.update_func(variable, function)
+    return module
+
+
+def compile_library(module: Any, target: Any, path: Path, network: str) -> None:
+    """Compile a module into a library.
+
+    Raises:
+        NetworkRefusedError: TVM cannot.
+    """
+    from tvm import relax
+
+    try:
+        # CUDA's compiler learns the architecture from the target in scope only.
+        with target:
+            relax.build(module, target).export_library(str(path))
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network}: TVM cannot compile it for {target}: {last_line(error)}"
+        ) from None

@@ -5,6 +5,7 @@
     nets/mine.onnx                                 an ONNX model
     transformers:mobilenet_v2,image_size=128       an architecture with random weights; nothing is downloaded
     torchvision:resnet18,batch=4,dtype=float16
+    transformers:resnet,depths=1/1/2/1            a list of whole numbers has slashes between them
     corpus                                         a set: all architectures of `agents.networks.corpus`
 
 Standard library only: settings and command lines are read with it. It opens no network file but to name it.
@@ -35,6 +36,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _COMMON = {"batch", "dtype", "tokens"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LIST = re.compile(r"\d{1,9}(/\d{1,9})+")
 _LABEL_CHARS = 8
 
 
@@ -176,7 +178,9 @@ def _architecture(text: str, source: Source, rest: str) -> NetworkName:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false or null as JSON has them; else the text itself."""
+    """A number, true, false or null as JSON has them; whole numbers with slashes between; else the text."""
+    if _LIST.fullmatch(text):
+        return [int(part) for part in text.split("/")]
     try:
         value = json.loads(text)
     except ValueError:

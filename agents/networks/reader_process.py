@@ -34,7 +34,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked.
 
     Args:
-        question: `op` (`workloads`, `build`, `time`), `family`, and what the operation takes.
+        question: `op` (`workloads`, `first_run`, `build`, `time`), `family`, and what the operation takes.
 
     Raises:
         AgentError: It cannot be done.
@@ -46,6 +46,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         from agents.networks.library import build
 
         return build(question, family)
+    if question["op"] == "first_run":
+        from agents.networks.first_run import first_run
+
+        return first_run(question, family)
     from agents.networks.latency import time_sides
 
     return time_sides(question)
@@ -53,7 +57,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
     """The workloads of each network, and of those that have none why not."""
-    from agents.networks.graph import fused, relax_module, workloads_of
+    from agents.networks.graph import lowered, workloads_of
     from agents.networks.sources import load
     from agents.programs.tvm_import import load_tensor_intrinsics
     from agents.programs.workloads import network_workloads
@@ -65,7 +69,7 @@ def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
         network = read_network_name(text)
         try:
             if network.is_graph:
-                module = fused(relax_module(load(network)), family, text)
+                module = lowered(load(network), family)
                 made = workloads_of(module, family, network.label())
             else:
                 made = network_workloads([text])

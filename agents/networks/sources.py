@@ -7,12 +7,14 @@ called. Nothing is downloaded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.errors import first_line
 from agents.networks.network_name import NetworkName, NetworkRefusedError
+from agents.networks.outputs import array_of, narrowest
 
 #: Of the weights of architectures, and of what a network is tried with.
 _SEED = 0
@@ -34,8 +36,26 @@ class LoadedNetwork:
     #: Values that were exported with it, by place: token ids stay within their vocabulary. None: at random.
     examples: tuple[Any, ...] | None = None
 
+    @property
+    def reference(self) -> str:
+        """Who has the right output."""
+        return "ONNX Runtime" if self.program is None else "torch"
+
+    def precision(self) -> str:
+        """The narrowest floating type that it computes in: inputs may have a wider one."""
+        return narrowest(_onnx_dtypes(self.onnx_model) if self.program is None else _dtypes(self.program))
+
+    def operators(self) -> list[str]:
+        """Its operators, the rarest first."""
+        if self.program is None:
+            names = [node.op_type for node in self.onnx_model.graph.node]
+        else:
+            names = [str(node.target) for node in self.program.graph.nodes if node.op == "call_function"]
+        return [name for name, _ in reversed(Counter(names).most_common())]
+
     def random_inputs(self) -> list[Any]:
         """NumPy arrays to run it on: normal numbers, and the exported values where they are whole."""
+        import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy; a need of TVM's
         import numpy as np
 
         draws = np.random.default_rng(_SEED)
@@ -107,15 +127,22 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
     for value in model.graph.input:
         if value.name in weights:
             continue
-        tensor = value.type.tensor_type
+        tensor, kind = value.type.tensor_type, value.type.WhichOneof("value") or "value"
+        if kind != "tensor_type":
+            raise NetworkRefusedError(
+                f"network {network.text}: input {value.name} is no tensor but a {kind.removesuffix('_type')}; "
+                "export the network with tensors as its inputs"
+            )
         shape = [
-            one.dim_value if one.HasField("dim_value") else one.dim_param or "?" for one in tensor.shape.dim
+            extent.dim_value if extent.HasField("dim_value") else extent.dim_param or "?"
+            for extent in tensor.shape.dim
         ]
-        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+        if not all(isinstance(extent, int) for extent in shape):
             raise NetworkRefusedError(
                 f"network {network.text}: input {value.name} has dynamic shape {shape}; fix it with "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
+        _check_extents(network, value.name, shape)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         inputs.append((value.name, tuple(shape), str(dtype)))
     return LoadedNetwork(network=network, onnx_model=model, inputs=tuple(inputs))
@@ -265,9 +292,7 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
     import torch
 
     if program.range_constraints:
-        raise NetworkRefusedError(
-            f"network {network.text}: has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
-        )
+        raise NetworkRefusedError(f"network {network.text}: {_why_dynamic(program)}")
     names = program.graph_signature.user_inputs
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
@@ -277,21 +302,62 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
             raise NetworkRefusedError(
                 f"network {network.text}: input {name} is no tensor; export it with tensors only"
             )
+        _check_extents(network, str(name), value.shape)
         inputs.append((str(name), tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")))
     examples = None
     if program.example_inputs is not None:
         leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
         if len(leaves) == len(inputs):
-            examples = tuple(_array(one) for one in leaves)
+            examples = tuple(array_of(one) for one in leaves)
     return LoadedNetwork(network=network, program=program, inputs=tuple(inputs), examples=examples)
 
 
-def _array(value: Any) -> Any:
-    """A NumPy array of a tensor; its type may be none of NumPy's."""
+def _why_dynamic(program: Any) -> str:
+    """What makes a shape of a program dynamic: an input, or an operator whose output's size is a value."""
     import torch
 
-    value = value.detach().cpu()
-    return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    for node in program.graph.nodes:
+        values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+        shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+        if any(isinstance(extent, torch.SymInt) for shape in shapes for extent in shape):
+            if node.op == "placeholder":
+                break
+            return (
+                f"the shape of what {node.target} gives depends on values, and TVM schedules fixed shapes; "
+                "end the network before it, or use an operator of fixed shape"
+            )
+    return "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
+
+
+def _check_extents(network: NetworkName, name: str, shape: Sequence[int]) -> None:
+    """Refuse an input without a number in it."""
+    if 0 in shape:
+        raise NetworkRefusedError(
+            f"network {network.text}: input {name} is empty (its shape is {list(shape)}), so there is nothing "
+            "to compute; export it with sizes from 1"
+        )
+
+
+def _dtypes(program: Any) -> Iterator[str]:
+    """Types of all tensors of a torch program."""
+    import torch
+
+    for node in program.graph.nodes:
+        for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                yield str(value.dtype).removeprefix("torch.")
+
+
+def _onnx_dtypes(model: Any) -> Iterator[str]:
+    """Types of all tensors of an ONNX model, as far as its shapes can be inferred."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    kinds = {value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")}
+    for kind in kinds | {weight.data_type for weight in graph.initializer}:
+        if kind:
+            yield onnx.TensorProto.DataType.Name(kind).lower()
 
 
 def _nearest(word: str, known: list[str]) -> str:

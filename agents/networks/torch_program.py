@@ -14,6 +14,7 @@ from typing import Any
 from agents.errors import first_line
 from agents.networks.archive import rewrite_archive
 from agents.networks.network_name import NetworkName, NetworkRefusedError
+from agents.networks.outputs import array_of
 
 #: Blocks that hold graphs; they compute nothing themselves.
 _BLOCKS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -92,7 +93,5 @@ def example_arrays(
         )
         if not is_alike or (tuple(value.shape), f"torch.{dtype}") != (shape, str(value.dtype)):
             return None
-        # NumPy has no bfloat16.
-        whole = value.float() if value.dtype is torch.bfloat16 else value
-        arrays.append(whole.detach().numpy())
+        arrays.append(array_of(value))
     return tuple(arrays)

@@ -1,8 +1,9 @@
 """What a search leaves of a whole network: a compiled library, checked and timed beside other ways to run it.
 
-Called by `tuning.py` behind the search. A library is built and timed in confined processes
-(`agents.networks.reader`); the fastest one with the right output is kept: the one of this search, that of an
-earlier one, or TVM's without any schedule.
+Called by `tuning.py` before the search and behind it. Before it each network is compiled without schedules
+and compared with torch, so that one without a right library is refused before anything is measured. Libraries
+are built and timed in confined processes (`agents.networks.reader`); the fastest one with the right output is
+kept: the one of this search, that of an earlier one, or TVM's without any schedule.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from agents.host.host_lock import host_lock_path, make_lock
 from agents.networks.latency import SIDES
 from agents.networks.library import TUNED, UNTUNED
 from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name
+from agents.networks.outputs import tolerance_of
 from agents.networks.reader import ask, checked_answer
-from agents.records import DeviceKind, DeviceSpec, WorkloadId
+from agents.records import DeviceKind, DeviceSpec, Family, WorkloadId
 from agents.sandbox.scratch import require_executable, scratch_folder
 from fleet.durable import fsync
 from fleet.store.catalog import DeviceEntry
 
-#: Longest that a network may take to be compiled twice, and to be timed.
-_BUILD_SECS, _TIME_SECS = 1800.0, 1800.0
+#: Longest that a network may take to be compiled and run once, to be compiled with schedules, and to be timed.
+_FIRST_RUN_SECS, _BUILD_SECS, _TIME_SECS = 900.0, 1800.0, 1800.0
+#: What any x86-64 or Arm host compiles for: networks of devices elsewhere are checked on this host.
+_HOST_TARGET = {"kind": "llvm"}
 #: Least seconds of a side in one turn of the timing.
 _TURN_SECS = 0.3
-#: Largest relative difference from torch's output, by the type of the network's numbers.
-_TOLERANCES = {"float32": 1e-4, "float64": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-_LEAST_TOLERANCE = 1e-4
 #: Sides whose library is made for the timing, and those whose library may be kept.
 _MADE = ("tvm_tuned", "tvm_untuned")
 _LIBRARIES = ("tvm_tuned", "tvm_earlier", "tvm_untuned")
@@ -68,10 +69,77 @@ def why_not_here(spec: DeviceSpec, host: str | None) -> str:
     return ""
 
 
+def check_all(networks: Sequence[str], device: DeviceEntry, folder: Path) -> dict[str, Path]:
+    """Compile each network that is a graph without schedules, and compare its output with torch's.
+
+    Args:
+        networks: As `agents.networks.network_name` reads them.
+        device: Networks of one that is not on this host are checked on this host's CPU.
+        folder: Where the libraries go.
+
+    Returns:
+        The library of each network, by its spelling; none for a device that is not here.
+
+    Raises:
+        NetworkRefusedError: One of them has no library with the right output.
+    """
+    host = device.descriptor.host if device.descriptor is not None else None
+    is_here, libraries = not why_not_here(device.spec, host), dict[str, Path]()
+    for number, text in enumerate(networks):
+        if not read_network_name(text).is_graph:
+            continue
+        own = folder / str(number)
+        own.mkdir()
+        check_network(text, device.spec if is_here else None, own)
+        if is_here:
+            libraries[text] = own / UNTUNED
+    return libraries
+
+
+def check_network(text: str, spec: DeviceSpec | None, folder: Path) -> None:
+    """Compile a network without schedules into a folder, run it once, and compare its output with torch's.
+
+    Args:
+        text: The network.
+        spec: The device that runs it; None for this host's CPU.
+        folder: The process may write in it; the library is `UNTUNED` in it.
+
+    Raises:
+        NetworkRefusedError: It cannot be read, imported, compiled or run, its output is random, or another
+            than torch's.
+    """
+    question = {
+        "op": "first_run",
+        "network": text,
+        "family": Family.CPU if spec is None else spec.family,
+        "target": _HOST_TARGET if spec is None else spec.target,
+        "folder": str(folder),
+        "threads": 1 if spec is None else spec.threads,
+        "gpu_index": None if spec is None else _gpu_index(spec),
+    }
+    threads, cores = (1, ()) if spec is None else (spec.threads, spec.cores)
+    ask(question, folder=folder, threads=threads, cores=cores, timeout_secs=_FIRST_RUN_SECS)
+
+
+def _gpu_index(spec: DeviceSpec) -> int | None:
+    return spec.index if spec.kind is DeviceKind.CUDA else None
+
+
 def deliver_all(
-    labels: Mapping[str, str], device: DeviceEntry, traces: Mapping[WorkloadId, str], out: Path
+    labels: Mapping[str, str],
+    device: DeviceEntry,
+    traces: Mapping[WorkloadId, str],
+    out: Path,
+    untuned: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
     """Deliver each network that is a graph. What goes wrong with one is told, and keeps no other from it.
+
+    Args:
+        labels: Of the networks, by spelling.
+        device: The device.
+        traces: The fastest schedules.
+        out: Folder of the libraries.
+        untuned: What `check_all` gave.
 
     Returns:
         What `deliver` gives, by label; `{"why_not"}` where there is no library.
@@ -85,14 +153,23 @@ def deliver_all(
             found[label] = {"why_not": why_not}
             continue
         try:
-            found[label] = deliver(text, device.spec, traces, out)
+            found[label] = deliver(text, device.spec, traces, out, untuned[text])
         except NetworkRefusedError as error:
             found[label] = {"why_not": str(error)}
     return found
 
 
-def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path) -> dict[str, Any]:
+def deliver(
+    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path, untuned: Path
+) -> dict[str, Any]:
     """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
+
+    Args:
+        text: The network.
+        spec: The device.
+        traces: The fastest schedules.
+        out: Folder of the libraries.
+        untuned: Its library without schedules, of `check_network`.
 
     Returns:
         What `agents.networks.latency.time_sides` and `agents.networks.library.build` give, and: `library`
@@ -107,15 +184,16 @@ def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: 
         scratch_folder("tensor-fleet-library-") as folder,
         tempfile.TemporaryDirectory(prefix="tensor-fleet-earlier-") as ours,
     ):
-        built = build_libraries(text, spec, traces, folder)
-        libraries = {"tvm_untuned": folder / UNTUNED, "tvm_tuned": folder / TUNED}
+        built = build_library(text, spec, traces, folder)
+        libraries = {"tvm_untuned": untuned, "tvm_tuned": folder / TUNED}
         if kept.exists():
             # Loaded from the same place under which it will be replaced, it would be replaced while it runs.
             # Not into the folder of a process that a file may have taken over: it may have left a link there,
             # and we would write wherever that leads.
             libraries["tvm_earlier"] = Path(shutil.copyfile(kept, Path(ours) / "earlier.so"))
         timed = time_network(text, spec, libraries, folder)
-        chosen = choose_library(timed, tolerance_of(timed))
+        tolerance = tolerance_of(timed["precision"])
+        chosen = choose_library(timed, tolerance)
         if chosen is not None and chosen != "tvm_earlier":
             _put(libraries[chosen], kept)
     secs = timed["secs"]
@@ -124,16 +202,16 @@ def deliver(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: 
         **timed,
         "library": str(kept) if chosen is not None else None,
         "kept": chosen,
-        "tolerance": tolerance_of(timed),
-        "is_equal": is_right("tvm_tuned", timed, tolerance_of(timed)),
+        "tolerance": tolerance,
+        "is_equal": is_right("tvm_tuned", timed, tolerance),
         "speedup_vs_untuned": secs["tvm_untuned"] / secs[chosen] if chosen is not None else None,
     }
 
 
-def build_libraries(
+def build_library(
     text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], folder: Path
 ) -> dict[str, Any]:
-    """Compile a network without schedules and with them, into a folder that the process may write in.
+    """Compile a network with schedules, into a folder that the process may write in.
 
     Raises:
         NetworkRefusedError: It cannot be read or compiled.
@@ -155,7 +233,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
     Raises:
         NetworkRefusedError: A library does not run.
     """
-    gpu_index = spec.index if spec.kind is DeviceKind.CUDA else None
+    gpu_index = _gpu_index(spec)
     lock = host_lock_path() if gpu_index is None else host_lock_path(f"cuda-{gpu_index}")
     with suppress(OSError):
         make_lock(lock)
@@ -195,6 +273,7 @@ def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]
         "absent": {side: str(why) for side, why in answer["absent"].items() if side in sides},
         "reference": reference,
         "differences": {side: _apart(answer["differences"][side]) for side in others},
+        "precision": str(answer["precision"]),
         "threads": int(answer["threads"]),
         "inputs": [
             [str(name), [int(one) for one in shape], str(dtype)] for name, shape, dtype in answer["inputs"]
@@ -210,13 +289,6 @@ def _secs(value: Any) -> float:
     if not 0 < (secs := float(value)) < math.inf:
         raise ValueError(f"{secs} is no number of seconds")
     return secs
-
-
-def tolerance_of(timed: Mapping[str, Any]) -> float:
-    """How far an output may be from the expected one, relative to its largest value."""
-    return (
-        max((_TOLERANCES.get(dtype, 0.0) for _, _, dtype in timed["inputs"]), default=0.0) or _LEAST_TOLERANCE
-    )
 
 
 def choose_library(timed: Mapping[str, Any], tolerance: float) -> str | None:

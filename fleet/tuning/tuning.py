@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
-from fleet.tuning.delivery import deliver_all, labels_of
+from fleet.tuning.delivery import check_all, deliver_all, labels_of
 from fleet.tuning.report import report_search
 from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import ROUND, USED_UP, Search, expected_trials
@@ -100,10 +101,32 @@ def tune_device(
 
     Raises:
         FleetError: An unknown workload, nothing ran, or the folder holds the database of another target.
+        NetworkRefusedError: A network has no library with the right output; nothing was measured.
     """
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
     present_database(options.out, target, canonical_json(spec.target))
-    watcher, clock = _Round(display), Clock()
+    clock = Clock()
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-untuned-") as folder:
+        untuned: dict[str, Path] = {}
+        if any(read_network_name(text).is_graph for text in labels):
+            display.say("compiling the network without schedules, and comparing its output")
+            with clock.part("check"):
+                untuned = check_all(list(labels), engine.store().devices()[target], Path(folder))
+        told = _search(engine, settings, spec, options, display, clock)
+        return told | conclude(told, engine.store(), labels, options.out, clock, display, untuned)
+
+
+def _search(
+    engine: EngineSession,
+    settings: FleetConfig,
+    spec: DeviceSpec,
+    options: TuneOptions,
+    display: Display,
+    clock: Clock,
+) -> dict[str, Any]:
+    """Search the workloads; what `tune_device` returns but for what `conclude` adds."""
+    target, labels = spec.device_id, labels_of(settings.workloads.networks)
+    watcher = _Round(display)
     ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
     with display.live():
         how = CollectSettings(samples=ROUND, seed=settings.training.seed)
@@ -146,7 +169,7 @@ def tune_device(
     if not any(math.isfinite(one.best_secs) for one in searches):
         why = _why_nothing_ran(searches, ended, settings.store.path)
         raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
-    told = {
+    return {
         "device": target,
         "model": rounds.version or None,
         "why_no_model": rounds.why_no_model,
@@ -157,7 +180,6 @@ def tune_device(
         "networks": network_seconds(searches, list(labels.values())),
         "workloads": [_told(one) for one in searches],
     }
-    return told | conclude(told, engine.store(), labels, options.out, clock, display)
 
 
 def conclude(
@@ -167,8 +189,9 @@ def conclude(
     out: Path,
     clock: Clock,
     display: Display,
+    untuned: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Write what a search leaves.
+    """Write what a search leaves; `untuned` are the libraries of `fleet.tuning.delivery.check_all`.
 
     Returns:
         `whole_networks` (see `fleet.tuning.delivery`), `seconds` by part, and the paths `database` and
@@ -183,7 +206,7 @@ def conclude(
     if any(read_network_name(one).is_graph for one in labels):
         display.say("compiling the network with its schedules, and timing it beside other ways to run it")
     with clock.part("compile"):
-        whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out)
+        whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out, untuned)
     told = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
     networks = " ".join(f"--network {shlex.quote(one)}" for one in labels)
     again = f"fleet tune {shlex.quote(device_id)} {networks} --out {shlex.quote(str(out))}"

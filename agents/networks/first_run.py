@@ -1,0 +1,103 @@
+"""The first run of a network: compiled without schedules, and compared with torch before anything is measured.
+
+Runs in the confined process of `reader_process.py`; imports TVM, torch and ONNX Runtime when called. What TVM
+imports wrongly, cannot compile, or computes otherwise is refused here, within seconds, and so is a network
+whose output is drawn at random. The library is kept: it is the untuned side of the network's timing later.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from agents.errors import last_line
+from agents.networks.graph import lowered, workloads_of
+from agents.networks.latency import Place, library_run, reference_run
+from agents.networks.library import UNTUNED, compile_library
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.outputs import difference, tolerance_of
+from agents.networks.sources import LoadedNetwork, load
+from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.records import Family
+
+
+def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Compile a network without schedules, run it once, and compare its output.
+
+    Args:
+        question: `network` (its spelling), `target` (of the device), `folder` (where the library goes),
+            `threads`, `gpu_index` (of the CUDA device; None: the CPU).
+        family: Of the device.
+
+    Returns:
+        `difference` (largest relative difference from torch's output, or from ONNX Runtime's; None without
+        either), `run_secs`, `precision` (narrowest floating type of the network), `workloads` (how many).
+
+    Raises:
+        NetworkRefusedError: It has no workload, draws its output at random, does not compile, or TVM computes
+            another output.
+    """
+    text = question["network"]
+    loaded = load(read_network_name(text))
+    values = loaded.random_inputs()
+    place = Place(threads=question["threads"], gpu_index=question["gpu_index"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch and its neighbours warn of their own future
+        expected = _expected(loaded, values, place)
+    load_tensor_intrinsics(family)
+    import tvm
+
+    module = lowered(loaded, family)
+    workloads = workloads_of(module, family, text)
+    library = Path(question["folder"]) / UNTUNED
+    compile_library(module, tvm.target.Target(question["target"]), library, text)
+    try:
+        run = library_run(str(library), values, place)
+        began = time.perf_counter()
+        outputs = run()
+        run_secs = time.perf_counter() - began
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {text}: TVM compiles it, but its library does not run: {last_line(error)}"
+        ) from None
+    apart = None if expected is None else difference(outputs, expected)
+    if apart is not None and not apart <= (allowed := tolerance_of(loaded.precision())):
+        raise NetworkRefusedError(
+            f"network {text}: TVM computes another output: it is {apart:.1e} of the largest value away from "
+            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {loaded.precision()}; TVM imports one of "
+            f"its operators wrongly ({', '.join(loaded.operators())[:300]})"
+        )
+    return {
+        "difference": apart,
+        "run_secs": run_secs,
+        "precision": loaded.precision(),
+        "workloads": len(workloads),
+    }
+
+
+def _expected(loaded: LoadedNetwork, values: list[Any], place: Place) -> list[Any] | None:
+    """The right outputs; None if there is no ONNX Runtime for an ONNX model.
+
+    Raises:
+        NetworkRefusedError: They are no function of the inputs, or the network does not run.
+    """
+    text = loaded.network.text
+    try:
+        run = reference_run(loaded, values, place)
+        expected, again = run(), run()
+    except ImportError:
+        return None
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {text}: {loaded.reference} cannot run it: {last_line(error)}"
+        ) from None
+    if not expected:
+        raise NetworkRefusedError(f"network {text}: gives no tensor, so there is nothing to compute")
+    if not difference(again, expected) <= tolerance_of(loaded.precision()):
+        raise NetworkRefusedError(
+            f"network {text}: is no function of its inputs: a second run of {loaded.reference} gives another "
+            "output; export it without random operators (randn, dropout in training) and buffers that change"
+        )
+    return expected

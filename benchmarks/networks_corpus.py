@@ -1,0 +1,176 @@
+"""Every architecture of the corpus, compiled and compared: `python -m benchmarks.networks --check corpus`.
+
+Each architecture of `agents.networks.corpus` is built once more at a tiny size: one layer of each stage, few
+channels, a text of 8 tokens. In each type a process does what `fleet tune` does before it measures anything:
+it exports, imports and compiles the network, runs it once, and compares its output with torch's. Then it
+compiles the network as a search does at its end. A network is right, refused at once in one line, or it
+failed late. Needs the extra `networks` and some 15 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from agents.errors import first_line
+from agents.host.own_program import environment
+from agents.networks.corpus import CORPUS
+from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.records import Family
+
+DTYPES: Final = ("float32", "float16", "bfloat16")
+#: Of every compiled library: what all x86-64 processors run.
+_TARGET: Final = {"kind": "llvm", "num-cores": 1}
+#: Longest that an architecture may take in all types: the check is for a busy host too.
+_CHILD_SECS: Final = 1800
+
+#: Tiny sizes of what architectures have in common.
+_LAYER: Final = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=48"
+_TEXT: Final = "vocab_size=64,tokens=8"
+_IMAGE: Final = f"image_size=32,{_LAYER}"
+_STAGES: Final = "image_size=32,hidden_sizes=8/16/16/16,depths=1/1/1/1"
+_HEADS: Final = "num_attention_heads=1/2/2/2"
+#: The tiny size of each architecture.
+_SIZES: Final = {
+    **dict.fromkeys(("bert", "electra", "roberta", "mpnet", "nystromformer", "deberta-v2"), f"{_LAYER},{_TEXT}"),
+    **dict.fromkeys(("llama", "phi", "gpt_neox"), f"{_LAYER},{_TEXT}"),
+    **dict.fromkeys(("qwen3", "gemma", "mistral"), f"{_LAYER},head_dim=16,num_key_value_heads=1,{_TEXT}"),
+    "albert": f"{_LAYER},embedding_size=16,{_TEXT}",
+    "squeezebert": f"{_LAYER},embedding_size=32,q_groups=1,k_groups=1,v_groups=1,post_attention_groups=1,"
+    f"intermediate_groups=1,output_groups=1,{_TEXT}",
+    "mobilebert": f"num_hidden_layers=1,{_TEXT}",
+    "distilbert": f"dim=32,n_heads=2,hidden_dim=48,n_layers=1,{_TEXT}",
+    "gpt2": f"n_embd=32,n_head=2,n_layer=1,{_TEXT}",
+    "bloom": f"hidden_size=32,n_head=2,n_layer=1,{_TEXT}",
+    "xlnet": f"d_model=32,n_head=2,d_inner=48,n_layer=1,{_TEXT}",
+    "mamba": f"hidden_size=32,num_hidden_layers=1,state_size=4,{_TEXT}",
+    **dict.fromkeys(("vit", "deit", "beit", "siglip_vision_model", "clip_vision_model"), _IMAGE),
+    **dict.fromkeys(("videomae", "vivit"), f"{_IMAGE},num_frames=2"),
+    "vitdet": "image_size=32,hidden_size=32,num_attention_heads=2,num_hidden_layers=1",
+    "dinov2": "image_size=28,hidden_size=32,num_attention_heads=2,num_hidden_layers=1",
+    "dpt": "image_size=32,hidden_size=32,num_hidden_layers=4,num_attention_heads=2,intermediate_size=48,"
+    "backbone_out_indices=0/1/2/3,neck_hidden_sizes=16/16/16/16,fusion_hidden_size=16",
+    "resnet": f"{_STAGES},embedding_size=8",
+    "regnet": f"{_STAGES},embedding_size=8,groups_width=8",
+    "bit": "image_size=32,hidden_sizes=16/32/32/32,depths=1/1/1/1,embedding_size=8,num_groups=4",
+    **dict.fromkeys(("convnext", "convnextv2", "poolformer"), _STAGES),
+    **dict.fromkeys(("pvt", "pvt_v2", "segformer"), f"{_STAGES},{_HEADS}"),
+    "glpn": f"{_STAGES},{_HEADS},decoder_hidden_size=16",
+    "hgnet_v2": "image_size=32,stem_channels=3/8/16,stage_in_channels=16/16/16/16,stage_mid_channels=8/8/8/8,"
+    "stage_out_channels=16/16/16/16,stage_num_blocks=1/1/1/1,hidden_sizes=16/16/16/16,depths=1/1/1/1",
+    "focalnet": "image_size=32,embed_dim=8,depths=1/1/1/1",
+    "mobilevit": "image_size=32,hidden_sizes=16/16/16,neck_hidden_sizes=8/8/16/16/16/16/32",
+    "swiftformer": "image_size=32,embed_dims=8/8/16/16,depths=1/1/1/1",
+    "cvt": "image_size=32,embed_dim=8/16/16,num_heads=1/2/2,depth=1/1/1",
+    "levit": "image_size=32,hidden_sizes=16/16/16,num_attention_heads=2/2/2,depths=1/1/1,key_dim=8/8/8",
+    "swin": "image_size=64,embed_dim=12,window_size=2,depths=1/1,num_heads=2/2",
+    "pp_lcnet": "image_size=32,scale=0.25",
+    "mobilenet_v1": "image_size=32,depth_multiplier=0.25",
+    "mobilenet_v2": "image_size=32,depth_multiplier=0.35",
+    "efficientnet": "image_size=32,width_coefficient=0.25,depth_coefficient=0.1,hidden_dim=320",
+    "textnet": "image_size=32",
+}
+
+
+def tiny_names() -> dict[str, str]:
+    """Names of the networks that are checked, by architecture."""
+    architectures = dict.fromkeys(read_network_name(text).name for text in CORPUS)
+    return {name: f"transformers:{name},{_SIZES[name]}" for name in architectures}
+
+
+def check_corpus(architectures: Sequence[str], jobs: int) -> dict[str, Any]:
+    """Check architectures, so many at once.
+
+    Returns:
+        `networks` (by architecture and type), `architectures`, `compiled`, `refused`, `failed_late`, `secs`.
+    """
+    began, names = time.perf_counter(), tiny_names()
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(_in_a_process, [names[name] for name in architectures])
+        networks = {}
+        for name, rows in zip(architectures, found, strict=True):
+            networks[name] = rows
+            print(*(f"{name} {dtype}: {_cell(row)}" for dtype, row in rows.items()), sep="\n", file=sys.stderr)
+    return {"benchmark": "networks corpus", **summary(networks), "secs": round(time.perf_counter() - began)}
+
+
+def summary(networks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All networks, and how many there are of each kind."""
+    rows = [row for by_dtype in networks.values() for row in by_dtype.values()]
+    return {
+        "architectures": len(networks),
+        "compiled": sum(row["result"] == "ok" for row in rows),
+        "refused": sum(row["result"] == "refused" for row in rows),
+        "failed_late": sum(row["result"] == "failed_late" for row in rows),
+        "networks": networks,
+    }
+
+
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown table: an architecture per row, a type per column."""
+    yield f"| architecture | {' | '.join(DTYPES)} |"
+    yield "|---" * (1 + len(DTYPES)) + "|"
+    for name, rows in found["networks"].items():
+        yield f"| {name} | {' | '.join(_cell(rows[dtype]) for dtype in DTYPES)} |"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if row["result"] == "ok":
+        return f"{row['difference']:.1e}"
+    return f"{row['result'].replace('_', ' ')} after {row['secs']:.0f} s: {row['why']}"
+
+
+def _in_a_process(text: str) -> dict[str, Any]:
+    """What the types of an architecture give; those that its process does not reach failed late."""
+    run = [sys.executable, "-m", "benchmarks.networks_corpus", text]
+    threads = {**environment(), "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        ended = subprocess.run(run, capture_output=True, text=True, env=threads, timeout=_CHILD_SECS)
+        printed, why = ended.stdout, f"its process ended with {ended.returncode}: {ended.stderr[-300:]}"
+    except subprocess.TimeoutExpired as error:
+        printed, why = (error.stdout or b"").decode(), f"its process was ended after {_CHILD_SECS} s"
+    rows = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
+    missing = {"result": "failed_late", "why": " ".join(why.split()), "secs": 0.0}
+    return {dtype: rows.get(dtype, missing) for dtype in DTYPES}
+
+
+def _check(text: str) -> dict[str, Any]:
+    """Do to one network what a search does before it measures, and what it does at its end."""
+    from agents.networks.first_run import first_run
+    from agents.networks.library import build
+
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-corpus-") as folder:
+        question = {"network": text, "target": _TARGET, "folder": folder, "threads": 1, "gpu_index": None}
+        try:
+            seen = first_run(question, Family.CPU)
+        except NetworkRefusedError as error:
+            why = str(error).removeprefix(f"network {text}: ")
+            return {"result": "refused", "why": why, "secs": round(time.perf_counter() - began, 1)}
+        secs = round(time.perf_counter() - began, 1)
+        try:
+            build({**question, "traces": {}}, Family.CPU)
+        except Exception as error:
+            return {"result": "failed_late", "why": first_line(error), "secs": secs}
+    return {"result": "ok", "difference": seen["difference"], "workloads": seen["workloads"], "secs": secs}
+
+
+def _child(text: str) -> None:
+    """Check the types of an architecture: a line of JSON each, which nothing that crashes later takes back."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for dtype in DTYPES:
+        print(json.dumps([dtype, _check(f"{text},dtype={dtype}")]), file=answers, flush=True)
+    # Threads of torch and TVM may hold a normal end up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])
