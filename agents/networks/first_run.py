@@ -1,4 +1,4 @@
-"""The first run of a network: compiled without schedules, and compared with torch before anything is measured.
+"""The first run of a network: compiled without schedules, and compared with torch, before a search.
 
 Runs in the confined process of `reader_process.py`; imports TVM, torch and ONNX Runtime when called. What TVM
 imports wrongly, cannot compile, or computes otherwise is refused here, within seconds, and so is a network
@@ -8,7 +8,6 @@ whose output is drawn at random. The library is kept: it is the untuned side of 
 from __future__ import annotations
 
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,7 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
     loaded = load(read_network_name(text))
     values = loaded.random_inputs()
     place = Place(threads=question["threads"], gpu_index=question["gpu_index"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch and its neighbours warn of their own future
-        expected = _expected(loaded, values, place)
+    expected = _expected(loaded, values, place)
     load_tensor_intrinsics(family)
     import tvm
 
@@ -62,17 +59,18 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
         raise NetworkRefusedError(
             f"network {text}: TVM compiles it, but its library does not run: {last_line(error)}"
         ) from None
+    precision = loaded.precision()
     apart = None if expected is None else difference(outputs, expected)
-    if apart is not None and not apart <= (allowed := tolerance_of(loaded.precision())):
+    if apart is not None and not apart <= (allowed := tolerance_of(precision)):
         raise NetworkRefusedError(
             f"network {text}: TVM computes another output: it is {apart:.1e} of the largest value away from "
-            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {loaded.precision()}; TVM imports one of "
-            f"its operators wrongly ({', '.join(loaded.operators())[:300]})"
+            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {precision}; TVM imports one of its "
+            f"operators wrongly, of {', '.join(loaded.operators())[:300]}"
         )
     return {
         "difference": apart,
         "run_secs": run_secs,
-        "precision": loaded.precision(),
+        "precision": precision,
         "workloads": len(workloads),
     }
 

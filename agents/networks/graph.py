@@ -40,8 +40,8 @@ def lowered(loaded: LoadedNetwork, family: Family) -> Any:
         names = [name for name in loaded.operators() if name in _VALUE_SHAPED]
         raise NetworkRefusedError(
             f"network {loaded.network.text}: the shape of what {' and '.join(names) or 'an operator'} gives "
-            "depends on values, and TVM schedules fixed shapes; end the network before it, or use an operator of "
-            "fixed shape"
+            "depends on values, and TVM schedules fixed shapes; end the network before it, or use an operator "
+            "of fixed shape"
         )
     return module
 
@@ -118,7 +118,7 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
         found[made.workload_id] = named(made)
     if not found:
         raise NetworkRefusedError(
-            f"network {network}: computes nothing, so there is nothing to schedule; name a network with work in it"
+            f"network {network}: computes nothing, so there is nothing to schedule; name another network"
         )
     return merged(found.values())
 

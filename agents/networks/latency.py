@@ -75,7 +75,9 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         for side in (*question["sides"], *question["libraries"]):
             path = question["libraries"].get(side)
             try:
-                runs[side] = library_run(path, values, place) if path else _MAKERS[side](loaded, values, place)
+                runs[side] = (
+                    library_run(path, values, place) if path else _MAKERS[side](loaded, values, place)
+                )
                 outputs = runs[side]()
                 if not outputs:
                     raise RuntimeError("it gives no tensor")

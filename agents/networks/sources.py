@@ -130,7 +130,8 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
         tensor, kind = value.type.tensor_type, value.type.WhichOneof("value") or "value"
         if kind != "tensor_type":
             raise NetworkRefusedError(
-                f"network {network.text}: input {value.name} is no tensor but a {kind.removesuffix('_type')}; "
+                f"network {network.text}: input {value.name} is no tensor but a "
+                f"{kind.removesuffix('_type')}; "
                 "export the network with tensors as its inputs"
             )
         shape = [
@@ -333,8 +334,8 @@ def _check_extents(network: NetworkName, name: str, shape: Sequence[int]) -> Non
     """Refuse an input without a number in it."""
     if 0 in shape:
         raise NetworkRefusedError(
-            f"network {network.text}: input {name} is empty (its shape is {list(shape)}), so there is nothing "
-            "to compute; export it with sizes from 1"
+            f"network {network.text}: input {name} is empty (shape {list(shape)}), so there is nothing to "
+            "compute; export it with sizes from 1"
         )
 
 

@@ -31,9 +31,9 @@ from agents.sandbox.scratch import require_executable, scratch_folder
 from fleet.durable import fsync
 from fleet.store.catalog import DeviceEntry
 
-#: Longest that a network may take to be compiled and run once, to be compiled with schedules, and to be timed.
+#: Longest that a network's first run, its compilation with schedules, and its timing may take.
 _FIRST_RUN_SECS, _BUILD_SECS, _TIME_SECS = 900.0, 1800.0, 1800.0
-#: What any x86-64 or Arm host compiles for: networks of devices elsewhere are checked on this host.
+#: Of networks that are checked on this host, for devices that are not here.
 _HOST_TARGET = {"kind": "llvm"}
 #: Least seconds of a side in one turn of the timing.
 _TURN_SECS = 0.3

@@ -115,7 +115,9 @@ def test_each_network_is_checked_before_anything_is_measured(
     engine = Mock(spec=["store"], store=lambda: Store.read(tmp_path / "store"))
     monkeypatch.setattr("fleet.tuning.tuning.labels_of", lambda networks: {text: text for text in networks})
     with pytest.raises(NetworkRefusedError, match=r"b\.pt2: is no function"):
-        tune_device(engine, settings, device.spec, TuneOptions(trials=8, models=tmp_path, out=tmp_path), Mock())
+        tune_device(
+            engine, settings, device.spec, TuneOptions(trials=8, models=tmp_path, out=tmp_path), Mock()
+        )
 
 
 def test_a_device_elsewhere_has_its_network_checked_on_this_host(
@@ -131,7 +133,10 @@ def test_a_device_elsewhere_has_its_network_checked_on_this_host(
     monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_: "it is elsewhere")
     (tmp_path / "far").mkdir()
     assert check_all(["a.pt2"], device, tmp_path / "far") == {}
-    assert (ask.call_args.args[0]["target"], ask.call_args.args[0]["family"]) == ({"kind": "llvm"}, Family.CPU)
+    assert (ask.call_args.args[0]["target"], ask.call_args.args[0]["family"]) == (
+        {"kind": "llvm"},
+        Family.CPU,
+    )
 
 
 def test_a_library_is_made_where_the_device_is() -> None:

@@ -1,0 +1,183 @@
+"""What a network must show before anything is measured: that TVM compiles it, and computes what torch does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.networks.network_name import NetworkRefusedError
+from agents.networks.outputs import tolerance_of
+from agents.records import Family
+from tests.network_fixtures import save_program
+
+#: torch warns of its own future.
+pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
+
+_TINY = "n_embd=32,n_layer=1,n_head=2,vocab_size=50,tokens=8"
+
+
+def run_first(network: str, folder: Path) -> dict[str, Any]:
+    """The answer of the first run, in this process; the library of a search's end is built too."""
+    from agents.networks.first_run import first_run
+    from agents.networks.library import TUNED, UNTUNED, build
+
+    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(folder), "traces": {}}
+    seen = first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
+    assert seen["difference"] <= tolerance_of(seen["precision"])
+    assert (folder / UNTUNED).exists()
+    assert build(question, Family.CPU)["workloads"] == seen["workloads"]
+    assert (folder / TUNED).exists()
+    return seen
+
+
+def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A small module, and what it is exported with."""
+    import torch
+
+    torch.manual_seed(0)
+    rows = torch.randn(8, 8)
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+    conv = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if name == "topk":
+                return tuple(torch.topk(x @ x, 3))
+            if name == "count of booleans":
+                return x @ x * torch.cumsum(x > 0, 1)
+            if name == "infinities":
+                return (x @ x).masked_fill(torch.tril(torch.ones(8, 8)) == 0, -torch.inf)
+            if name == "half within":
+                return torch.softmax((x @ x).half() * 3, -1).float()
+            if name == "large in half precision":
+                return self.layer[0](x * 200).square().mean(-1).sqrt()
+            if name == "drawn":
+                return x @ x + torch.randn(8, 8)
+            if name == "changes":
+                self.seen.add_(x.mean(0))
+                return x @ x + self.seen
+            if name == "no work":
+                return x
+            if name == "sampled":
+                grid = torch.nn.functional.affine_grid(x[:2, :6].reshape(2, 2, 3), [2, 1, 4, 8])
+                return torch.nn.functional.grid_sample(x[:2].reshape(2, 1, 2, 4), grid)
+            return self.layer(x)
+
+    if name.endswith("16"):
+        dtype = getattr(torch, name.split()[-1])
+        if name.startswith("images"):
+            return conv.to(dtype), (torch.randn(1, 2, 8, 8, dtype=dtype),)
+        return Module().to(dtype), (rows.to(dtype),)
+    if name == "large in half precision":
+        return Module().half(), (rows.half(),)
+    return Module(), (rows,)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("topk", "float32"),
+        ("count of booleans", "float32"),
+        ("infinities", "float32"),
+        ("half within", "float16"),
+        ("large in half precision", "float16"),
+        ("rows of float16", "float16"),
+        ("rows of bfloat16", "bfloat16"),
+        ("images of bfloat16", "bfloat16"),
+    ],
+)
+def test_what_tvm_imports_otherwise_becomes_a_library_with_the_right_output(
+    name: str, precision: str, tmp_path: Path
+) -> None:
+    network = save_program(*module_of(name), tmp_path / "net.pt2")
+    assert run_first(str(network), tmp_path)["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("drawn", "is no function of its inputs: a second run of torch gives another output"),
+        ("changes", "is no function of its inputs: a second run of torch gives another output"),
+        ("no work", "computes nothing, so there is nothing to schedule"),
+        ("sampled", "aten.grid_sampler_2d.default gives shape"),
+    ],
+)
+def test_what_cannot_become_one_is_refused_in_one_line(name: str, why: str, tmp_path: Path) -> None:
+    network = save_program(*module_of(name), tmp_path / "net.pt2")
+    with pytest.raises(NetworkRefusedError) as refused:
+        run_first(str(network), tmp_path)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agents.networks import graph
+
+    def wrongly(program: Any) -> Any:
+        from tvm.script import ir as I  # noqa: N812 - as TVM's own scripts name it
+        from tvm.script import relax as R  # noqa: N812
+
+        @I.ir_module
+        class Module:
+            @R.function
+            def main(x: R.Tensor((8, 8), "float32")) -> R.Tuple(R.Tensor((8, 8), "float32")):
+                with R.dataflow():
+                    product = R.add(x, x)
+                    out = (product,)
+                    R.output(out)
+                return out
+
+        return Module
+
+    monkeypatch.setattr(graph, "import_program", wrongly)
+    network = save_program(*module_of("topk"), tmp_path / "net.pt2")
+    with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*of aten\.\w+"):
+        run_first(str(network), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    assert run_first(f"transformers:gpt2,{_TINY}", tmp_path)["workloads"] > 5
+
+
+def onnx_file(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> str:
+    onnx = pytest.importorskip("onnx")
+    opset = onnx.helper.make_opsetid("", 17)
+    graph = onnx.helper.make_graph(nodes, "net", inputs, outputs)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
+    return str(path)
+
+
+def test_onnx_inputs_that_are_no_full_tensors_are_named(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    kind = helper.make_tensor_sequence_value_info("s", 1, [2])
+    joined = helper.make_tensor_value_info("y", 1, [None])
+    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
+    with pytest.raises(NetworkRefusedError, match="input s is no tensor but a sequence; export"):
+        run_first(onnx_file(tmp_path / "a.onnx", [node], [kind], [joined]), tmp_path)
+    empty = helper.make_tensor_value_info("z", 1, [0, 8])
+    node = helper.make_node("Relu", ["z"], ["y"])
+    joined = helper.make_tensor_value_info("y", 1, [0, 8])
+    with pytest.raises(NetworkRefusedError, match=re.escape("input z is empty (shape [0, 8])")):
+        run_first(onnx_file(tmp_path / "b.onnx", [node], [empty], [joined]), tmp_path)
+
+
+def test_an_onnx_operator_whose_size_depends_on_values_is_named(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    given = helper.make_tensor_value_info("x", 1, [4, 4])
+    places = helper.make_tensor_value_info("y", 7, [2, None])
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["y"])]
+    with pytest.raises(NetworkRefusedError, match="the shape of what NonZero gives depends on values"):
+        run_first(onnx_file(tmp_path / "net.onnx", nodes, [given], [places]), tmp_path)
