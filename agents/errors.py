@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
+#: First words of the lines behind which torch only says where in a graph it was, and how to learn more.
+_TORCH_CONTEXT = (
+    "While executing %",
+    "Use tlparse to see",
+    "from user code:",
+    "Set TORCHDYNAMO_VERBOSE=1",
+    "For more information, run with TORCH_LOGS",
+    "For more debugging help, see",
+    "The above exception was the direct cause",
+)
+
 
 class AgentError(RuntimeError):
     """A failure of the measuring program itself (a failed candidate is a record instead).
@@ -21,7 +34,10 @@ def last_line(error: BaseException, most: int | None = 300) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    """What it says, less what torch says behind its reasons: where it was, and how to learn more."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = list(itertools.takewhile(lambda line: not line.startswith(_TORCH_CONTEXT), lines))
+    return said or lines or [type(error).__name__]
 
 
 class WorkerStartError(AgentError):

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import Any, Final
 
 from agents.errors import first_line
@@ -24,6 +26,7 @@ from agents.host.own_program import environment
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
+from agents.sandbox.zygote import die_with_parent
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
 #: What any processor of this kind runs, compiled in half the time: it is run once.
@@ -133,15 +136,24 @@ def _cell(row: dict[str, Any]) -> str:
 
 def _in_a_process(text: str) -> dict[str, Any]:
     """What the types of an architecture give; those that its process does not reach failed late."""
-    run = [sys.executable, "-m", "benchmarks.networks_corpus", text]
+    run = [sys.executable, "-m", "benchmarks.networks_corpus", str(os.getpid()), text]
     threads = {**environment(), "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    try:
-        ended = subprocess.run(run, capture_output=True, text=True, env=threads, timeout=_CHILD_SECS)
-        printed, why = ended.stdout, f"its process ended with {ended.returncode}: {ended.stderr[-300:]}"
-    except subprocess.TimeoutExpired as error:
-        printed, why = (error.stdout or b"").decode(), f"its process was ended after {_CHILD_SECS} s"
+    with tempfile.TemporaryFile("w+") as answers, tempfile.TemporaryFile("w+") as errors:
+        # A session of its own, as readers of networks have: a busy host shares its time out by session.
+        process = subprocess.Popen(run, stdout=answers, stderr=errors, env=threads, start_new_session=True)
+        try:
+            why = f"its process ended with {process.wait(_CHILD_SECS)}"
+        except subprocess.TimeoutExpired:
+            why = f"its process was ended after {_CHILD_SECS} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answers.seek(0)
+        errors.seek(0)
+        printed, last = answers.read(), errors.read().split("\n")[-3:]
     rows = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
-    missing = {"result": "failed_late", "why": " ".join(why.split()), "secs": 0.0}
+    missing = {"result": "failed_late", "why": " ".join([why, *last]).strip(), "secs": 0.0}
     return {dtype: rows.get(dtype, missing) for dtype in DTYPES}
 
 
@@ -167,8 +179,9 @@ def _check(text: str) -> dict[str, Any]:
     return {"result": "ok", "difference": seen["difference"], "workloads": seen["workloads"], "secs": secs}
 
 
-def _child(text: str) -> None:
+def _child(parent: int, text: str) -> None:
     """Check the types of an architecture; each prints a line of JSON, which no later crash takes back."""
+    die_with_parent(parent)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for dtype in DTYPES:
@@ -178,4 +191,4 @@ def _child(text: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1])
+    _child(int(sys.argv[1]), sys.argv[2])

@@ -40,7 +40,7 @@ def lowered(loaded: LoadedNetwork, family: Family) -> Any:
         names = [name for name in loaded.operators() if name in _VALUE_SHAPED]
         raise NetworkRefusedError(
             f"network {loaded.network.text}: the shape of what {' and '.join(names) or 'an operator'} gives "
-            "depends on values, and TVM schedules fixed shapes; end the network before it, or use an operator "
+            "depends on values, and TVM schedules fixed shapes; end the network before, or use an operator "
             "of fixed shape"
         )
     return module

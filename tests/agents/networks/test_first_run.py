@@ -1,4 +1,4 @@
-"""What a network must show before anything is measured: that TVM compiles it, and computes what torch does."""
+"""What a network must show before a search: that TVM compiles it, and computes what torch does."""
 
 from __future__ import annotations
 
@@ -124,23 +124,17 @@ def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
     from agents.networks import graph
 
     def wrongly(program: Any) -> Any:
-        from tvm.script import ir as I  # noqa: N812 - as TVM's own scripts name it
-        from tvm.script import relax as R  # noqa: N812
+        from tvm import relax
 
-        @I.ir_module
-        class Module:
-            @R.function
-            def main(x: R.Tensor((8, 8), "float32")) -> R.Tuple(R.Tensor((8, 8), "float32")):
-                with R.dataflow():
-                    product = R.add(x, x)
-                    out = (product,)
-                    R.output(out)
-                return out
-
-        return Module
+        builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType((8, 8), "float32"))
+        with builder.function("main", [given]):
+            with builder.dataflow():
+                output = builder.emit_output((relax.op.add(given, given),))
+            builder.emit_func_output(output)
+        return builder.get()
 
     monkeypatch.setattr(graph, "import_program", wrongly)
-    network = save_program(*module_of("topk"), tmp_path / "net.pt2")
+    network = save_program(*module_of("infinities"), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*of aten\.\w+"):
         run_first(str(network), tmp_path)
 

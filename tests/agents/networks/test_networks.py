@@ -38,6 +38,8 @@ def test_a_network_is_one_of_ours_a_file_or_an_architecture(tmp_path: Path) -> N
     assert (one.source, one.name, one.batch, one.dtype) == ("transformers", "mobilenet_v2", 4, "float16")
     assert dict(one.options) == {"image_size": 128, "tf_padding": False}
     assert one.label() == text
+    stages = read_network_name("transformers:resnet,depths=1/1/2/1,dates=1/x")
+    assert dict(stages.options) == {"depths": [1, 1, 2, 1], "dates": "1/x"}
     assert read_network_name("torchvision:resnet18").source == "torchvision"
 
 
