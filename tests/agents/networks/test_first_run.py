@@ -11,6 +11,7 @@ import pytest
 from agents.networks.network_name import NetworkRefusedError
 from agents.networks.outputs import tolerance_of
 from agents.records import Family
+from tests.log_fixtures import DATA
 from tests.network_fixtures import save_program
 
 #: torch warns of its own future.
@@ -43,6 +44,8 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
     conv = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
 
     class Module(torch.nn.Module):
+        seen: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = layer
@@ -136,6 +139,32 @@ def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
     monkeypatch.setattr(graph, "import_program", wrongly)
     network = save_program(*module_of("infinities"), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*of aten\.\w+"):
+        run_first(str(network), tmp_path)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        *((f"{name}.pt2", "") for name in ("topk2", "cumsum", "half", "neginf_out", "half_softmax_mix")),
+        ("randn.pt2", "is no function of its inputs"),
+        ("stn.pt2", "aten.grid_sampler_2d.default gives shape"),
+        ("identity.pt2", "nothing to schedule"),
+        ("nonzero.pt2", "dynamic shapes"),
+        ("seqin.onnx", "input s is no tensor but a sequence"),
+        ("zero.onnx", "input z is empty"),
+        ("nonmax.onnx", "what NonMaxSuppression gives depends on values"),
+    ],
+)
+def test_networks_of_reports_become_libraries_or_are_refused(name: str, why: str, tmp_path: Path) -> None:
+    if not (network := DATA / "cases/networks" / name).exists():
+        pytest.skip("../shared/data/cases is not beside the checkout")
+    if not why:
+        run_first(str(network), tmp_path)
+        return
+    with pytest.raises(NetworkRefusedError, match=re.escape(why)):
         run_first(str(network), tmp_path)
 
 
