@@ -153,9 +153,11 @@ def examples(before: bytes = b"", storage: bytes = b"\0" * 32) -> bytes:
 def archive(entries: Mapping[str, bytes], root: str = _ROOT, compression: int = zipfile.ZIP_STORED) -> bytes:
     """A zip file of entries."""
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as written:
+    with zipfile.ZipFile(made, "w") as written:
         for name, content in entries.items():
-            written.writestr(f"{root}/{name}" if root else name, content)
+            # The same bytes at any time of the day.
+            entry = zipfile.ZipInfo(f"{root}/{name}" if root else name)
+            written.writestr(entry, content, compression)
     return made.getvalue()
 
 
@@ -164,7 +166,7 @@ def _twice(_: Random, good: Entries, bad: Entries, name: str) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the second one
         with zipfile.ZipFile(made, "a") as written:
-            written.writestr(f"{_ROOT}/{name}", bad[name])
+            written.writestr(zipfile.ZipInfo(f"{_ROOT}/{name}"), bad[name])
     return made.getvalue()
 
 

@@ -219,7 +219,7 @@ def _write(
     """Write a new archive of texts, and of entries of another one."""
     with zipfile.ZipFile(copy, "w") as made:
         for name, text in texts.items():
-            made.writestr(f"network/{name}", text)
+            made.writestr(zipfile.ZipInfo(f"network/{name}"), text)
         for name, entry in files.items():
             info = zipfile.ZipInfo(f"network/{name}")
             info.file_size = entry.file_size

@@ -148,7 +148,7 @@ def _other_weight(**changes: Any) -> Entries:
         ({**honest(), "byteorder": b"big"}, "entry byteorder: expected little"),
         ({**honest(), EXAMPLES: examples(b"]" * 4 + b"(" * 200_000)}, "hold more than tensors"),
         ({**honest(), MODEL: b'{"a":' * 100_000}, "nests too deeply"),
-        ({**honest(), MODEL: b"[" + b"[]," * 1_500_000 + b"0]"}, "more than 2,000,000 values"),
+        ({**honest(), MODEL: b"[" + b"[]," * 2_100_000 + b"0]"}, "more than 2,000,000 values"),
     ],
 )
 def test_weights_lie_within_their_bytes_and_bombs_are_refused(entries: Entries, message: str) -> None:
@@ -204,7 +204,7 @@ def test_generated_archives_pass_without_their_attack_or_are_refused() -> None:
             continue
         passed += 1
         assert b"/watched" not in b"".join(copy.values())
-    assert 10 < passed < 60
+    assert 10 < passed < 70
 
 
 def loaded_with_outputs(path: Path, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -226,6 +226,7 @@ def test_an_archive_written_by_hand_is_one_that_torch_loads(tmp_path: Path) -> N
     assert [value.shape for value in loaded.examples] == [(2, 4)]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 @pytest.mark.parametrize("place", ["guards", "input", "tree"])
 def test_a_network_that_torch_would_run_code_of_runs_none(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
