@@ -16,7 +16,7 @@ from agents.networks.graph import lowered, workloads_of
 from agents.networks.latency import Place, library_run, reference_run
 from agents.networks.library import UNTUNED, compile_library
 from agents.networks.network_name import NetworkRefusedError, read_network_name
-from agents.networks.outputs import difference, tolerance_of
+from agents.networks.outputs import difference, has_finite, tolerance_of
 from agents.networks.sources import LoadedNetwork, load
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
@@ -97,5 +97,10 @@ def _expected(loaded: LoadedNetwork, values: list[Any], place: Place) -> list[An
         raise NetworkRefusedError(
             f"network {text}: is no function of its inputs: a second run of {loaded.reference} gives another "
             "output; export it without random operators (randn, dropout in training) and buffers that change"
+        )
+    if not any(has_finite(array) for array in expected):
+        raise NetworkRefusedError(
+            f"network {text}: the output of {loaded.reference} holds no finite number, so no library can be "
+            "compared with it; use a wider type, or other weights"
         )
     return expected

@@ -57,6 +57,13 @@ def _apart(found: Any, expected: Any) -> float:
     return float(apart / scale) if scale > 0 else float(apart)
 
 
+def has_finite(array: Any) -> bool:
+    """Whether an array holds a number that says anything when it is compared."""
+    import numpy as np
+
+    return bool(np.isfinite(array).any())
+
+
 def tvm_arrays(outputs: Any) -> list[Any]:
     """The NumPy arrays of a TVM tensor, or of a nested list of such."""
     if hasattr(outputs, "numpy"):

@@ -67,6 +67,8 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
             if name == "changes":
                 self.seen.add_(x.mean(0))
                 return x @ x + self.seen
+            if name == "overflows":
+                return (x @ x) * 1e30 * 1e30 - torch.inf
             if name == "no work":
                 return x
             if name == "sampled":
@@ -109,6 +111,7 @@ def test_what_tvm_imports_otherwise_becomes_a_library_with_the_right_output(
     [
         ("drawn", "is no function of its inputs: a second run of torch gives another output"),
         ("changes", "is no function of its inputs: a second run of torch gives another output"),
+        ("overflows", "holds no finite number, so no library can be compared"),
         ("no work", "computes nothing, so there is nothing to schedule"),
         ("sampled", "aten.grid_sampler_2d.default gives shape"),
     ],
