@@ -80,7 +80,7 @@ def _request(root: Path, name: str) -> dict[str, Any] | None:
 
 def _script(reader: StoreReader, found: FoundId) -> str:
     from agents.records import Candidate
-    from fleet.coverage.reproducer import Measurement, reproducer
+    from fleet.coverage.reproducer import MeasuredOn, reproducer
 
     name = f"{found.kind} {found.id}"
     if not found.records:
@@ -88,7 +88,7 @@ def _script(reader: StoreReader, found: FoundId) -> str:
     first = found.records[0]
     candidate = Candidate(workload_id=first.workload_id, trace=first.trace, dialect=first.dialect)
     measurements = (
-        Measurement(device_id=record.device_id, origin=record.origin, protocol=record.protocol)
+        MeasuredOn(device_id=record.device_id, origin=record.origin, protocol=record.protocol)
         for record in found.records
     )
     try:

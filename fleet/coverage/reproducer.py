@@ -53,7 +53,7 @@ print("seconds of one run, one value a repeat:", timer(*arguments).results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class MeasuredOn:
     """Where a record of a candidate says that it was measured, and how."""
 
     device_id: DeviceId
@@ -61,7 +61,7 @@ class Measurement:
     protocol: Protocol
 
 
-def reproducer(reader: StoreReader, candidate: Candidate, measurements: Iterable[Measurement]) -> str:
+def reproducer(reader: StoreReader, candidate: Candidate, measurements: Iterable[MeasuredOn]) -> str:
     """The script of a candidate, as the first live device measured it.
 
     Args:

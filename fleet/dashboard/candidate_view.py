@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from agents.codec import protocol_from_json
 from agents.errors import AgentError
 from agents.records import Candidate, DeviceId, Outcome, Protocol, WorkloadId
-from fleet.coverage.reproducer import Measurement, reproducer
+from fleet.coverage.reproducer import MeasuredOn, reproducer
 from fleet.dashboard.device_timeline import object_of
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.store_reads import PATH, device_rows
@@ -131,7 +131,7 @@ def _compared(
 def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """The reproducer, or why there is none."""
     measurements = (
-        Measurement(device_id=DeviceId(row["device_id"]), origin=str(row["origin"]), protocol=_protocol(row))
+        MeasuredOn(device_id=DeviceId(row["device_id"]), origin=str(row["origin"]), protocol=_protocol(row))
         for row in records
     )
     try:
