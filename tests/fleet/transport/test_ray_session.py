@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -99,6 +100,30 @@ def test_a_start_that_fails_ends_its_own_processes_only(monkeypatch: pytest.Monk
         for one in [*rays, *others]:
             one.kill()
             one.wait()
+
+
+@pytest.mark.usefixtures("_folder")
+def test_ray_hears_of_no_folder_to_import_from_and_the_environment_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.core.generated.common_pb2 import JobConfig as Message
+
+    seen: dict[str, str | None] = {}
+
+    def init(*, job_config: Any, **_: object) -> None:
+        seen.update({name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")})
+        job_config._py_driver_sys_path.extend(["/bin", os.getcwd()])  # as Ray does before it sends it
+        assert list(Message.FromString(job_config._serialize()).py_driver_sys_path) == []
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with pytest.raises(FleetError, match="seen"):
+        start_ray(2)
+    assert seen["PYTHONSAFEPATH"] == "1"
+    assert "" not in str(seen["PYTHONPATH"]).split(os.pathsep)
+    assert (os.environ["PYTHONPATH"], "PYTHONSAFEPATH" in os.environ) == (os.pathsep, False)
 
 
 # ---- hosts with other versions: what they are told ----
