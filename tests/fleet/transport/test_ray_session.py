@@ -112,7 +112,7 @@ def test_ray_hears_of_no_folder_to_import_from_and_the_environment_stays(
 
     def init(*, job_config: Any, **_: object) -> None:
         seen.update({name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")})
-        job_config._py_driver_sys_path.extend(["/bin", os.getcwd()])  # as Ray does before it sends it
+        job_config._py_driver_sys_path.extend(["/bin", str(Path.cwd())])  # as Ray does before it sends it
         assert list(Message.FromString(job_config._serialize()).py_driver_sys_path) == []
         raise RuntimeError("seen")
 
