@@ -96,7 +96,7 @@ def program() -> dict[str, Any]:
         "output_specs": [{"user_output": {"arg": tensor("mul")}}],
     }
     tree = spec("tuple", "null", spec("tuple", "null", leaf), spec("dict", "[]"))
-    call = {"inputs": [], "outputs": [], "forward_arg_names": ["x"]}
+    call: dict[str, Any] = {"inputs": [], "outputs": [], "forward_arg_names": ["x"]}
     call |= {"in_spec": json.dumps([1, tree]), "out_spec": json.dumps([1, leaf])}
     return {
         "graph_module": {

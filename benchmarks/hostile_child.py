@@ -81,7 +81,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
         "text": text[:2000],
         "secs": round(own_secs(os.getpid()) - began, 3),
         "cpu_secs": round(time.process_time() - cpu, 3),
-        "peak_mb": round(max(peak_mb(), work.started_mb), 1),
+        "peak_mb": round(peak_mb(), 1),
     }
 
 

@@ -6,7 +6,6 @@ Started by `benchmarks.hostile_run` like `benchmarks.hostile_child`, whose loop 
 from __future__ import annotations
 
 import io
-import resource
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +68,6 @@ def reader_case(work: Work) -> None:
         answer = ask(question, timeout_secs=_READER_SECS)
     except NetworkRefusedError as error:
         raise AssertionError(f"the process did not answer for each file: {error}") from error
-    work.started_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     assert set(files) == {*answer["workloads"], *answer["refused"]}
     assert all(reason.isprintable() for reason in answer["refused"].values()), answer["refused"]
 

@@ -52,8 +52,6 @@ class Work:
     unaccounted: int = 0
     #: Where each stage was refused.
     refusals: dict[str, str] = field(default_factory=dict)
-    #: Most memory of a process that a stage started, in MiB.
-    started_mb: float = 0.0
 
     @property
     def store(self) -> Path:

@@ -143,9 +143,10 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
                 f"network {network.text}: input {value.name} has dynamic shape {shape}; fix it with "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
-        _check_extents(network, value.name, shape)
+        extents = [int(extent) for extent in shape]
+        _check_extents(network, value.name, extents)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        inputs.append((value.name, tuple(shape), str(dtype)))
+        inputs.append((value.name, tuple(extents), str(dtype)))
     return LoadedNetwork(network=network, onnx_model=model, inputs=tuple(inputs))
 
 

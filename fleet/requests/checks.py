@@ -161,8 +161,8 @@ def _check_paths(kind: RequestKind, arguments: Arguments, folders: tuple[Path, .
             ) from None
         if not any(real.is_relative_to(folder) for folder in allowed):
             raise RequestRefused(
-                f"{kind}: {str(real)!r:.200} is outside of the folders of this daemon ({_listed(allowed)}): "
-                "add its folder to daemon.folders and start `fleet up` again"
+                f"{kind}: {str(real)!r:.200} is outside of the folders of this daemon "
+                f"({_listed(map(str, allowed))}): add its folder to daemon.folders and start `fleet up` again"
             )
 
 
