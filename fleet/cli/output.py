@@ -1,7 +1,7 @@
 """What every verb of the command line shares: common options, a JSON printer, the end by a signal.
 
 A standard stream that was closed is `/dev/null`. Standard output that cannot be written, for its disk is full
-or its reader is gone, is a failure with one line (decision 65).
+or its reader is gone, is a failure with one line (decision 63).
 """
 
 from __future__ import annotations
