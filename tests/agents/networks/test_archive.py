@@ -251,7 +251,7 @@ def test_a_network_that_torch_would_run_code_of_runs_none(
                 "default_factory_name": "f",
             }
             factory["dict_context"] = ["y"]
-            leaf = {"type": None, "context": None, "children_spec": []}
+            leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
             tree = {
                 "type": "collections.defaultdict",
                 "context": factory,
