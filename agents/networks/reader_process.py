@@ -101,10 +101,10 @@ def main(arguments: list[str]) -> None:
     os.chdir(scratch)
     gpu = question.get("gpu_index") is not None
     needs = Needs(programs=question["op"] != "workloads", gpu=gpu, shared_files=True)
-    confine(scratch, needs, most_file_bytes=_MOST_FILE_BYTES)
     texts = question.get("networks") or [question["network"]]
     if not needs.gpu:  # a GPU's driver maps more than it uses
-        _limit_memory(texts)
+        _limit_memory(texts)  # a confined process sets no limits
+    confine(scratch, needs, most_file_bytes=_MOST_FILE_BYTES)
     if all(read_network_name(text).source in ("onnx", "ours") for text in texts):
         leave_out_torch()
     try:
