@@ -134,7 +134,7 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
                 f"{kind.removesuffix('_type')}; "
                 "export the network with tensors as its inputs"
             )
-        shape = [
+        shape: list[Any] = [
             extent.dim_value if extent.HasField("dim_value") else extent.dim_param or "?"
             for extent in tensor.shape.dim
         ]
