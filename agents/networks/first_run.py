@@ -64,8 +64,9 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
     if apart is not None and not apart <= (allowed := tolerance_of(precision)):
         raise NetworkRefusedError(
             f"network {text}: TVM computes another output: it is {apart:.1e} of the largest value away from "
-            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {precision}; TVM imports one of its "
-            f"operators wrongly, of {', '.join(loaded.operators())[:300]}"
+            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {precision}; TVM imports an "
+            f"operator wrongly, or roundings add up: try a wider type, or other operators than some of "
+            f"{', '.join(loaded.operators())[:300]}"
         )
     return {
         "difference": apart,
