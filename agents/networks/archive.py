@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 
 from agents.codec import bounded_json
 from agents.networks.graph_schema import UnknownValueError, check_program
-from agents.networks.network_name import NetworkRefusedError
+from agents.networks.network_name import NetworkRefusedError, why_value_shaped
 from agents.networks.payloads import check_payloads, check_pickle
 
 #: Bytes that are read at once; the zip reader takes its whole directory at once, one entry some 100 bytes.
@@ -90,8 +90,7 @@ def rewrite_archive(opened: IO[bytes], copy: IO[bytes], network: str) -> bytes:
             return _rewritten(archive, entries, copy)
     except UnknownValueError as error:
         if error.is_dynamic:
-            help_ = "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
-            raise NetworkRefusedError(f"network {network}: {help_}: {error}") from None
+            raise NetworkRefusedError(f"network {network}: {_why_dynamic(error)}") from None
         raise NetworkRefusedError(f"network {network}: is refused: {error}") from None
     except RecursionError:
         raise NetworkRefusedError(f"network {network}: its graph nests too deeply") from None
@@ -100,6 +99,12 @@ def rewrite_archive(opened: IO[bytes], copy: IO[bytes], network: str) -> bytes:
             f"network {network}: is no archive of torch.export.save ({error!s:.200}); save it with "
             "torch.export.save(torch.export.export(model, inputs), 'model.pt2')"
         ) from None
+
+
+def _why_dynamic(error: UnknownValueError) -> str:
+    if error.operator:
+        return why_value_shaped(error.operator)
+    return f"has dynamic shapes; export it with fixed ones (no dynamic_shapes): {error}"
 
 
 class _Bounded(io.RawIOBase):

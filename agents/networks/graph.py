@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agents.errors import last_line
-from agents.networks.network_name import NetworkRefusedError
+from agents.networks.network_name import NetworkRefusedError, why_value_shaped
 from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
 from agents.networks.torch_import import import_program
@@ -39,9 +39,7 @@ def lowered(loaded: LoadedNetwork, family: Family) -> Any:
     if _is_dynamic(module):
         names = [name for name in loaded.operators() if name in _VALUE_SHAPED]
         raise NetworkRefusedError(
-            f"network {loaded.network.text}: the shape of what {' and '.join(names) or 'an operator'} gives "
-            "depends on values, and TVM schedules fixed shapes; end the network before, or use an operator "
-            "of fixed shape"
+            f"network {loaded.network.text}: {why_value_shaped(' and '.join(names) or 'an operator')}"
         )
     return module
 

@@ -54,6 +54,8 @@ class UnknownValueError(ValueError):
     def __init__(self, why: str, *, is_dynamic: bool = False) -> None:
         super().__init__(why)
         self.path: list[str] = []
+        #: Of a size that is not fixed: the operator that gives it, if one does.
+        self.operator = ""
         self.is_dynamic = is_dynamic
 
     def __str__(self) -> str:
@@ -73,7 +75,12 @@ def check_program(program: Any) -> None:
             f"has version {_shown(version.get('major'))} of its schema, and torch 2.13 writes {_SCHEMA}; "
             "save it again with that one"
         )
-    _PROGRAM(program)
+    try:
+        _PROGRAM(program)
+    except UnknownValueError as error:
+        if error.is_dynamic:
+            error.operator = _value_shaped_operator(program)
+        raise
     module = program["graph_module"]
     signature = module["signature"]
     entry: dict[str, Any] = {"inputs": [], "outputs": [], "forward_arg_names": None}
@@ -84,6 +91,26 @@ def check_program(program: Any) -> None:
     module["metadata"], module["treespec_namedtuple_fields"], program["guards_code"] = {}, {}, []
     for node in _nodes(module["graph"]):
         node["metadata"] = {}
+
+
+def _value_shaped_operator(program: Any) -> str:
+    """The first operator that gives a size which is no number, of a program that may be malformed.
+
+    Returns:
+        Its name; empty if an input has such a size already, or none is seen.
+    """
+    try:
+        graph = program["graph_module"]["graph"]
+        metas = graph["tensor_values"].items()
+        is_open = {name for name, meta in metas if any("as_int" not in size for size in meta["sizes"])}
+        if not is_open & {value["as_tensor"]["name"] for value in graph["inputs"] if "as_tensor" in value}:
+            for node in graph["nodes"]:
+                names = {value["as_tensor"]["name"] for value in node["outputs"] if "as_tensor" in value}
+                if names & is_open and _OPERATOR.fullmatch(node["target"]):
+                    return str(node["target"]).removeprefix("torch.ops.")
+    except (AttributeError, LookupError, TypeError):
+        pass
+    return ""
 
 
 def _nodes(graph: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,14 @@ class NetworkRefusedError(AgentError):
     """A network that cannot be read, exported or compiled, with one line that says why."""
 
 
+def why_value_shaped(operators: str) -> str:
+    """The reason to refuse a network in which operators give tensors whose size depends on values."""
+    return (
+        f"the shape of what {operators} gives depends on values, and TVM schedules fixed shapes; end the "
+        "network before it, or use an operator of fixed shape"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkName:
     """One network as a person names it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.errors import first_line
-from agents.networks.network_name import NetworkName, NetworkRefusedError
+from agents.networks.network_name import NetworkName, NetworkRefusedError, why_value_shaped
 from agents.networks.outputs import array_of, narrowest
 
 #: Of the weights of architectures, and of what a network is tried with.
@@ -324,10 +324,7 @@ def _why_dynamic(program: Any) -> str:
         if any(isinstance(extent, torch.SymInt) for shape in shapes for extent in shape):
             if node.op == "placeholder":
                 break
-            return (
-                f"the shape of what {node.target} gives depends on values, and TVM schedules fixed shapes; "
-                "end the network before it, or use an operator of fixed shape"
-            )
+            return why_value_shaped(str(node.target))
     return "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
 
 

@@ -155,7 +155,7 @@ def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
         ("randn.pt2", "is no function of its inputs"),
         ("stn.pt2", "aten.grid_sampler_2d.default gives shape"),
         ("identity.pt2", "nothing to schedule"),
-        ("nonzero.pt2", "dynamic shapes"),
+        ("nonzero.pt2", "what aten.nonzero.default gives depends on values"),
         ("seqin.onnx", "input s is no tensor but a sequence"),
         ("zero.onnx", "input z is empty"),
         ("nonmax.onnx", "what NonMaxSuppression gives depends on values"),
