@@ -31,12 +31,16 @@ MakeCase = Callable[[dict[str, Any]], Case]
 
 
 def peak_mb() -> float:
-    """Most memory that this process held since `forget_peak`, or a process that it ever started, in MiB."""
-    below = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    """Most memory that this process held since `forget_peak`, in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
-            return max(below, int(line.split()[1]) / 1024)
-    return below
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def started_peak_mb() -> float:
+    """Most memory of a process that this one ever started and that has ended, in MiB."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def forget_peak() -> None:
@@ -61,6 +65,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
         How it ended (`ok`, `refused`, `crash`, `unaccounted`), what was raised, seconds and memory.
     """
     forget_peak()
+    started_before_mb = started_peak_mb()
     began, cpu = own_secs(os.getpid()), time.process_time()
     ended, text, kind = "ok", "", ""
     try:
@@ -74,6 +79,9 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
     except Exception as error:
         ended, kind = "crash", where(error)
         text = "".join(traceback.format_exception(error, limit=-6))[-2000:]
+    started_mb = started_peak_mb()
+    # The kernel never forgets that peak: an earlier case has it, unless it has risen.
+    most_mb = max(peak_mb(), started_mb if started_mb > started_before_mb else 0.0)
     return {
         "ended": name,
         "how": ended,
@@ -81,7 +89,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
         "text": text[:2000],
         "secs": round(own_secs(os.getpid()) - began, 3),
         "cpu_secs": round(time.process_time() - cpu, 3),
-        "peak_mb": round(peak_mb(), 1),
+        "peak_mb": round(most_mb, 1),
     }
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from agents.errors import AgentError
 from agents.host.own_program import command, environment
 
-#: Bytes of data that the process may hold.
-MOST_BYTES = 1 << 30
+#: Bytes of data that the process may hold: with its libraries it stays below 1 GiB.
+MOST_BYTES = 768 << 20
 #: Plain `malloc`, which fails at the limit with an error, and no threads, each with memory of its own.
 _PLAIN = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")

@@ -196,7 +196,7 @@ def _workload(module_json: str) -> Workload:
 _BAD_CHILD = """
 import json, os, sys, time
 from benchmarks import hostile_child
-from benchmarks.hostile_stages import STAGES, Unaccounted
+from benchmarks.hostile_stages import Unaccounted
 from fleet.errors import FleetError
 
 def bad(work):
@@ -214,8 +214,7 @@ def bad(work):
     if number == 5:
         raise FleetError("one clear line")
 
-STAGES["import"] = bad
-hostile_child.main()
+hostile_child.main(stages={"import": bad})
 """
 
 

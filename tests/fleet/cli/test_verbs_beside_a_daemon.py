@@ -56,6 +56,7 @@ class Fleet:
             # The background has measured all there is soon; what trains, and onboards, is asked for here.
             "daemon": {
                 "api_port": 0,
+                "folders": [str(folder)],
                 "training_records": 1_000_000,
                 "reason_records": 1_000_000,
                 # Has fingerprints measured; every device here gets its head by hand.
