@@ -123,6 +123,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "--store runs/w6600/store",
     ),
     "tests/fleet/datasets/test_datasets.py": (
+        "datasets open",
         "datasets open examples/open-cpu-1 --store runs/open",
         "datasets open examples/open-cpu-2 --store runs/open",
         "datasets open out/open-cpu --store runs/store",
@@ -133,7 +134,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "datasets verify out/open-cpu "
         "--sha256 9b2e9fe4d75db2b324e4eba513d494194332f46c89a44d83a0b24a88bf33ae6c",
     ),
-    "tests/fleet/cli/test_cli_devices.py": ("doctor",),
+    "tests/fleet/cli/test_cli_devices.py": ("doctor", "probe --device rpi4"),
     "tests/fleet/models/test_evaluation.py": (
         "eval",
         "eval --json",
@@ -141,6 +142,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "eval --device ID",
         "eval --baselines xgboost",
     ),
+    "tests/agents/networks/test_networks.py": ("workloads FILE",),
     "tests/fleet/tuning/test_tuned_networks.py": (
         "tune",
         "tune DEVICE NETWORK",
@@ -156,6 +158,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     # Of one architecture instead of seventy: the first reading of all takes a quarter of an hour.
     "tests/fleet/cli/test_cli_lookup.py": (
+        "show --script",
         "workloads --network corpus",
         "workloads --network corpus --json",
         "workloads --network corpus --min-flops 2e5 --max-flops 2.5e7 --count 120",
