@@ -214,7 +214,7 @@ def most_answer_bytes(question: dict[str, Any]) -> int:
     """Bytes that an honest answer to a question (`handlers.py`) stays below; a refusal stays below each."""
     if (most := _MOST_ANSWER_BYTES.get(question["op"])) is not None:
         return most
-    expected = question["count"] if "count" in question else len(question["traces"])
+    expected = question["count"] if "count" in question else len(question.get("traces", ()))
     return min(_MOST_TRACES_BYTES, _MOST_CHARS + _MOST_TRACE_BYTES * expected)
 
 
