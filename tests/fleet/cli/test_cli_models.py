@@ -56,7 +56,7 @@ def test_the_list_goes_on_past_a_damaged_version(has_champions: bool, models: Pa
     if not has_champions:
         (models / "champions.json").unlink()
     first, second = told(["list"], models)
-    assert "v000001/manifest.json: no manifest" in first["damaged"]
+    assert "v000001/manifest.json: not JSON" in first["damaged"]
     assert (first["heads"], first["candidates"]) == ([], None)
     assert (second["damaged"], "box.a" in second["serves"]) == (None, True)
     text = shown(["list"], models)

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import DeviceKind, Family, Protocol
-from fleet.config.device_files import load_device, parse_device
+from fleet.config.device_files import parse_device
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.init import Action, Profile, render, write_profiles
 from fleet.config.yaml_files import ConfigError
-from tests.cli_fixtures import json_of
 from tests.fleet.config.test_config import faults_of
 from tests.host_fixtures import cuda_spec
 
@@ -151,12 +150,3 @@ def test_written_files_of_boards_load_to_the_same_specs(tmp_path: Path) -> None:
     text = (tmp_path / "board.yaml").read_text()
     assert "protocol: {cache_flush: true, repeat: 3, run_timeout_sec: 20.0}" in text
     assert "protocol" not in (tmp_path / "gpu.yaml").read_text()
-
-
-def test_probing_for_a_board_on_another_host_does_not_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "board.yaml").write_text(yaml.safe_dump(BOARD))
-    assert json_of("probe", "--device", "board", "--folder", str(tmp_path))["differences"] == []
-    assert load_device(tmp_path, "board").key == "rpi4"

@@ -307,7 +307,7 @@ def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Pat
     first = registry.add(model, {"created_at": 1.0})
     registry.publish(first, {"one": {"reason": "first head", "judged": {"pairs": [0.8, 0.7, 0.9]}}})
     lost = {"one": {"serves": False, "reason": "worse: 70 % of the pairs", "judged": None}}
-    registry.add(model, {"created_at": 2.0, "verdicts": {**lost, "two": None}})
+    registry.add(model, {"created_at": 2.0, "verdicts": lost})
     third = registry.add(model, {"created_at": 3.0})
     registry.publish(third, {"one": {"reason": "better", "judged": {"pairs": [0.9, 0.8, 1.0]}}, "two": {}})
     registry.rollback("one", reason="it got worse", by_hand=True)
