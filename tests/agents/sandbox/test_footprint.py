@@ -25,7 +25,8 @@ children = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
 @contextmanager
 def running(code: str) -> Iterator[int]:
     """A process that leads its group, once it has done its work."""
-    code += "\nprint(flush=True); input()\nfor child in globals().get('children', ()): child.kill()"
+    code += "\nprint(flush=True); input()\nfor child in globals().get('children', ()):"
+    code += " child.kill(), child.wait()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,

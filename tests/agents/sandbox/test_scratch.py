@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,10 @@ print(os.listdir(top))
 """
 
 
-def test_folders_without_modes_are_removed(tmp_path: Path) -> None:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    tmp_path.chmod(0o777)
-    assert run_code(_AS_USER, tmp_path) == "[]\n"
+def test_folders_without_modes_are_removed() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # another user cannot enter the folders of pytest
+        Path(folder).chmod(0o777)
+        assert run_code(_AS_USER, folder) == "[]\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("chattr") is None, reason="needs root and chattr")

@@ -271,7 +271,8 @@ def test_the_same_version_gives_the_same_bytes(store: Store, tmp_path: Path) -> 
 
 def test_a_device_without_an_entry_is_exported_as_far_as_it_is_known(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
-        store.append([make_record(1, device="ghost", workload=WORKLOAD.workload_id)])
+        trace = '[[["SampleCategorical",[],[[1],[1.0]],["v0"]]],[]]'
+        store.append([make_record(1, device="ghost", workload=WORKLOAD.workload_id, trace=trace)])
         store.put_workloads([WORKLOAD])
         path = tmp_path / "ghost.parquet"
         export(store, path, "parquet")
