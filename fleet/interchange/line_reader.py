@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,8 +107,9 @@ class LineReader:
 def _document_reader(path: Path, lines: list[bytes]) -> _Read | None:
     """What reads a file that is one JSON document, by its first lines; None for a log of lines."""
     first = lines[0] if lines else b""
-    # A single line is one of a log, whole or not.
-    is_log = len(lines) < 2 or _is_json(first)
+    # A single line is one of a log, whole or not; in a document, a comma parts neighbours that are whole.
+    whole = [line[:1] in (b"{", b"[") and _is_json(line) for line in lines]
+    is_log = len(lines) < 2 or _is_json(first) or any(map(all, pairwise(whole)))
     if first[:1] == b"[":
         is_document = first == b"[" or (not is_log and spans_lines(LogLines(path).chunks()))
         return _unread if is_document else None

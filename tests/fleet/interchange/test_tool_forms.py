@@ -346,3 +346,9 @@ def test_t4_and_cache_of_a_real_space_agree(tmp_path: Path) -> None:
     assert report.rejected == 0
     for one in records(tmp_path):
         assert one.run_secs == pytest.approx(cache[one.candidate_id].run_secs, rel=1e-9)
+
+
+def test_a_log_whose_first_line_no_reader_takes_is_read_line_by_line(tmp_path: Path) -> None:
+    """That line is an object on its own, too deep or with a number that is none; the next ones are whole."""
+    report = run_lines(tmp_path, '{"i": [NaN], "r": []}', *(ansor(number) for number in range(4)))
+    assert (report.imported, report.counts.rejected.total()) == (4, 1)
