@@ -7,7 +7,6 @@ whose output is drawn at random. The library is kept: it is the untuned side of 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
 
     Returns:
         `difference` (largest relative difference from torch's output, or from ONNX Runtime's; None without
-        either), `run_secs`, `precision` (narrowest floating type of the network), `workloads` (how many).
+        either), `precision` (narrowest floating type of the network), `workloads` (how many).
 
     Raises:
         NetworkRefusedError: It has no workload, draws its output at random, does not compile, or TVM computes
@@ -51,10 +50,7 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
     library = Path(question["folder"]) / UNTUNED
     compile_library(module, tvm.target.Target(question["target"]), library, text)
     try:
-        run = library_run(str(library), values, place)
-        began = time.perf_counter()
-        outputs = run()
-        run_secs = time.perf_counter() - began
+        outputs = library_run(str(library), values, place)()
     except Exception as error:
         raise NetworkRefusedError(
             f"network {text}: TVM compiles it, but its library does not run: {last_line(error)}"
@@ -70,7 +66,6 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
         )
     return {
         "difference": apart,
-        "run_secs": run_secs,
         "precision": precision,
         "workloads": len(workloads),
     }

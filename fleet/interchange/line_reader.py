@@ -107,9 +107,8 @@ class LineReader:
 def _document_reader(path: Path, lines: list[bytes]) -> _Read | None:
     """What reads a file that is one JSON document, by its first lines; None for a log of lines."""
     first = lines[0] if lines else b""
-    # A single line is one of a log, whole or not; in a document, a comma parts neighbours that are whole.
-    whole = [line[:1] in (b"{", b"[") and _is_json(line) for line in lines]
-    is_log = len(lines) < 2 or _is_json(first) or any(map(all, pairwise(whole)))
+    # A single line is one of a log, whole or not.
+    is_log = len(lines) < 2 or _is_json(first) or _has_whole_neighbours(lines[1:])
     if first[:1] == b"[":
         is_document = first == b"[" or (not is_log and spans_lines(LogLines(path).chunks()))
         return _unread if is_document else None
@@ -131,6 +130,12 @@ def _document_reader(path: Path, lines: list[bytes]) -> _Read | None:
 
 def _unread(lines: LogLines, _catalog: Catalog) -> Iterator[Rejected]:
     yield Rejected(UNREAD_FORMAT, f"expected a file of {', '.join(READ_FORMATS)}")
+
+
+def _has_whole_neighbours(lines: list[bytes]) -> bool:
+    """Whether two lines, one below the other, are whole objects or lists: a document has a comma there."""
+    whole = (line[:1] in (b"{", b"[") and _is_json(line) for line in lines)
+    return any(map(all, pairwise(whole)))
 
 
 def _is_json(line: bytes) -> bool:
