@@ -95,14 +95,14 @@ class RowFile:
         try:
             self._open(layout)
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise _os_error(error, path) from error
+            if not is_damage(error):
+                raise os_error(error, path) from error
             self._rescue()
             with _os_errors(path):
                 self._open(layout)
 
     def _open(self, layout: int) -> None:
-        ends = _ends_in_log(self.path, self._log)
+        ends = ends_in_log(self.path, self._log)
         connection = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -363,7 +363,7 @@ def _presumed_last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
     return (rows[-1][0] if rows else 0) + _RESCUE_IDS
 
 
-def _ends_in_log(file: Path, log: Path) -> list[bool]:
+def ends_in_log(file: Path, log: Path) -> list[bool]:
     """Whether each frame of a log file ends a transaction; frames of older logs do not count.
 
     The page size is that of the file, and one salt of two is enough: a flipped bit in a head must not hide
@@ -398,7 +398,8 @@ def _damage(what: str) -> sqlite3.DatabaseError:
     return error
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error of SQLite says that the file does not hold what was written."""
     # A key with a flipped bit is mostly no text any more: Python's own error, which has no code of SQLite.
     if isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error):
         return True
@@ -433,10 +434,11 @@ def _os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _os_error(error, path) from error
+        raise os_error(error, path) from error
 
 
-def _os_error(error: sqlite3.Error, path: Path) -> OSError:
+def os_error(error: sqlite3.Error, path: Path) -> OSError:
+    """The error of the system that stands behind an error of SQLite."""
     number = _ERRNOS.get(_code(error))
     if number is None:
         try:

@@ -72,7 +72,7 @@ class Bench(Campaigns):
         if self.may_mount:
             made["small disk"] = (1, self.small_disk())
             made["fleet on a small disk"] = (1, self.fleet_on_a_small_disk())
-        for load in ("spool", "journal", "intake", "store", "models"):
+        for load in ("spool", "journal", "intake", "state", "store", "models"):
             made[f"{load} kill"] = (1, self.sweep(load, "kill"))
             made[f"{load} torn"] = (1, self.sweep(load, "torn"))
             made[f"{load} power"] = (1, self.sweep(load, "kill", with_power=True))
@@ -80,9 +80,14 @@ class Bench(Campaigns):
             made[f"{load} disk"] = (1, self.disk_faults(load, 150 if load == "store" else 100))
         return made
 
-    def run(self, kills: int) -> None:
-        """Turn by turn until there were so many kills."""
-        turns = [campaign for count, campaign in self.campaigns().values() for _ in range(count)]
+    def run(self, kills: int, only: str = "") -> None:
+        """Turn by turn until there were so many kills, all campaigns or those whose name begins so."""
+        turns = [
+            campaign
+            for name, (count, campaign) in self.campaigns().items()
+            for _ in range(count)
+            if name.startswith(only)
+        ]
         self._rng.shuffle(turns)
         for campaign in itertools.cycle(turns):
             if self.tally.kills >= kills:
@@ -90,11 +95,12 @@ class Bench(Campaigns):
             next(campaign)
 
 
-def measure(*, kills: int, real: int, seed: int, folder: Path | None) -> dict[str, Any]:
+def measure(*, kills: int, real: int, seed: int, folder: Path | None, only: str = "") -> dict[str, Any]:
     """Run until there were so many kills.
 
     Args:
         kills: How many.
+        only: What the names of the campaigns begin with.
         real: How often each process of a real `fleet up` is killed; these kills count.
         seed: Of the choice of moments and steps.
         folder: Where the runs have their folders; memory if there is room, else the system's default.
@@ -104,7 +110,7 @@ def measure(*, kills: int, real: int, seed: int, folder: Path | None) -> dict[st
     bench = Bench(base, seed)
     try:
         measured = {"real": bench.real(real)} if real else {}
-        bench.run(kills)
+        bench.run(kills, only)
     finally:
         bench.close()
     if not bench.tally.failures:
@@ -130,8 +136,15 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of steps and moments (0)")
     parser.add_argument("--folder", type=Path, default=None, help="where to work (memory, or the default)")
+    parser.add_argument("--only", default="", metavar="NAME", help="campaigns whose name begins so (all)")
     options = parser.parse_args()
-    result = measure(kills=options.kills, real=options.real, seed=options.seed, folder=options.folder)
+    result = measure(
+        kills=options.kills,
+        real=options.real,
+        seed=options.seed,
+        folder=options.folder,
+        only=options.only,
+    )
     print(json.dumps(result, indent=None if options.json else 2))
     sys.exit(1 if result["failures"] else 0)
 

@@ -28,6 +28,7 @@ from benchmarks.chaos_life import BATCH, Load, ids_of, stored_in
 from benchmarks.chaos_models import models_load
 from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
+from benchmarks.chaos_state import state_load
 from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
 from fleet.errors import StoreError, StoreFull
@@ -313,6 +314,7 @@ def main() -> None:
         "store": store_load,
         "intake": intake_load,
         "journal": journal_load,
+        "state": state_load,
         "models": models_load,
         "agent": agent_load,
         "coordinator": coordinator_load,

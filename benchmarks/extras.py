@@ -50,6 +50,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "scale": ("daemon",),
     "scoring": ("measure", "train"),
     "search": ("daemon", "networks"),
+    "state": ("store",),
     "store": ("store",),
     "training": ("measure", "train"),
     "tvm_local": ("measure",),

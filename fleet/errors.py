@@ -24,3 +24,7 @@ class StoreLocked(StoreError):  # noqa: N818 - a state of the store, named so
 
 class StoreFull(StoreError):  # noqa: N818 - a state of the disk, named so
     """The disk is full: nothing of the refused batch was kept, and the table is whole and readable."""
+
+
+class StateDamaged(StoreError):  # noqa: N818 - a state of the file, named so
+    """The state file does not hold what was written; the table can give most of it back."""

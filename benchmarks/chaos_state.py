@@ -1,0 +1,112 @@
+"""The state file and the table behind it, killed at each step on the disk: a load of `benchmarks.chaos`.
+
+A turn holds results, rows that wait, an event and now and then a candidate, a letter or a snapshot. A look
+says what is there, and which turns are there in part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+import fleet.state.schema
+from agents.records import Candidate, Record
+from benchmarks.chaos_history import Event
+from benchmarks.chaos_life import BATCH, Load, ids_of
+from fleet.errors import StoreError, StoreFull
+from fleet.state.rows import result_of
+from fleet.state.state_file import StateFile
+from fleet.state.table import RECORDS, RecordsTable
+from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.intake_log import pack, unpack
+
+#: Pages of the log before SQLite moves them into the file: few, so that kills fall into that too.
+_CHECKPOINT_PAGES = 40
+#: Turns between two moves of rows into the table, and versions between two checkpoints of it.
+_FLUSH_EVERY, _SUM_UP_EVERY = 3, 4
+_FAMILY, _MOST_LETTERS = "cpu", 20
+
+
+def state_load(arguments: dict[str, Any]) -> None:
+    """Take in batches, each in a turn; move rows on and put snapshots now and then."""
+    load = Load(arguments)
+    fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
+    store = load.disk / "store"
+    batches = iter(load.batches)
+    batch = next(batches, None)
+    is_first = True
+    while batch is not None or is_first:
+        # A full or failing disk may keep it from opening, and the end of a turn may not be known: once more.
+        with (
+            contextlib.suppress(StoreError),
+            contextlib.closing(StateFile(store / "state.sqlite")) as state,
+        ):
+            table = RecordsTable(store / RECORDS, state)
+            _look(load, state, table)
+            is_first = False
+            while batch is not None:
+                with contextlib.suppress(StoreFull):
+                    _turn(load, state, batch)
+                    if batch % _FLUSH_EVERY == 0:
+                        table.flush(list(state.waiting_counts()))
+                        if table.version % _SUM_UP_EVERY == 0:
+                            table.checkpoint()
+                batch = next(batches, None)
+    load.finish()
+
+
+def _turn(load: Load, state: StateFile, batch: int) -> None:
+    records = load.measured(batch)
+    before = [*(state.snapshot() or b"").split(), *state.events()]
+    if b"%d" % batch in before:  # the end of its turn was not known, and it was kept
+        return
+    with state.turn() as turn:
+        flags = turn.add_results(map(result_of, records))
+        for record, is_new in zip(records, flags, strict=True):
+            if is_new:
+                turn.add_waiting(record.device_id, 1, pack(_row(record)), record.measured_at)
+        if batch % 4 == 3:
+            turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
+        else:
+            turn.add_events(b"%d" % batch)
+        turn.add_candidates(_FAMILY, records[0].workload_id, [_candidate(records[0])])
+        turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
+    load.log.add(Event(kind="acknowledged", by="state", records=ids_of(records)))
+    load.log.add(Event(kind="acknowledged", by="rows", records=ids_of(records)))
+
+
+def _row(record: Record) -> pa.Table:
+    return records_to_table([record]).add_column(0, TABLE_SCHEMA.field("device_id"), [[record.device_id]])
+
+
+def _candidate(record: Record) -> Candidate:
+    return Candidate(workload_id=record.workload_id, dialect=record.dialect, trace=record.trace)
+
+
+def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
+    """Write down what is there."""
+    stored = DeltaTable(table.folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist()
+    waiting = [one for rows in state.waiting() for one in unpack(rows.body).column("record_id").to_pylist()]
+    results = [record_id for _, record_id in state.record_ids()]
+    batches = Counter([*(state.snapshot() or b"").split(), *state.events()])
+    wrong = [
+        f"the turn {name.decode()} was applied {count} times" for name, count in batches.items() if count > 1
+    ]
+    if {*stored, *waiting} != set(results):
+        wrong.append(
+            f"{len({*stored, *waiting} ^ set(results))} results and rows that do not belong together"
+        )
+    if len(results) != BATCH * len(batches):
+        wrong.append(f"{len(results)} results of {len(batches)} turns")
+    letters = len(list(state.letters("late")))
+    if letters < min(len(batches), 0.9 * _MOST_LETTERS):
+        wrong.append(f"{letters} letters of {len(batches)} turns")
+    files = {file.path for file in state.files()}
+    if files != set(DeltaTable(table.folder).get_add_actions(flatten=True).column("path").to_pylist()):
+        wrong.append("the state file names other data files than the table")
+    places = {"state": tuple(results), "rows": (*stored, *waiting)}
+    load.log.add(Event(kind="look", places=places, wrong=tuple(wrong)))

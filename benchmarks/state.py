@@ -1,0 +1,210 @@
+"""How fast the state file is, and how large: `python -m benchmarks.state --json`.
+
+Turns of 256 results, of four devices each, fill a file of so many millions. At each size the benchmark says
+results a second, the size, and how long an opening and three questions take. The first part compares, turn by
+turn on the same disk, a turn of the state file with what a record costs today: the intake, then the journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from benchmarks.store import make_records
+from fleet.journal.journal import Journal
+from fleet.state.rows import Result, result_of
+from fleet.state.state_file import StateFile
+from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.intake import Intake
+from fleet.store.intake_log import pack
+from fleet.store.store import Store
+
+_DEVICES = [DeviceId(f"device-{number}") for number in range(10)]
+_WORKLOADS = [WorkloadId(f"{number:016x}") for number in range(100)]
+_ENVIRONMENT, _FAMILY = "e" * 32, "cpu"
+_BATCH, _TURN_DEVICES = 64, 4
+#: Candidates whose traces the file holds, those of one workload.
+_CANDIDATES = 10_000
+_QUESTIONS = 20
+_EVENT = json.dumps([{"event": "RecordsStored", "device_id": "bench", "count": 64, "ok": 60}]).encode()
+
+
+def acknowledgements(folder: Path, batch: int, turns: int) -> dict[str, Any]:
+    """Seconds from the arrival of records to their acknowledgement, both ways by turns."""
+    ours: list[float] = []
+    today: list[float] = []
+    state = StateFile(folder / "state" / "state.sqlite")
+    with Store.open(folder / "store") as store, Intake(store) as intake:
+        journal = Journal(folder / "journal")
+        for number in range(turns + 1):
+            records = make_records(number * batch, batch)
+            began = time.perf_counter()
+            _take_in(state, records)
+            between = time.perf_counter()
+            intake.append(records)
+            journal.append(json.loads(_EVENT))
+            if number:  # the first one makes files
+                ours.append(between - began)
+                today.append(time.perf_counter() - between)
+        journal.close()
+    state.close()
+    return {
+        "records": batch,
+        "turns": turns,
+        "ms_median": round(1e3 * statistics.median(ours), 2),
+        "ms_p95": round(1e3 * statistics.quantiles(ours, n=20)[-1], 2),
+        "baseline_ms_median": round(1e3 * statistics.median(today), 2),
+        "baseline_ms_p95": round(1e3 * statistics.quantiles(today, n=20)[-1], 2),
+        "time_ratio_to_baseline_median": round(statistics.median(ours) / statistics.median(today), 3),
+    }
+
+
+def _take_in(state: StateFile, records: Sequence[Record]) -> None:
+    with state.turn() as turn:
+        flags = turn.add_results(map(result_of, records))
+        fresh = [record for record, is_new in zip(records, flags, strict=True) if is_new]
+        table = records_to_table(fresh)
+        devices = [record.device_id for record in fresh]
+        table = table.add_column(0, TABLE_SCHEMA.field("device_id"), [devices])
+        turn.add_waiting(DeviceId("bench"), len(fresh), pack(table), time.time())
+        turn.add_events(_EVENT)
+
+
+def growth(folder: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Fill a file, and look at it at each size."""
+    path = folder / "growing" / "state.sqlite"
+    state = StateFile(path)
+    _propose(state)
+    rng = random.Random(0)
+    count, secs, turns = 0, 0.0, list[float]()
+    for size in sizes:
+        while count < size:
+            batches = [_results(rng, count + _BATCH * number) for number in range(_TURN_DEVICES)]
+            began = time.perf_counter()
+            with state.turn() as turn:
+                for batch in batches:
+                    turn.add_results(batch)
+                turn.add_events(_EVENT)
+            turns.append(time.perf_counter() - began)
+            secs += turns[-1]
+            count += _BATCH * _TURN_DEVICES
+            if len(turns) % 1000 == 0:
+                with state.turn() as turn:
+                    turn.put_snapshot(_EVENT)
+        state.close()
+        began = time.perf_counter()
+        state = StateFile(path)
+        opened_secs = time.perf_counter() - began
+        yield {
+            "results": count,
+            "results_per_s": round(len(turns) * _BATCH * _TURN_DEVICES / secs, 1),
+            "turn_ms_median": round(1e3 * statistics.median(turns), 2),
+            "turn_ms_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2),
+            "file_mb": round(path.stat().st_size / 1e6, 1),
+            "open_secs": round(opened_secs, 3),
+            **_questions(state, rng),
+        }
+        secs, turns = 0.0, []
+    state.close()
+
+
+def _results(rng: random.Random, start: int) -> list[Result]:
+    """A lease's worth: new candidates of one workload on one device."""
+    workload_id, device_id = rng.choice(_WORKLOADS), rng.choice(_DEVICES)
+    return [
+        Result(
+            workload_id,
+            device_id,
+            _ENVIRONMENT,
+            CandidateId(hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()),
+            0,
+            Outcome.OK,
+            1e-3 + number % 977 * 1e-6,
+            1.7e9 + number,
+            False,
+        )
+        for number in range(start, start + _BATCH)
+    ]
+
+
+def _propose(state: StateFile) -> None:
+    """Candidates of the first workload, all but the last hundred measured on the first device."""
+    traces = [one.trace for one in make_records(0, _CANDIDATES)]
+    candidates = [Candidate(workload_id=_WORKLOADS[0], trace=trace) for trace in traces]
+    with state.turn() as turn:
+        turn.add_candidates(_FAMILY, _WORKLOADS[0], candidates)
+        turn.add_results(
+            Result(_WORKLOADS[0], _DEVICES[0], "all", one.candidate_id, 0, Outcome.OK, 1e-3, 1.7e9, False)
+            for one in candidates[:-100]
+        )
+
+
+def _questions(state: StateFile, rng: random.Random) -> dict[str, Any]:
+    """Milliseconds of what a planner asks, medians; workloads by chance, so pages are mostly cold."""
+
+    def timed(ask: Any) -> float:
+        took = []
+        for _ in range(_QUESTIONS):
+            began = time.perf_counter()
+            ask()
+            took.append(time.perf_counter() - began)
+        return round(1e3 * statistics.median(took), 3)
+
+    last = state.gaps(_FAMILY, _WORKLOADS[0], _DEVICES[0], "all", 1)[0][0] - 1
+    return {
+        # 9,900 of 10,000 candidates are measured: with and without a place to begin at.
+        "gaps_from_the_start_ms": timed(lambda: state.gaps(_FAMILY, _WORKLOADS[0], _DEVICES[0], "all", 64)),
+        "gaps_ms": timed(lambda: state.gaps(_FAMILY, _WORKLOADS[0], _DEVICES[0], "all", 64, after=last)),
+        "best_ms": timed(lambda: state.best(rng.choice(_WORKLOADS), rng.choice(_DEVICES), _ENVIRONMENT, 8)),
+        "tallies_ms": timed(lambda: state.tallies(rng.choice(_DEVICES))),
+    }
+
+
+def measure(*, sizes: Sequence[int], turns: int, folder: Path | None) -> dict[str, Any]:
+    """Run all parts.
+
+    Args:
+        sizes: Results at which the growing file is looked at, ascending.
+        turns: Acknowledgements of each batch.
+        folder: Where the files are made, for instance on the disk of interest; the system's default if None.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        root = Path(made)
+        arrivals = []
+        for batch in (1, 16, 64, 1000):
+            (root / str(batch)).mkdir()
+            arrivals.append(acknowledgements(root / str(batch), batch, max(10, turns // (1 + batch // 100))))
+        return {
+            "benchmark": "state",
+            "baseline": "an append to the intake, then one to the journal: each waits for the disk",
+            "acknowledgements": arrivals,
+            "growth": list(growth(root, sizes)),
+        }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.state", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument(
+        "--millions", type=float, nargs="+", default=[1, 3, 10], metavar="N", help="sizes (1 3 10)"
+    )
+    parser.add_argument("--turns", type=int, default=200, metavar="N", help="acknowledgements a batch (200)")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    options = parser.parse_args()
+    sizes = [int(1e6 * number) for number in sorted(options.millions)]
+    result = measure(sizes=sizes, turns=options.turns, folder=options.folder)
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()

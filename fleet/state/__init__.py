@@ -1,0 +1,1 @@
+"""What a coordinator knows, in one file of the store: `state.sqlite`."""

@@ -1,0 +1,57 @@
+"""Numbers for texts that stand in millions of rows: ids of devices, environments, workloads and families."""
+
+from __future__ import annotations
+
+import sqlite3
+
+
+class Labels:
+    """The table `label`, all of it in memory: some thousands of texts.
+
+    Args:
+        connection: Of a state file.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._number_of: dict[str, int] = {}
+        self._text_of: dict[int, str] = {}
+        self._uncommitted: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what another connection has added since."""
+        last = max(self._text_of, default=0)
+        for number, text in self._connection.execute(
+            "SELECT number, text FROM label WHERE number > ? ORDER BY number", (last,)
+        ):
+            self._number_of[text] = number
+            self._text_of[number] = text
+
+    def find(self, text: str) -> int:
+        """Number of a text; -1, which no row has, for one that stands nowhere."""
+        return self._number_of.get(text, -1)
+
+    def text(self, number: int) -> str:
+        """The text that has a number."""
+        return self._text_of[number]
+
+    def number(self, text: str) -> int:
+        """Number of a text; a new one gets one within the open transaction."""
+        number = self._number_of.get(text)
+        if number is None:
+            number = len(self._text_of) + 1
+            self._connection.execute("INSERT INTO label VALUES (?, ?)", (number, text))
+            self._number_of[text], self._text_of[number] = number, text
+            self._uncommitted.append(text)
+        return number
+
+    def commit(self) -> None:
+        """Keep the new ones: the transaction is on the disk."""
+        self._uncommitted.clear()
+
+    def rollback(self) -> None:
+        """Forget the new ones: the transaction was taken back."""
+        for text in self._uncommitted:
+            del self._text_of[self._number_of.pop(text)]
+        self._uncommitted.clear()

@@ -1,0 +1,245 @@
+"""The tables of `state.sqlite`, and its connections: one that writes, others that only read.
+
+Called by `fleet.state.state_file`. It knows no record, no event and no table of Parquet files.
+
+SQLite writes ahead (WAL) with `synchronous=FULL`: a transaction waits for the disk once. The versions 3.7.0
+to 3.51.2 have a fault that needs a second connection which writes or moves pages from the log into the file.
+Here the connection of the coordinator alone does either; all others are opened with `mode=ro`: decision 65.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from agents.files import fsync
+from agents.row_file import is_damage, os_error
+from fleet.durable import store_error
+from fleet.errors import StateDamaged, StoreError, StoreLocked
+
+#: Name of the file in a store's folder, and the number of its layout.
+STATE, STATE_SCHEMA = "state.sqlite", 1
+#: `PRAGMA application_id`: the letters FLET.
+APPLICATION_ID = 0x464C4554
+#: Pages of 4 KB after which SQLite moves the log into the file. A thousand devices' turn has some hundred.
+CHECKPOINT_PAGES = 4096
+#: The log gives room back beyond this.
+_LOG_BYTES = 64 << 20
+#: Pages of the file that SQLite keeps in memory, in KiB: those of the workloads that are measured now.
+_CACHE_KIB = 32 << 10
+#: File systems on which several hosts may write: SQLite's locks and its shared memory do not hold there.
+_NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "fuse.sshfs", "afs"})
+
+_TABLES = """
+CREATE TABLE label (
+    number INTEGER PRIMARY KEY,
+    text TEXT NOT NULL UNIQUE
+);
+-- What was measured where. Keys are numbers of labels but for the candidate: 16 bytes.
+CREATE TABLE result (
+    workload INTEGER NOT NULL,
+    device INTEGER NOT NULL,
+    environment INTEGER NOT NULL,
+    candidate BLOB NOT NULL,
+    attempt INTEGER NOT NULL,
+    outcome INTEGER NOT NULL,
+    latency_secs REAL,
+    PRIMARY KEY (workload, device, environment, candidate, attempt)
+) WITHOUT ROWID;
+-- Sums over the results of a workload on a device in an environment.
+CREATE TABLE tally (
+    workload INTEGER NOT NULL,
+    device INTEGER NOT NULL,
+    environment INTEGER NOT NULL,
+    records INTEGER NOT NULL,
+    measured INTEGER NOT NULL,
+    ok INTEGER NOT NULL,
+    measured_at REAL NOT NULL,
+    noise_at REAL NOT NULL,
+    PRIMARY KEY (workload, device, environment)
+) WITHOUT ROWID;
+-- The numbers ascend in the order in which candidates became known.
+CREATE TABLE candidate (
+    number INTEGER PRIMARY KEY,
+    family INTEGER NOT NULL,
+    workload INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    is_blocked INTEGER NOT NULL DEFAULT 0,
+    dialect TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    trace BLOB NOT NULL,
+    base INTEGER,
+    UNIQUE (family, workload, id)
+);
+CREATE INDEX candidate_in_order ON candidate (family, workload, number);
+-- Rows that are acknowledged and not in the table yet: an Arrow stream a piece.
+CREATE TABLE waiting (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    device INTEGER NOT NULL,
+    rows INTEGER NOT NULL,
+    since REAL NOT NULL,
+    body BLOB NOT NULL,
+    sum INTEGER NOT NULL
+);
+CREATE TABLE event (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    body BLOB NOT NULL,
+    sum INTEGER NOT NULL
+);
+-- The state after all events up to `number`; one row at most.
+CREATE TABLE snapshot (
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    number INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    sum INTEGER NOT NULL
+);
+CREATE TABLE dead_letter (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    rows INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    sum INTEGER NOT NULL,
+    UNIQUE (kind, name)
+);
+-- Version of the table that holds all rows which left `waiting`; one row at most.
+CREATE TABLE table_version (
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    version INTEGER NOT NULL
+);
+-- Data files of the table: what their bytes must be.
+CREATE TABLE data_file (
+    path TEXT PRIMARY KEY,
+    device INTEGER NOT NULL,
+    rows INTEGER NOT NULL,
+    sha256 TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """Open the file for writing, and make it if it is missing; the holder of the store's lock alone may.
+
+    Raises:
+        StateDamaged: It is no database, or its pages do not fit together.
+        StoreError: It lies on a network, has another layout, or the disk failed.
+    """
+    refuse_network(path)
+    with state_errors("opening the state file", path):
+        connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+        raise OSError(errno.EIO, "SQLite cannot write ahead here", str(path))
+    for pragma in (
+        *("synchronous=FULL", "secure_delete=OFF", f"cache_size=-{_CACHE_KIB}"),
+        *(f"wal_autocheckpoint={CHECKPOINT_PAGES}", f"journal_size_limit={_LOG_BYTES}"),
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("BEGIN IMMEDIATE")
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        for statement in _TABLES.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={STATE_SCHEMA}")
+    connection.execute("COMMIT")
+    # A rollback journal that could not be deleted as the file began to write ahead stays, without an error:
+    # the next start would roll back all that is written from here on.
+    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    # SQLite itself does not make the name of the file durable.
+    fsync(path.parent)
+    _check_layout(connection, path)
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Open the file for reading, beside the one that writes.
+
+    Raises:
+        StateDamaged: It is no database, or its pages do not fit together.
+        StoreError: It is missing, has another layout, or cannot be read.
+    """
+    if not path.exists():
+        raise StoreError(f"there is no {path}; `fleet init` and `fleet collect` make a store")
+    with state_errors("opening the state file", path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            timeout=5.0,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+            _check_layout(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _check_layout(connection: sqlite3.Connection, path: Path) -> None:
+    [application] = connection.execute("PRAGMA application_id").fetchone()
+    [layout] = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise StateDamaged(
+            f"{path} is no state file of a fleet: its application id is {application:#x}, expected"
+            f" {APPLICATION_ID:#x}; `fleet store verify --rebuild` makes it again from the table"
+        )
+    if layout != STATE_SCHEMA:
+        raise StoreError(
+            f"{path} has layout {layout}, this version reads {STATE_SCHEMA}; use the version that wrote it"
+        )
+
+
+def refuse_network(path: Path) -> None:
+    """Refuse a file on a file system of a network.
+
+    Raises:
+        StoreError: It lies on one.
+    """
+    place = Path(os.path.realpath(path.parent))
+    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
+    kind = next((mounts[folder] for folder in (place, *place.parents) if folder in mounts), "")
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path.parent} is on a file system of a network ({kind}), where the locks of SQLite do not hold;"
+            " put the store on a disk of this host"
+        )
+
+
+@contextmanager
+def state_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn the errors of SQLite and of the system into those of the store.
+
+    Raises:
+        StateDamaged: The file does not hold what was written.
+        StoreLocked: Another process writes to it.
+        StoreFull: There was no room; nothing was kept.
+        StoreError: Any other error of the disk.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        if is_damage(error):
+            raise StateDamaged(
+                f"{path} is damaged ({error}); `fleet store verify --rebuild` makes it again from the table"
+            ) from error
+        found = os_error(error, path)
+        if found.errno == errno.EAGAIN:
+            raise StoreLocked(f"{path} is being written by another process; stop that process") from error
+        raise store_error(found, doing, path) from error
+    except OSError as error:
+        raise store_error(error, doing, path) from error

@@ -1,0 +1,193 @@
+"""`state.sqlite`: what a coordinator knows, in one place; a turn of it is one transaction.
+
+The coordinator's process is the one writer. It knows rows and bytes: `fleet.core` says what an event means,
+and the table's writer what a waiting row holds. See decision 65 and `docs/store.md`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from agents.files import free_name, fsync, make_folder
+from agents.records import DeviceId
+from agents.row_file import ends_in_log
+from fleet.histogram import Histogram
+from fleet.state.labels import Labels
+from fleet.state.questions import Questions
+from fleet.state.rows import DeadLetter, checksum
+from fleet.state.schema import open_reader, open_writer, state_errors
+from fleet.state.turn import Turn
+
+#: Files up to this size are read as a whole when they are opened for writing: half a second.
+CHECKED_BYTES = 256 << 20
+#: Damage that is named.
+_NAMED = 10
+
+
+class StateFile(Questions):
+    """The file, opened for writing.
+
+    Promises: when the block of `turn` has ended, all of it survives a kill and a power cut; after a kill in
+    the middle, all of it or nothing is there.
+
+    Args:
+        path: The file; made if it is missing, with its folder. The caller holds the lock of its store.
+
+    Raises:
+        StateDamaged: It does not hold what was written.
+        StoreFull: No room to make it.
+        StoreError: It lies on a network, has another layout, or the disk failed.
+
+    Attributes:
+        notes: Damage that was found in the log, one line each; mostly empty.
+        waits: How long the disk took to make turns durable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self.waits = Histogram()
+        with state_errors("opening the state file", path):
+            make_folder(path.parent)
+            ends = ends_in_log(path, self._log)
+        connection = open_writer(path)
+        try:
+            with state_errors("opening the state file", path):
+                self._check_log(connection, ends)
+                super().__init__(connection, Labels(connection), path)
+                self._check()
+        except BaseException:
+            connection.close()
+            raise
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Change what the block says, in one transaction; it is on the disk when the block has ended.
+
+        An error within the block takes all of it back.
+
+        Raises:
+            StoreFull: No room; nothing of it was kept.
+            StoreError: The disk failed; nothing of it counts.
+        """
+        connection = self._connection
+        with state_errors("writing the state file", self.path):
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                yield Turn(connection, self._labels)
+                with self.waits.timed():
+                    connection.execute("COMMIT")
+                self._labels.commit()
+            finally:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                self._labels.rollback()
+
+    def snapshot(self) -> bytes | None:
+        """The state that the events come on top of; None before the first one."""
+        with state_errors("reading the state file", self.path):
+            row = self._connection.execute("SELECT number, body, sum FROM snapshot").fetchone()
+        if row is None:
+            return None
+        number, body, total = row
+        self._demand(checksum(str(number), body) == total, "the snapshot of the events")
+        assert isinstance(body, bytes)
+        return body
+
+    def events(self) -> Iterator[bytes]:
+        """Yield the groups of events since the snapshot, oldest first."""
+        with state_errors("reading the state file", self.path):
+            for number, body, total in self._connection.execute(
+                "SELECT number, body, sum FROM event ORDER BY number"
+            ):
+                self._demand(checksum(body) == total, f"events {number}")
+                yield body
+
+    def waiting_counts(self) -> dict[DeviceId, tuple[int, float]]:
+        """Rows that wait for the table by device, and since when the oldest of them does."""
+        with state_errors("reading the state file", self.path):
+            return {
+                DeviceId(self._labels.text(device)): (rows, since)
+                for device, rows, since in self._connection.execute(
+                    "SELECT device, sum(rows), min(since) FROM waiting GROUP BY device"
+                )
+            }
+
+    def letters(self, kind: str) -> Iterator[DeadLetter]:
+        """Yield what was set aside, oldest first."""
+        with state_errors("reading the state file", self.path):
+            for name, rows, body, total in self._connection.execute(
+                "SELECT name, rows, body, sum FROM dead_letter WHERE kind = ? ORDER BY number", (kind,)
+            ):
+                self._demand(checksum(kind, name, body) == total, f"the letter {kind}/{name}")
+                yield DeadLetter(kind=kind, name=name, rows=rows, body=body)
+
+    def close(self) -> None:
+        """Let another process write. Closing twice does no harm."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _check_log(self, connection: sqlite3.Connection, ends: Sequence[bool]) -> None:
+        """Keep a copy of a log in which transactions stand behind damage: they are lost.
+
+        Only the last transaction may be torn: those before it were waited for.
+        """
+        _, used, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        if any(ends[max(used, 0) : -1]):
+            aside = free_name(self.path, ".corrupt-wal")
+            shutil.copyfile(self._log, aside)
+            fsync(aside)
+            fsync(self.path.parent)
+            self.notes.append(
+                f"{self.path} is damaged in its log: kept as {aside.name}; turns behind the damage are lost"
+            )
+
+    def _check(self) -> None:
+        """Read what exists nowhere else, and the whole of a small file."""
+        if self.path.stat().st_size <= CHECKED_BYTES:
+            faults = [text for (text,) in self._connection.execute(f"PRAGMA quick_check({_NAMED})")]
+            self._demand(faults == ["ok"], "; ".join(faults))
+        self.snapshot()
+        self._demand(self._are_events_whole(), "the order of its events")
+        # A reading that broke off would hold the file.
+        for rows in (self.events(), self.waiting(), self.letters("late"), self.letters("refused")):
+            deque(rows, maxlen=0)
+
+    def _are_events_whole(self) -> bool:
+        """Whether no number is missing between the snapshot and the last event."""
+        [begun] = self._connection.execute(
+            "SELECT coalesce((SELECT number FROM snapshot), (SELECT min(number) - 1 FROM event), 0)"
+        ).fetchone()
+        [count, last] = self._connection.execute(
+            "SELECT count(*), coalesce(max(number), ?) FROM event", (begun,)
+        ).fetchone()
+        return bool(last - begun == count)
+
+
+def back_up(path: Path, target: Path) -> None:
+    """Copy a state file as it is at one moment, beside the process that writes it.
+
+    Raises:
+        StoreError: It cannot be read, or the copy cannot be written.
+    """
+    with (
+        state_errors("backing up the state file", target),
+        closing(open_reader(path)) as source,
+        closing(sqlite3.connect(target, isolation_level=None)) as copy,
+    ):
+        # All pages in one step: a transaction meanwhile would begin the copy anew.
+        source.backup(copy, pages=-1)
+        copy.execute("PRAGMA journal_mode=DELETE")
+    with state_errors("backing up the state file", target):
+        fsync(target)
+        fsync(target.parent)

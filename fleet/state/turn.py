@@ -1,0 +1,193 @@
+"""What one transaction changes: results, candidates, waiting rows, events, letters; all of it or nothing.
+
+`fleet.state.state_file` begins and ends it. Nothing here waits for the disk.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from fleet.state.labels import Labels
+from fleet.state.rows import LOST, OK, OUTCOME_NUMBERS, DataFile, Result, checksum, pack_trace, unpack_trace
+
+_KEY = "workload = ? AND device = ? AND environment = ?"
+_ADD_TALLY = """
+INSERT INTO tally VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+    records = records + excluded.records, measured = measured + excluded.measured, ok = ok + excluded.ok,
+    measured_at = max(measured_at, excluded.measured_at), noise_at = max(noise_at, excluded.noise_at)
+"""
+#: Share of a bound of letters that stays when the oldest go: not a deletion for each new delivery.
+_KEPT_SHARE = 0.9
+
+_TallyKey = tuple[int, int, int]
+
+
+class Turn:
+    """An open transaction of a state file; it ends with the `with` block of `StateFile.turn`."""
+
+    def __init__(self, connection: sqlite3.Connection, labels: Labels) -> None:
+        self._connection = connection
+        self._labels = labels
+
+    def add_results(self, results: Iterable[Result]) -> list[bool]:
+        """Note what was measured, and say of each whether it is new.
+
+        What is there already stays as it is, whatever its outcome.
+        """
+        number, execute = self._labels.number, self._connection.execute
+        sums: dict[_TallyKey, list[float]] = {}
+        flags: list[bool] = []
+        for result in results:
+            key = number(result.workload_id), number(result.device_id), number(result.environment_id)
+            candidate = bytes.fromhex(result.candidate_id)
+            before = execute(
+                f"SELECT attempt, outcome FROM result WHERE {_KEY} AND candidate = ?", (*key, candidate)
+            ).fetchall()
+            is_new = all(attempt != result.attempt for attempt, _ in before)
+            flags.append(is_new)
+            if not is_new:
+                continue
+            outcome = OUTCOME_NUMBERS[result.outcome]
+            execute(
+                "INSERT INTO result VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*key, candidate, result.attempt, outcome, result.latency_secs),
+            )
+            total = sums.setdefault(key, [0, 0, 0, 0.0, 0.0])
+            is_first = outcome != LOST and all(earlier == LOST for _, earlier in before)
+            total[0] += 1
+            total[1] += is_first
+            total[2] += outcome == OK
+            total[3] = max(total[3], result.measured_at)
+            if result.is_noise and outcome != LOST:
+                total[4] = max(total[4], result.measured_at)
+        self._connection.executemany(_ADD_TALLY, ((*key, *total) for key, total in sums.items()))
+        return flags
+
+    def add_candidates(self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]) -> None:
+        """Make candidates known to a family; those that it knows stay as they are."""
+        space = self._labels.number(family), self._labels.number(workload_id)
+        first = self._connection.execute(
+            "SELECT number, trace FROM candidate WHERE family = ? AND workload = ? ORDER BY number LIMIT 1",
+            space,
+        ).fetchone()
+        base = None if first is None else (first[0], unpack_trace(first[1], None))
+        for candidate in candidates:
+            trace = pack_trace(candidate.trace, base[1] if base else None)
+            added = self._connection.execute(
+                "INSERT OR IGNORE INTO candidate (family, workload, id, dialect, origin, trace, base)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(*space, bytes.fromhex(candidate.candidate_id)),
+                    *(candidate.dialect, candidate.origin, trace, base[0] if base else None),
+                ),
+            )
+            if base is None and added.rowcount:
+                assert added.lastrowid is not None
+                base = added.lastrowid, candidate.trace
+
+    def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
+        """Plan candidates no more: they kill what measures them, or nobody can make them again."""
+        space = self._labels.number(family), self._labels.number(workload_id)
+        self._connection.executemany(
+            "UPDATE candidate SET is_blocked = 1 WHERE family = ? AND workload = ? AND id = ?",
+            ((*space, bytes.fromhex(candidate_id)) for candidate_id in candidate_ids),
+        )
+
+    def add_waiting(self, device_id: DeviceId, rows: int, body: bytes, since: float) -> int:
+        """Keep rows for the table.
+
+        Args:
+            device_id: Device of all of them.
+            rows: How many.
+            body: An Arrow stream.
+            since: Unix seconds.
+
+        Returns:
+            Their number.
+        """
+        device = self._labels.number(device_id)
+        row = (device, rows, since, body, checksum(device_id, str(rows), body))
+        added = self._connection.execute(
+            "INSERT INTO waiting (device, rows, since, body, sum) VALUES (?, ?, ?, ?, ?)", row
+        )
+        assert added.lastrowid is not None
+        return added.lastrowid
+
+    def drop_waiting(
+        self, numbers: Iterable[int], files: Iterable[DataFile] = (), *, version: int | None = None
+    ) -> None:
+        """Forget rows that the table has now.
+
+        Args:
+            numbers: The rows.
+            files: Data files that hold them.
+            version: Version of the table with these files; None leaves it as it is.
+        """
+        self._connection.executemany("DELETE FROM waiting WHERE number = ?", ((one,) for one in numbers))
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO data_file VALUES (?, ?, ?, ?)",
+            ((file.path, self._labels.number(file.device_id), file.rows, file.sha256) for file in files),
+        )
+        if version is not None:
+            self._connection.execute("INSERT OR REPLACE INTO table_version VALUES (0, ?)", (version,))
+
+    def drop_files(self, paths: Iterable[str]) -> None:
+        """Forget data files that no version of the table in use names."""
+        self._connection.executemany("DELETE FROM data_file WHERE path = ?", ((path,) for path in paths))
+
+    def add_events(self, body: bytes) -> None:
+        """Add a group of events."""
+        self._connection.execute("INSERT INTO event (body, sum) VALUES (?, ?)", (body, checksum(body)))
+
+    def put_snapshot(self, body: bytes) -> None:
+        """Put the state after all events so far in their place."""
+        last = self._connection.execute(
+            "SELECT max((SELECT coalesce(max(number), 0) FROM event),"
+            " (SELECT coalesce(max(number), 0) FROM snapshot))"
+        ).fetchone()[0]
+        self._connection.execute(
+            "INSERT OR REPLACE INTO snapshot VALUES (0, ?, ?, ?)", (last, body, checksum(str(last), body))
+        )
+        self._connection.execute("DELETE FROM event")
+
+    def keep_letter(
+        self, kind: str, name: str, rows: int, body: bytes, *, most_rows: int, most_bytes: int
+    ) -> tuple[bool, int]:
+        """Set a delivery aside; the oldest of its kind go where there are too many.
+
+        Args:
+            kind: `late` or `refused`.
+            name: The same delivery always has the same.
+            rows: Records in it.
+            body: A JSON object a line.
+            most_rows: Deliveries of a kind that are kept.
+            most_bytes: Bytes of a kind that are kept; the newest delivery stays, however long it is.
+
+        Returns:
+            Whether it is new, and how many went.
+        """
+        added = self._connection.execute(
+            "INSERT OR IGNORE INTO dead_letter (kind, name, rows, body, sum) VALUES (?, ?, ?, ?, ?)",
+            (kind, name, rows, body, checksum(kind, name, body)),
+        )
+        if not added.rowcount:
+            return False, 0
+        sizes = self._connection.execute(
+            "SELECT number, length(body) FROM dead_letter WHERE kind = ? ORDER BY number", (kind,)
+        ).fetchall()
+        total = sum(size for _, size in sizes)
+        if len(sizes) <= most_rows and total <= most_bytes:
+            return True, 0
+        gone: list[int] = []
+        for number, size in sizes[:-1]:
+            if len(sizes) - len(gone) <= _KEPT_SHARE * most_rows and total <= _KEPT_SHARE * most_bytes:
+                break
+            gone.append(number)
+            total -= size
+        self._connection.executemany(
+            "DELETE FROM dead_letter WHERE number = ?", ((number,) for number in gone)
+        )
+        return True, len(gone)

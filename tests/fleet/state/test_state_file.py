@@ -1,0 +1,216 @@
+"""A state file on the disk: damage, strangers, full and read-only disks, two writers, readers beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
+from fleet.errors import StateDamaged, StoreError, StoreFull, StoreLocked
+from fleet.state.questions import StateReader
+from fleet.state.rows import DataFile, Result
+from fleet.state.state_file import StateFile, back_up
+
+WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
+PAGE_BYTES = 4096
+
+
+def result(number: int, attempt: int = 0) -> Result:
+    candidate_id = CandidateId(f"{number:032x}")
+    return Result(WORKLOAD, DEVICE, "e", candidate_id, attempt, Outcome.OK, 1e-3, 1.0, False)
+
+
+def candidate(number: int) -> Candidate:
+    return Candidate(workload_id=WORKLOAD, trace=f"{number} " * 50)
+
+
+def fill(path: Path, count: int = 300) -> None:
+    """A file with something in each table."""
+    state = StateFile(path)
+    with state.turn() as turn:
+        turn.add_results(map(result, range(count)))
+        turn.add_candidates("cpu", WORKLOAD, [candidate(number) for number in range(60)])
+        turn.put_snapshot(b"s" * 3000)
+        turn.drop_waiting([], [DataFile(path="board/1", device_id=DEVICE, rows=1, sha256="a" * 64)])
+        for number in range(20):
+            turn.add_events(b"%d" % number * 500)
+            turn.add_waiting(DEVICE, 1, b"w" * 2000, 1.0)
+            turn.keep_letter("late", str(number), 1, b"l" * 500, most_rows=100, most_bytes=1 << 20)
+    state.close()
+
+
+def contents(path: Path) -> dict[str, object]:
+    """All that a file says."""
+    state = StateFile(path)
+    try:
+        numbers = [candidate(number).candidate_id for number in range(60)]
+        return {
+            "known": state.known([result(number) for number in range(301)]),
+            "tallies": state.tallies(DEVICE),
+            "gaps": state.gaps("cpu", WORKLOAD, DEVICE, "e", 1000),
+            "best": state.best(WORKLOAD, DEVICE, "e", 1000),
+            "candidates": state.candidates("cpu", WORKLOAD, numbers),
+            "snapshot": state.snapshot(),
+            "events": list(state.events()),
+            "waiting": list(state.waiting()),
+            "letters": list(state.letters("late")),
+            "files": state.files(),
+        }
+    finally:
+        state.close()
+
+
+def test_each_damaged_page_is_named_or_costs_only_what_the_table_gives_back(tmp_path: Path) -> None:
+    fill(tmp_path / "state.sqlite")
+    expected = contents(tmp_path / "state.sqlite")
+    data = (tmp_path / "state.sqlite").read_bytes()
+    copy = tmp_path / "copy" / "state.sqlite"
+    copy.parent.mkdir()
+    named = 0
+    for page in range(len(data) // PAGE_BYTES):
+        for offset in (16, 1700, 4000):
+            damaged = bytearray(data)
+            damaged[page * PAGE_BYTES + offset] ^= 0x40
+            for path in copy.parent.iterdir():
+                path.unlink()
+            copy.write_bytes(damaged)
+            try:
+                got = contents(copy)
+            except StoreError as error:
+                named += str(copy) in str(error)
+                continue
+            # Neither events nor rows that wait nor letters may differ: they are nowhere else.
+            for name in ("snapshot", "events", "waiting", "letters", "candidates"):
+                assert got[name] == expected[name], (page, offset, name)
+    assert named > len(data) // PAGE_BYTES
+
+
+def test_a_torn_turn_is_dropped_and_damage_before_it_is_named(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "living" / "state.sqlite")
+    for number in range(12):
+        with state.turn() as turn:
+            turn.add_events(b"%d" % number * 1000)
+    for name in ("torn", "damaged"):
+        shutil.copytree(tmp_path / "living", tmp_path / name)
+    state.close()
+    log = tmp_path / "torn" / "state.sqlite-wal"
+    os.truncate(log, log.stat().st_size - 100)
+    torn = StateFile(tmp_path / "torn" / "state.sqlite")
+    assert (len(list(torn.events())), torn.notes) == (11, [])
+    torn.close()
+    log = tmp_path / "damaged" / "state.sqlite-wal"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    log.write_bytes(data)
+    damaged = StateFile(tmp_path / "damaged" / "state.sqlite")
+    [note] = damaged.notes
+    assert "damaged in its log: kept as state.sqlite.corrupt-wal" in note
+    assert (tmp_path / "damaged" / "state.sqlite.corrupt-wal").read_bytes() == data
+    damaged.close()
+
+
+@pytest.mark.parametrize("made", ["text", "other", "newer"])
+def test_a_file_that_is_none_of_this_version_is_refused_in_one_line(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "state.sqlite"
+    if made == "text":
+        path.write_text("not a database, but long enough for a header of one\n" * 10)
+    else:
+        fill(path, 1)
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA application_id=7" if made == "other" else "PRAGMA user_version=9")
+        connection.close()
+    before = path.read_bytes()
+    words = {
+        "text": "not a database",
+        "other": "application id is 0x7",
+        "newer": "layout 9, this version reads",
+    }
+    for opening in (StateFile, StateReader):
+        with pytest.raises(StoreError, match=words[made]) as caught:
+            opening(path)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_two_writers_are_refused_and_readers_see_one_moment(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    with state.turn() as turn:
+        turn.add_results([result(1)])
+    with StateReader(tmp_path / "state.sqlite") as reader:
+        with state.turn() as turn:
+            turn.add_results([result(2)])
+            other = StateFile.__new__(StateFile)
+            with pytest.raises(StoreLocked, match="is being written by another process"):
+                StateFile.__init__(other, tmp_path / "state.sqlite")
+        assert reader.known([result(1), result(2)]) == [True, False]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._connection.execute("DELETE FROM result")
+    with StateReader(tmp_path / "state.sqlite") as reader:
+        assert reader.known([result(1), result(2)]) == [True, True]
+    state.close()
+
+
+def test_a_reader_needs_no_writer_and_makes_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no"):
+        StateReader(tmp_path / "state.sqlite")
+    fill(tmp_path / "state.sqlite", 5)
+    with StateReader(tmp_path / "state.sqlite") as reader:
+        assert [one.records for one in reader.tallies(DEVICE)] == [5]
+
+
+def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state.sqlite")
+    with state.turn() as turn:
+        turn.add_events(b"kept")
+    [pages] = state._connection.execute("PRAGMA page_count").fetchone()
+    state._connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    with pytest.raises(StoreFull, match="nothing of it was kept"), state.turn() as turn:  # noqa: PT012
+        turn.add_results([result(1)])
+        turn.add_waiting(DeviceId("new"), 1, bytes(100 * PAGE_BYTES), 1.0)
+    with state.turn() as turn:
+        turn.add_results([result(2)])
+        turn.add_waiting(DeviceId("other"), 1, b"w", 1.0)
+    assert state.known([result(1), result(2)]) == [False, True]
+    assert [one.device_id for one in state.waiting()] == ["other"]
+    state.close()
+
+
+def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = namedtuple("disk", "mountpoint fstype")
+    monkeypatch.setattr(
+        psutil, "disk_partitions", lambda all: [disk("/", "ext4"), disk(str(tmp_path), "nfs4")]
+    )
+    with pytest.raises(StoreError, match=r"file system of a network \(nfs4\)"):
+        StateFile(tmp_path / "store" / "state.sqlite")
+    assert not (tmp_path / "store" / "state.sqlite").exists()
+
+
+def test_a_copy_beside_the_writer_is_whole(tmp_path: Path) -> None:
+    fill(tmp_path / "state.sqlite")
+    expected = contents(tmp_path / "state.sqlite")
+    state = StateFile(tmp_path / "state.sqlite")
+    back_up(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")
+    with state.turn() as turn:
+        turn.add_events(b"later")
+    state.close()
+    assert contents(tmp_path / "copy.sqlite") == expected
+    with pytest.raises(StoreError, match="backing up the state file"):
+        back_up(tmp_path / "state.sqlite", tmp_path / "no folder" / "copy.sqlite")
+
+
+def test_a_trace_that_is_not_its_candidates_is_damage(tmp_path: Path) -> None:
+    fill(tmp_path / "state.sqlite")
+    connection = sqlite3.connect(tmp_path / "state.sqlite")
+    connection.execute("UPDATE candidate SET dialect = 'other' WHERE number = 7")
+    connection.commit()
+    connection.close()
+    state = StateFile(tmp_path / "state.sqlite")
+    with pytest.raises(StateDamaged, match="the trace of candidate"):
+        state.candidates("cpu", WORKLOAD, [candidate(6).candidate_id])
+    state.close()

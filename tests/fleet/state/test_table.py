@@ -1,0 +1,197 @@
+"""The table behind a state file: rows move once, whatever a kill, a power cut or somebody else leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from agents.records import DeviceId, Record
+from benchmarks.store import make_records
+from fleet.errors import StateDamaged, StoreError
+from fleet.state.rows import result_of
+from fleet.state.state_file import StateFile
+from fleet.state.table import LARGE_ROWS, LONG_SECS, RecordsTable
+from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.intake_log import pack
+
+DEVICE = DeviceId("bench")
+
+
+class Cut(BaseException):
+    """A kill, at the place of a call."""
+
+
+def rows_of(records: list[Record]) -> pa.Table:
+    devices = [record.device_id for record in records]
+    return records_to_table(records).add_column(0, TABLE_SCHEMA.field("device_id"), [devices])
+
+
+def take_in(state: StateFile, start: int, count: int) -> None:
+    records = make_records(start, count)
+    with state.turn() as turn:
+        turn.add_results(map(result_of, records))
+        turn.add_waiting(DEVICE, count, pack(rows_of(records)), 100.0)
+
+
+def stored(folder: Path) -> list[str]:
+    return sorted(DeltaTable(folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist())
+
+
+def names(count: int) -> list[str]:
+    return sorted(record.record_id for record in make_records(0, count))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def state(folder: Path) -> Iterator[StateFile]:
+    state = StateFile(folder / "state.sqlite")
+    yield state
+    state.close()
+
+
+def commit_of(folder: Path, version: int) -> Path:
+    return folder / "records" / "_delta_log" / f"{version:020d}.json"
+
+
+def test_rows_move_in_one_commit_and_the_state_knows_the_files(folder: Path, state: StateFile) -> None:
+    table = RecordsTable(folder / "records", state)
+    assert (table.flush([DEVICE]), table.version, state.table_version()) == (0, 0, 0)
+    take_in(state, 0, 3)
+    take_in(state, 3, 4)
+    assert table.due(100.0 + LONG_SECS - 1) == []
+    assert table.due(100.0 + LONG_SECS) == [DEVICE]
+    assert table.flush([DeviceId("other")]) == 0
+    assert (table.flush([DEVICE]), table.version, state.table_version()) == (7, 1, 1)
+    assert list(state.waiting()) == []
+    [file] = state.files()
+    assert (file.rows, file.device_id) == (7, DEVICE)
+    table.checkpoint()
+    take_in(state, 7, LARGE_ROWS)
+    assert table.due(0.0) == [DEVICE]
+    again = RecordsTable(folder / "records", state)
+    assert again.flush([DEVICE]) == LARGE_ROWS
+    assert (stored(folder / "records"), again.notes) == (names(7 + LARGE_ROWS), [])
+
+
+def test_a_kill_before_the_rows_leave_writes_nothing_twice(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+
+    def die(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordsTable, "_confirm", die)
+        with pytest.raises(Cut):
+            table.flush([DEVICE])
+    assert stored(folder / "records") == names(5), "the version is there, and the rows wait"
+    again = RecordsTable(folder / "records", state)
+    assert (again.version, again.notes, stored(folder / "records")) == (0, [], [])
+    take_in(state, 5, 2)
+    assert again.flush([DEVICE]) == 7
+    assert stored(folder / "records") == names(7)
+    parquet = list((folder / "records").rglob("*.parquet"))
+    assert len(parquet) == 1, "the file of the version that was taken back is gone"
+
+
+@pytest.mark.parametrize("left", [0, 300, -3])
+def test_a_torn_version_is_set_aside_and_its_rows_wait(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.state.table.fsync_all", lambda _: (_ for _ in ()).throw(Cut))
+        with pytest.raises(Cut):
+            table.flush([DEVICE])
+    path = commit_of(folder, 1)
+    os.truncate(path, left if left >= 0 else path.stat().st_size + left)
+    again = RecordsTable(folder / "records", state)
+    [note] = again.notes
+    assert "was torn: kept as" in note
+    assert again.flush([DEVICE]) == 5
+    assert stored(folder / "records") == names(5)
+
+
+def test_a_version_of_somebody_else_is_refused(folder: Path, state: StateFile) -> None:
+    table = RecordsTable(folder / "records", state)
+    write_deltalake(
+        folder / "records", rows_of(make_records(50, 2)), mode="append", partition_by=["device_id"]
+    )
+    with pytest.raises(StoreError, match=r"version 1 of .* was written by somebody else"):
+        RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+    with pytest.raises(StoreError, match=r"version 1 of .* was written by somebody else"):
+        table.flush([DEVICE])
+    assert [rows.rows for rows in state.waiting()] == [5]
+
+
+def test_a_state_file_that_is_older_than_the_table_is_refused(folder: Path, state: StateFile) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+    shutil.copytree(folder, folder.with_name("older"))
+    table.flush([DEVICE])
+    take_in(state, 5, 5)
+    table.flush([DEVICE])
+    for made in ("older", "empty"):
+        other = StateFile(folder.with_name(made) / "state.sqlite")
+        with pytest.raises(StateDamaged, match=r"ends with version 2, its state file names version (0|none)"):
+            RecordsTable(folder / "records", other)
+        other.close()
+    assert stored(folder / "records") == names(10)
+
+
+def test_a_state_file_whose_rows_went_is_not_taken_for_a_killed_writers(
+    folder: Path, state: StateFile
+) -> None:
+    """One version behind, as after a kill, but its rows do not wait: they exist in the table alone."""
+    table = RecordsTable(folder / "records", state)
+    state.close()
+    older = StateFile(folder.with_name("older") / "state.sqlite")
+    older.close()
+    shutil.copyfile(folder / "state.sqlite", older.path)
+    now = StateFile(folder / "state.sqlite")
+    table = RecordsTable(folder / "records", now)
+    take_in(now, 0, 5)
+    table.flush([DEVICE])
+    now.close()
+    other = StateFile(older.path)
+    with pytest.raises(StateDamaged, match="ends with version 1, its state file names version 0"):
+        RecordsTable(folder / "records", other)
+    other.close()
+    assert stored(folder / "records") == names(5)
+
+
+def test_a_torn_checkpoint_is_set_aside_with_the_hint_that_leads_there(
+    folder: Path, state: StateFile
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+    table.flush([DEVICE])
+    table.checkpoint()
+    log = folder / "records" / "_delta_log"
+    next(log.glob("*.checkpoint.parquet")).write_bytes(b"torn")
+    [note] = RecordsTable(folder / "records", state).notes
+    assert "checkpoint.parquet was torn" in note
+    assert not (log / "_last_checkpoint").exists()
+    assert stored(folder / "records") == names(5)
+
+
+def test_a_table_of_another_layout_is_refused(folder: Path, state: StateFile) -> None:
+    RecordsTable(folder / "records", state)
+    path = commit_of(folder, 0)
+    path.write_text(path.read_text().replace('storeSchema":"', 'storeSchema":"9'))
+    with pytest.raises(StoreError, match="has layout 9"):
+        RecordsTable(folder / "records", state)
