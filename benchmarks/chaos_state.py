@@ -18,11 +18,11 @@ from agents.records import Candidate, Record
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, Load, ids_of
 from fleet.errors import StoreError, StoreFull
+from fleet.state.packed_rows import pack, unpack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RECORDS, RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
-from fleet.store.intake_log import pack, unpack
 
 #: Pages of the log before SQLite moves them into the file: few, so that kills fall into that too.
 _CHECKPOINT_PAGES = 40

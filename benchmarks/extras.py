@@ -9,8 +9,8 @@ from itertools import pairwise
 
 #: Modules that each extra of the distribution brings, and the extras that it includes.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "store": ("deltalake", "filelock", "numpy", "orjson", "pyarrow", "scipy", "threadpoolctl"),
-    "measure": ("psutil", "tvm", "tvm_ffi"),
+    "store": ("deltalake", "filelock", "numpy", "orjson", "psutil", "pyarrow", "scipy", "threadpoolctl"),
+    "measure": ("tvm", "tvm_ffi"),
     "train": ("safetensors", "torch", "xgboost"),
     "daemon": ("fastapi", "jinja2", "markupsafe", "prometheus_client", "ray", "starlette", "uvicorn"),
     "networks": ("onnx", "onnxruntime", "onnxscript", "transformers"),

@@ -21,11 +21,11 @@ from typing import Any
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from benchmarks.store import make_records
 from fleet.journal.journal import Journal
+from fleet.state.packed_rows import pack
 from fleet.state.rows import Result, result_of
 from fleet.state.state_file import StateFile
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake
-from fleet.store.intake_log import pack
 from fleet.store.store import Store
 
 _DEVICES = [DeviceId(f"device-{number}") for number in range(10)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
 from fleet.errors import StateDamaged
 from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, DataFile, Result, Tally, WaitingRows, checksum, unpack_trace
+from fleet.state.rows import LOST, OK, Result, TableFile, Tally, WaitingRows, checksum, unpack_trace
 from fleet.state.schema import open_reader, state_errors
 
 _IN_GROUP = "workload = ? AND device = ? AND environment = ?"
@@ -202,11 +202,11 @@ class Questions:
                 self._demand(checksum(name, str(rows), body) == total, f"waiting rows {number}")
                 yield WaitingRows(number=number, device_id=name, rows=rows, since=since, body=body)
 
-    def files(self) -> list[DataFile]:
+    def files(self) -> list[TableFile]:
         """What the data files of the table must be."""
         with state_errors("reading the state file", self.path):
             return [
-                DataFile(path=path, device_id=DeviceId(self._labels.text(device)), rows=rows, sha256=sha256)
+                TableFile(path=path, device_id=DeviceId(self._labels.text(device)), rows=rows, sha256=sha256)
                 for path, device, rows, sha256 in self._connection.execute(
                     "SELECT path, device, rows, sha256 FROM data_file ORDER BY path"
                 )

@@ -103,7 +103,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataFile:
+class TableFile:
     """A file of the table."""
 
     #: As the table names it.

@@ -32,11 +32,11 @@ from agents.files import free_name, fsync_all
 from agents.records import DeviceId
 from fleet.durable import disk_errors
 from fleet.errors import StateDamaged, StoreError
-from fleet.state.rows import DataFile, WaitingRows
+from fleet.state.packed_rows import unpack
+from fleet.state.rows import TableFile, WaitingRows
 from fleet.state.state_file import StateFile
 from fleet.store.delta.log import delta_errors
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, STORE_SCHEMA, TABLE_SCHEMA
-from fleet.store.intake_log import unpack
 
 #: Folder of the table in a store.
 RECORDS: Final = "records"
@@ -292,10 +292,10 @@ def _commit_properties(waiting: Sequence[WaitingRows]) -> CommitProperties:
     )
 
 
-def _added(actions: Iterable[dict[str, Any]]) -> list[DataFile]:
+def _added(actions: Iterable[dict[str, Any]]) -> list[TableFile]:
     """The data files that a commit adds, without the sums of their bytes."""
     return [
-        DataFile(
+        TableFile(
             path=action["path"],
             device_id=DeviceId(action["partitionValues"]["device_id"]),
             rows=json.loads(action["stats"])["numRecords"],

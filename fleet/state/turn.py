@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, OUTCOME_NUMBERS, DataFile, Result, checksum, pack_trace, unpack_trace
+from fleet.state.rows import LOST, OK, OUTCOME_NUMBERS, Result, TableFile, checksum, pack_trace, unpack_trace
 
 _KEY = "workload = ? AND device = ? AND environment = ?"
 _ADD_TALLY = """
@@ -117,7 +117,7 @@ class Turn:
         return added.lastrowid
 
     def drop_waiting(
-        self, numbers: Iterable[int], files: Iterable[DataFile] = (), *, version: int | None = None
+        self, numbers: Iterable[int], files: Iterable[TableFile] = (), *, version: int | None = None
     ) -> None:
         """Forget rows that the table has now.
 

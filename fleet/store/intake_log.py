@@ -20,16 +20,14 @@ from agents.spool.frames import scan
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.histogram import Histogram
-from fleet.store.delta.schema import TABLE_SCHEMA
+from fleet.state.packed_rows import pack as pack
+from fleet.state.packed_rows import unpack as unpack
 
 #: Folder of the log in a store; the file in it, and its own log of pages that are not in it yet.
 INTAKE, FILE, PAGES = "intake", "waiting.sqlite", "waiting.sqlite-wal"
 
 #: Pages of 4 KB after which SQLite moves them into the file. A turn of a thousand devices has some hundred.
 CHECKPOINT_PAGES = 4096
-
-#: LZ4 takes a tenth of the time of writing the columns uncompressed to most disks.
-_COMPRESSION = "lz4"
 
 
 class IntakeLog:
@@ -148,35 +146,6 @@ def read_segment(path: Path, notes: list[str]) -> list[pa.Table]:
     if found.holes or found.end < len(data):
         notes.append(f"{path} is damaged at byte {[*found.holes, found.end][0]}; its whole frames go on")
     return [unpack(data[offset : offset + length]) for offset, length in found.frames]
-
-
-def pack(table: pa.Table) -> bytes:
-    """Rows of `fleet.store.delta.schema.TABLE_SCHEMA` as a compressed Arrow stream: a fifth of the memory."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=_COMPRESSION)
-    with pa.ipc.new_stream(sink, TABLE_SCHEMA, options=options) as writer:
-        writer.write_table(table)
-    data = sink.getvalue().to_pybytes()
-    assert isinstance(data, bytes)
-    return data
-
-
-def unpack(packed: bytes) -> pa.Table:
-    """The rows that `pack` was given.
-
-    Raises:
-        StoreError: They are of a newer version, or no rows at all.
-    """
-    try:
-        table = pa.ipc.open_stream(packed).read_all()
-    except pa.ArrowException as error:
-        raise StoreError(f"rows that were taken in cannot be read: {error}") from error
-    if not table.schema.equals(TABLE_SCHEMA):
-        raise StoreError(
-            f"rows that were taken in have the columns {table.schema.names}, this version knows"
-            f" {TABLE_SCHEMA.names}; open the store once with the version that wrote them"
-        )
-    return table
 
 
 def by_device(table: pa.Table) -> dict[str, pa.Table]:

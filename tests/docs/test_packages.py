@@ -97,7 +97,7 @@ def test_every_package_that_is_imported_is_asked_for() -> None:
 def test_a_client_without_the_heavy_packages_works_and_names_the_extra() -> None:
     code = """
 import sys
-store, measure, train = "deltalake filelock numpy orjson pyarrow scipy", "psutil tvm tvm_ffi", "torch xgboost"
+store, measure, train = "deltalake filelock numpy orjson psutil pyarrow scipy", "tvm tvm_ffi", "torch xgboost"
 sys.modules |= dict.fromkeys(f"{store} {measure} {train} safetensors fastapi ray uvicorn".split())
 import fleet
 from fleet.cli.app import run

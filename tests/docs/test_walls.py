@@ -23,7 +23,18 @@ FOLDERS = {
         *("auto", "tvm_cost_model"),
     ),
     "fleet": (
-        *("", "core", "journal", "config", "store.delta", "store", "coverage", "archive", "interchange.logs"),
+        *(
+            "",
+            "core",
+            "journal",
+            "config",
+            "store.delta",
+            "state",
+            "store",
+            "coverage",
+            "archive",
+            "interchange.logs",
+        ),
         *("interchange", "transport", "requests", "models", "collection", "planner", "results", "engine"),
         *(
             "refresh",

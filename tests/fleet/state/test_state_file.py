@@ -14,7 +14,7 @@ import pytest
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
 from fleet.errors import StateDamaged, StoreError, StoreFull, StoreLocked
 from fleet.state.questions import StateReader
-from fleet.state.rows import DataFile, Result
+from fleet.state.rows import Result, TableFile
 from fleet.state.state_file import StateFile, back_up
 
 WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
@@ -37,7 +37,7 @@ def fill(path: Path, count: int = 300) -> None:
         turn.add_results(map(result, range(count)))
         turn.add_candidates("cpu", WORKLOAD, [candidate(number) for number in range(60)])
         turn.put_snapshot(b"s" * 3000)
-        turn.drop_waiting([], [DataFile(path="board/1", device_id=DEVICE, rows=1, sha256="a" * 64)])
+        turn.drop_waiting([], [TableFile(path="board/1", device_id=DEVICE, rows=1, sha256="a" * 64)])
         for number in range(20):
             turn.add_events(b"%d" % number * 500)
             turn.add_waiting(DEVICE, 1, b"w" * 2000, 1.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.state.rows import DataFile, Result
+from fleet.state.rows import Result, TableFile
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
 
@@ -53,7 +53,7 @@ class Model:
     events: list[bytes] = field(default_factory=list)
     snapshot: bytes | None = None
     waiting: dict[int, tuple[DeviceId, bytes]] = field(default_factory=dict)
-    files: dict[str, DataFile] = field(default_factory=dict)
+    files: dict[str, TableFile] = field(default_factory=dict)
     letters: dict[str, bytes] = field(default_factory=dict)
     candidates: dict[CandidateId, bool] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule(device_id=st.sampled_from(DEVICES))
     def flush(self, device_id: DeviceId) -> None:
         numbers = [rows.number for rows in self.state.waiting(device_id)]
-        file = DataFile(path=f"{device_id}/{numbers[-1:]}", device_id=device_id, rows=1, sha256="0" * 64)
+        file = TableFile(path=f"{device_id}/{numbers[-1:]}", device_id=device_id, rows=1, sha256="0" * 64)
         with self.state.turn() as turn:
             turn.drop_waiting(numbers, [file])
         self.model.files[file.path] = file

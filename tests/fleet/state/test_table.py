@@ -14,11 +14,11 @@ from deltalake import DeltaTable, write_deltalake
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
 from fleet.errors import StateDamaged, StoreError
+from fleet.state.packed_rows import pack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import LARGE_ROWS, LONG_SECS, RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
-from fleet.store.intake_log import pack
 
 DEVICE = DeviceId("bench")
 
