@@ -1,10 +1,10 @@
 """Kill everything, everywhere, and count what is lost: `python -m benchmarks.chaos --kills 1000 --json`.
 
-Real processes are really killed (SIGKILL) at every write, fsync and rename of spool, store, journal and model
-registry, and at random moments, while a fleet measures, trains and publishes; power cuts take what no fsync
-has confirmed; acknowledgements get lost or come twice; the disk is full, read-only or failing, by a shim and
-on a real small file system; the clock is set, and processes stand still. Each run writes a history, to which
-a process outside adds what it sees, and `chaos_history.check` judges it. `kills` counts kills only;
+Real processes are really killed (SIGKILL) at every write, fsync and rename of spool, store, state file and
+model registry, and at random moments, while a fleet measures, trains and publishes; power cuts take what no
+fsync has confirmed; acknowledgements get lost or come twice; the disk is full, read-only or failing, by a
+shim and on a real small file system; the clock is set, and processes stand still. Each run writes a history,
+to which a process outside adds what it sees, and `chaos_history.check` judges it. `kills` counts kills only;
 `by_fault` also counts what does not kill.
 
 Exit code 1 if anything was lost, counted twice, unaccounted for or half published, or did not come back; the
@@ -72,7 +72,7 @@ class Bench(Campaigns):
         if self.may_mount:
             made["small disk"] = (1, self.small_disk())
             made["fleet on a small disk"] = (1, self.fleet_on_a_small_disk())
-        for load in ("spool", "journal", "intake", "state", "store", "models"):
+        for load in ("spool", "intake", "state", "store", "models"):
             made[f"{load} kill"] = (1, self.sweep(load, "kill"))
             made[f"{load} torn"] = (1, self.sweep(load, "torn"))
             made[f"{load} power"] = (1, self.sweep(load, "kill", with_power=True))

@@ -1,7 +1,7 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
 The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalTransport`, with the real
-refresher and registry: journal, store with intake, pools, late results, model versions and one spool a
+refresher and registry: state file, store with intake, model versions and one spool a
 device, all on the disk under the fault points. What is submitted, kept, acknowledged and published is written
 down where it happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and
 the clock.
@@ -29,10 +29,10 @@ from benchmarks.patience import patience
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
-from fleet.journal.journal import Journal
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
@@ -61,7 +61,7 @@ _REFRESH = RefreshSettings(epochs=1, nice=0, keep=KEEP, watch_records=100, watch
 _TURN_SECS = 1.9
 #: Seconds of ours from turn to turn while a training runs: else it would see little of the fleet.
 _PACE_SECS = 0.01
-_JOURNAL_BYTES = 4000
+_EVENT_BYTES = 4000
 #: Seconds of ours within which all that was handed over must be settled, and no training runs any more.
 _SETTLE_SECS = 60.0
 
@@ -80,7 +80,7 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
         FleetError: The disk failed.
     """
     history = load.root / "history.jsonl"
-    _set_default(Journal.__init__, "compact_bytes", _JOURNAL_BYTES)
+    _set_default(EventLog.__init__, "compact_bytes", _EVENT_BYTES)
     with _starting():
         look(load.log, history, load.disk)
     if not load.batches:

@@ -5,7 +5,7 @@
 
     measured      records exist: their agent or writer has made them
     acknowledged  `by` promised to keep records for good: `spool` (put returned), `store` (append returned),
-                  `journal` (the same; its records are events) or `registry` (its are changes of champions)
+                  `state` and `rows` (the end of a turn) or `registry` (its are changes of champions)
     released      records that their agent need not keep any longer: it was told that somebody else does
     submitted     jobs that were handed in
     ended         jobs that the system called done, quarantined or cancelled: `by` says which
@@ -142,7 +142,7 @@ class Verdict:
 def check(history: Sequence[Event]) -> Verdict:
     """Judge a history.
 
-    The rules: what the store, the journal or the registry has acknowledged, or somebody outside has seen
+    The rules: what the store, the state file or the registry has acknowledged, or somebody outside has seen
     there, is there at every later look. What the spool has acknowledged is there until it is released, and at
     a look at spool and store in one of the places. No record is twice in one place. A submitted job is in one
     of the known states at every later look at jobs, an ended one stays as it ended, and none is quarantined

@@ -1,8 +1,8 @@
 """What the children of `benchmarks.chaos` do until they are killed; the process that forks them runs this.
 
 Each load opens its part as any process would after a crash, writes down in the history what it finds, and
-goes on working; it never cleans up. The real spool, store, intake, journal and coordinator are used as they
-are, with more frequent checkpoints and merges, so that kills fall into those too. The arguments are
+goes on working; it never cleans up. The real spool, store, intake, state file and coordinator are used as
+they are, with more frequent checkpoints and merges, so that kills fall into those too. The arguments are
 those of `chaos_life.Load`.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_handover import agent_load, coordinator_load
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import BATCH, Load, ids_of, stored_in
+from benchmarks.chaos_life import Load, ids_of, stored_in
 from benchmarks.chaos_models import models_load
 from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
@@ -32,11 +32,10 @@ from benchmarks.chaos_state import state_load
 from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
 from fleet.errors import StoreError, StoreFull
-from fleet.journal.journal import Journal
 from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 
-_COMPACT_BYTES, _UPKEEP_EVERY = 200, 7
+_UPKEEP_EVERY = 7
 #: Refusals of a full disk before there is room again, and batches after that.
 _REFUSALS, _AFTER_ROOM = 4, 8
 _IMPORTED_LATE = (
@@ -128,38 +127,6 @@ def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None
 def intake_load(arguments: dict[str, Any]) -> None:
     """As `store_load`, through the log that makes many devices' records durable at once."""
     store_load(arguments, IntakeSettings(devices_per_commit=1, commit_every_secs=0, wait_secs=0.02))
-
-
-def journal_load(arguments: dict[str, Any]) -> None:
-    """Add groups of events; compact now and then."""
-    load = Load(arguments)
-    batches = iter(load.batches)
-    batch = next(batches, None)
-    is_first = True
-    while batch is not None or is_first:
-        # After a full disk at opening, or an unknown end, once more.
-        with (
-            contextlib.suppress(StoreError),
-            contextlib.closing(Journal(load.disk / "journal", compact_bytes=_COMPACT_BYTES)) as journal,
-        ):
-            known = [*journal.snapshot.get("known", ()), *(event["name"] for event in journal.events())]
-            load.log.add(Event(kind="look", places={"journal": tuple(known)}))
-            is_first = False
-            while batch is not None:
-                names = tuple(f"{batch}-{number}" for number in range(BATCH))
-                if names[0] in known:  # the end of its append was not known, and it was kept
-                    batch = next(batches, None)
-                    continue
-                load.log.add(Event(kind="measured", records=names))
-                with contextlib.suppress(StoreFull):
-                    journal.append([{"name": name} for name in names])
-                    known += names
-                    load.log.add(Event(kind="acknowledged", by="journal", records=names))
-                batch = next(batches, None)
-                if journal.is_long:
-                    with contextlib.suppress(StoreFull):
-                        journal.compact({"known": known})
-    load.finish()
 
 
 def look_load(arguments: dict[str, Any]) -> None:
@@ -313,7 +280,6 @@ def main() -> None:
         "spool": spool_load,
         "store": store_load,
         "intake": intake_load,
-        "journal": journal_load,
         "state": state_load,
         "models": models_load,
         "agent": agent_load,

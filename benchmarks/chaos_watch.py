@@ -1,32 +1,36 @@
 """What a coordinator promises, written down where it does, and what its folder holds. For `benchmarks.chaos`.
 
 `Watched` wraps the functions that make things durable, in the process that it is installed in; `look` opens
-journal, spools and store as every start does.
+state file, spools and store as every start does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from agents.codec import record_from_json
 from agents.records import Record
-from agents.row_file import read_rows
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
 from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
-from fleet.core.events import JobId, JobSubmitted
+from fleet.core.events import Event as FleetEvent
+from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted
 from fleet.core.limits import Limits
-from fleet.journal.event_log import EventLog
-from fleet.journal.journal import Journal
+from fleet.engine.event_log import EventLog
+from fleet.results.dead_letters import LATE
+from fleet.state.questions import Questions
+from fleet.state.schema import STATE
+from fleet.state.state_file import StateFile
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 
 #: Events that may end a job.
-_ENDS = frozenset({"JobFinished", "JobCancelled"})
+_ENDS = (JobFinished, JobCancelled)
 #: What a training comes to.
 _TRAININGS = {"TrainingStarted": "begun", "TrainingFinished": "finished", "TrainingFailed": "failed"}
 
@@ -42,7 +46,7 @@ class Watched:
         Spool.put = self._around_put(Spool.put)  # type: ignore[method-assign]
         Spool.acknowledge = self._around_acknowledge(Spool.acknowledge)  # type: ignore[method-assign]
         Intake.append = self._around_append(Intake.append)  # type: ignore[method-assign]
-        Journal.append = self._around_journal(Journal.append)  # type: ignore[method-assign]
+        EventLog._keep = self._around_keep(EventLog._keep)  # type: ignore[method-assign]
         EventLog.commit = self._around_commit(EventLog.commit)  # type: ignore[method-assign]
 
     def _around_put(self, real: Callable[..., None]) -> Callable[..., None]:
@@ -74,15 +78,15 @@ class Watched:
 
         return append
 
-    def _around_journal(self, real: Callable[..., None]) -> Callable[..., None]:
-        def append(journal: Journal, events: Sequence[Mapping[str, Any]]) -> None:
+    def _around_keep(self, real: Callable[..., None]) -> Callable[..., None]:
+        def keep(event_log: EventLog, events: Sequence[FleetEvent]) -> None:
             # Before the disk, because a kill may come before anybody can say that it ended.
-            names = [one["job_id"] for one in events if one["event"] in _ENDS]
+            names = [event.job_id for event in events if isinstance(event, _ENDS)]
             if names:
                 self._log.add(Event(kind="ending", jobs=tuple(names)))
-            real(journal, events)
+            real(event_log, events)
 
-        return append
+        return keep
 
     def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def commit(event_log: EventLog) -> Any:
@@ -92,7 +96,7 @@ class Watched:
             for event in events:
                 if isinstance(event, JobSubmitted):
                     self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
-                elif type(event).__name__ in _ENDS and event_log.state.job_state(event.job_id) is None:
+                elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
                     self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
                 elif (what := _TRAININGS.get(type(event).__name__)) is not None:
                     self._log.add(Event(kind="training", by=what))
@@ -110,13 +114,12 @@ def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
     look(log, history, disk)
 
 
-def late_records(root: Path) -> set[str]:
-    """Ids of the results that a daemon has kept as late; another process may have the file open."""
+def late_records(file: Questions) -> set[str]:
+    """Ids of the results that a daemon has kept as late."""
     return {
         record_from_json(json.loads(line)["record"]).record_id
-        for row in read_rows(root / "dead_letters.sqlite")
-        if row.key.startswith("late/")
-        for line in row.body.splitlines()
+        for letter in file.letters(LATE)
+        for line in letter.body.splitlines()
     }
 
 
@@ -131,10 +134,9 @@ def _spooled(disk: Path) -> list[str]:
 
 def look(log: HistoryLog, history: Path, disk: Path) -> None:
     """Write down all that is there, by the way that every start takes."""
-    late = late_records(disk / "fleet")
-    event_log = EventLog(disk / "fleet" / "journal", Limits())
-    event_log.close()
-    state = event_log.state
+    with closing(StateFile(disk / "store" / STATE)) as file:
+        late = late_records(file)
+        state = EventLog(file, Limits()).state
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}

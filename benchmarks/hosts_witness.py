@@ -16,6 +16,8 @@ from agents.spool.disk_spool import FILE
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_watch import late_records
 from fleet.errors import FleetError
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.store import Store
 
 #: Between two looks: a look reads ids of the whole table.
@@ -39,7 +41,6 @@ class Witness:
 
     def __init__(self, log: HistoryLog, disk: Path, spools: Mapping[str, Path]) -> None:
         self._log, self._store, self._spools = log, disk / "store", spools
-        self._root = disk / "fleet"
         self._next = 0.0
         self.stored: dict[str, set[str]] = {}
         self.spooled: dict[str, set[str]] = {name: set() for name in spools}
@@ -64,8 +65,9 @@ class Witness:
         return len(self.stored.get(device_id, ()))
 
     def late(self) -> set[str]:
-        """Results that came after their lease, which the coordinator keeps beside the store."""
-        return late_records(self._root)
+        """Results that came after their lease, which the coordinator keeps in its state file."""
+        with StateReader(self._store / STATE) as reader:
+            return late_records(reader)
 
     def _look_at_table(self) -> None:
         found: dict[str, Counter[str]] = {}

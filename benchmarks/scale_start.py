@@ -1,7 +1,7 @@
 """The start of a coordinator on a large store: the part `start` of `benchmarks.scale`.
 
 Everything that `fleet up` does before it may grant its first lease, agents apart: open the store, replay the
-journal, know which candidates each device has, count the records, draw the first picture. Each start is a
+events, know which candidates each device has, count the records, draw the first picture. Each start is a
 process of its own. The devices are replay devices that nobody starts; their records are made up.
 """
 

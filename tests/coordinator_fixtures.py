@@ -16,17 +16,17 @@ from unittest import mock
 import yaml
 
 from agents.records import DeviceId, DeviceSpec
-from agents.row_file import read_rows
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
 from fleet.interchange.export_store import export
-from fleet.journal.journal import Journal
-from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.workload_discovery import WorkloadChoice
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
@@ -234,9 +234,8 @@ class Fleet:
 
     def set_aside(self, kind: str) -> list[dict[str, Any]]:
         """Records that were set aside as `late` or `refused`, with what is said of them."""
-        rows = read_rows(self.folder / "root" / "dead_letters.sqlite")
-        lines = [line for row in rows if row.key.startswith(f"{kind}/") for line in row.body.splitlines()]
-        return [json.loads(line) for line in lines]
+        with StateReader(self.folder / "store" / STATE) as reader:
+            return [json.loads(line) for letter in reader.letters(kind) for line in letter.body.splitlines()]
 
 
 def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes: Any) -> Fleet:
@@ -276,7 +275,7 @@ def without_room(
 
 @contextmanager
 def killed_at(number: int) -> Iterator[Counter[str]]:
-    """Kill before or after the n-th durable step: of the intake, the journal, the pools, an acknowledgement.
+    """Kill before or after the n-th durable step: of the intake, the events, an acknowledgement.
 
     Yields:
         How often each step was reached.
@@ -298,9 +297,8 @@ def killed_at(number: int) -> Iterator[Counter[str]]:
     steps = [
         (Intake, "append"),
         (Intake, "flush"),
-        (Journal, "append"),
-        (Journal, "compact"),
-        (CandidatePools, "_write"),
+        (EventLog, "_keep"),
+        (EventLog, "compact"),
         (LocalTransport, "acknowledge"),
         (LocalTransport, "measure"),
         (LocalTransport, "start"),

@@ -35,7 +35,7 @@ _DEVICE_GAUGES = (
 )
 #: Name, key in the view's `health`, what it is.
 _HEALTH_GAUGES = (
-    ("fleet_journal_size_bytes", "journal_bytes", "Length of the journal's file."),
+    ("fleet_event_log_size_bytes", "event_bytes", "Length of the events that a start replays."),
     ("fleet_intake_log_size_bytes", "intake_bytes", "Log of records on their way to the table."),
     (
         "fleet_oldest_waiting_record_age_seconds",

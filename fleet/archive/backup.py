@@ -36,6 +36,8 @@ from fleet.archive.backup_folder import (
 from fleet.archive.verify import Verified
 from fleet.durable import FULL_ERRNOS, disk_errors, fsync
 from fleet.errors import StoreError
+from fleet.state.schema import STATE
+from fleet.state.state_file import back_up as back_up_state
 from fleet.store.delta.files import file_sum, known_sums
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
 from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log, old_segments, read_segment
@@ -90,6 +92,11 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     known = {} if earlier is None else earlier.files
     # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
     files, copied, waiting = _copy_intake(store, folder)
+    if (store / STATE).exists():
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            back_up_state(store / STATE, Path(made, STATE))
+            files[STATE], new = keep_file(folder, Path(made, STATE), None)
+        copied += new
     # Likewise: a log that is noted as read to its end has all of its rows in the table by then.
     for noted in sorted((store / IMPORTS).glob("[!.]*")):
         with suppress(FileNotFoundError):  # anybody may delete it

@@ -25,6 +25,7 @@ from agents.records import canonical_json, content_hash
 from agents.regular_files import read_regular, regular_chunks
 from fleet.durable import write_durably
 from fleet.errors import StoreError
+from fleet.state.schema import STATE
 from fleet.store.intake_log import INTAKE
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 from fleet.terminal_text import visible
@@ -214,7 +215,8 @@ def read_manifest(folder: Path) -> Manifest:
         listed = _List.model_validate_json(json.dumps(value))
         for name in listed.files:
             parts = PurePosixPath(name).parts
-            if len(parts) < 2 or parts[0] not in _PARTS or ".." in parts:
+            is_inside = len(parts) >= 2 and parts[0] in _PARTS and ".." not in parts
+            if name != STATE and not is_inside:
                 raise ValueError(f"{name!r} is no file of a store")
         files = {name: BackedUpFile(*kept) for name, kept in listed.files.items()}
         return Manifest(about=listed.about, files=files)

@@ -25,6 +25,9 @@ from fleet.coverage.table_summary import FILE as SUMMARY_FILE
 from fleet.coverage.table_summary import SUMMARY, mapped
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
+from fleet.state.questions import StateReader
+from fleet.state.rebuild import rebuild
+from fleet.state.schema import STATE
 from fleet.store.catalog import read_device, read_workloads, sum_fault
 from fleet.store.delta.changes import DamagedError, StaleError, changes_of_cache
 from fleet.store.delta.files import known_sums
@@ -46,7 +49,7 @@ from fleet.store.intake_log import (
     old_segments,
     read_segment,
 )
-from fleet.store.lock import check_folder
+from fleet.store.lock import acquire, check_folder, release
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Damages that are told one by one; the others are counted.
@@ -119,8 +122,30 @@ def verify(folder: Path) -> Verified:
         else:
             _check_table(folder, snapshot, index, found)
         _check_summary(folder, found)
+        _check_state(folder, found)
         found.secs = round(time.monotonic() - began, 3)
     return found
+
+
+def rebuild_state(folder: Path) -> list[str]:
+    """Make the state file of a store again from what can be read of it.
+
+    Returns:
+        What was kept, one line each; empty where the file is not damaged.
+
+    Raises:
+        StoreLocked: A daemon writes to the store; stop it first.
+        StoreError: There is no store, or the disk failed.
+    """
+    with disk_errors("making the state file again", folder):
+        check_folder(folder, create=False)
+        lock = acquire(folder)
+        try:
+            looked = Verified()
+            _check_state(folder, looked)
+            return rebuild(folder / STATE) if looked.damages else []
+        finally:
+            release(folder, lock)
 
 
 def _check_table(folder: Path, snapshot: TableSnapshot, index: dict[str, Any], found: Verified) -> None:
@@ -260,6 +285,22 @@ def _check_summary(folder: Path, found: Verified) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.add(f"{SUMMARY}/{SUMMARY_FILE}", str(error), _DELETE)
+
+
+def _check_state(folder: Path, found: Verified) -> None:
+    """Look at what the coordinator knows, as it is at one moment."""
+    path = folder / STATE
+    if not path.exists():
+        return
+    try:
+        with StateReader(path) as reader:
+            faults = list(reader.faults())
+    except StoreError as error:
+        faults = [str(error)]
+    for what in faults:
+        found.add(
+            STATE, what.partition("; `fleet")[0], "stop the daemon, then `fleet store verify --rebuild`"
+        )
 
 
 def _check_intake(folder: Path, found: Verified, seen: Seen) -> None:

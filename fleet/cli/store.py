@@ -24,19 +24,25 @@ def verify(
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="First make a damaged state file again from what can be read.")
+    ] = False,
 ) -> None:
     """Read every file of the store, or of a backup, and say what is damaged; exit code 1 if anything is.
 
-    It writes nothing, and may run while a daemon writes.
+    Without `--rebuild` it writes nothing, and may run while a daemon writes.
 
     Example: fleet store verify --store runs/store --json
     """
     from fleet.archive.backup import verify_backup
     from fleet.archive.backup_folder import is_backup
+    from fleet.archive.verify import rebuild_state
     from fleet.archive.verify import verify as verify_store
     from fleet.errors import FleetError
 
     folder = _folder(store, config, changes)
+    for note in rebuild_state(folder) if rebuild else ():
+        say(note, error=as_json)
     found = verify_backup(folder) if is_backup(folder) else verify_store(folder)
     if as_json:
         print_json(found.to_json())

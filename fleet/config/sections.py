@@ -120,7 +120,7 @@ class PolicySection(Section):
 class DaemonSection(Section):
     """How `fleet up` runs."""
 
-    #: Folder of its own: journal, waiting candidates, late results, token of the API. Beside the store,
+    #: Folder of its own: chosen workloads, logs of drivers, token of the API. Beside the store,
     #: unless another one is named.
     root: str = Field(default="runs/fleet", min_length=1)
     #: The policy of every device, and other ones by device id.

@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 
+from agents.files import make_folder
 from agents.records import Descriptor, DeviceId
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.table_summary import Packed, TableSummary
+from fleet.durable import disk_errors
 from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
+from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Steadiness
 from fleet.engine.roster import Roster
-from fleet.journal.event_log import EventLog
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import JobSink, PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -28,6 +30,8 @@ from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.desk import RequestDesk
 from fleet.results.dead_letters import DeadLetters
 from fleet.results.record_sink import RecordSink
+from fleet.state.schema import STATE
+from fleet.state.state_file import StateFile
 from fleet.store.intake import Intake
 from fleet.store.trace_lookup import StoreThread
 
@@ -41,6 +45,7 @@ class Composition(EngineContext):
     up: dict[DeviceId, int]
     #: Descriptors of devices that are not in the store yet.
     descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
+    state_file: StateFile
     event_log: EventLog
     intake: Intake
     pools: CandidatePools
@@ -81,12 +86,24 @@ class Composition(EngineContext):
 
 def assemble(context: EngineContext) -> Composition:
     """Put a coordinator together."""
+    with disk_errors("making the folder of the daemon", context.root):
+        make_folder(context.root)
+    state_file = StateFile(context.store.path / STATE)
+    try:
+        return _assemble(context, state_file)
+    except BaseException:
+        state_file.close()
+        raise
+
+
+def _assemble(context: EngineContext, state_file: StateFile) -> Composition:
     root, store, settings = context.root, context.store, context.settings
-    event_log = EventLog(root / "journal", settings.limits)
+    event_log = EventLog(state_file, settings.limits)
     stored = {one: entry.spec for one, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
-    pools = CandidatePools(root / "pools", live=roster.live_names)
-    for note in (*store.repairs, *event_log.notes, *pools.notes):
+    pools = CandidatePools(state_file, live=roster.live_names)
+    event_log.parts.append(pools)
+    for note in (*store.repairs, *state_file.notes):
         context.notices.alarm("", note, "storage")
     tallies, up = Tallies(), dict[DeviceId, int]()
     thread, intake = StoreThread(store.path), Intake(store)
@@ -115,12 +132,13 @@ def assemble(context: EngineContext) -> Composition:
         imports=ImportedCandidates(roster.live_names),
     )
     planner = JobPlanner(planning)
-    letters = DeadLetters(root / "dead_letters.sqlite")
+    letters = DeadLetters(state_file)
     return Composition(
         **{one.name: getattr(context, one.name) for one in fields(context)},
         roster=roster,
         imports=planning.imports,
         up=up,
+        state_file=state_file,
         event_log=event_log,
         intake=intake,
         pools=pools,

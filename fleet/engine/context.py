@@ -141,7 +141,7 @@ class CoordinatorSettings:
 class EngineContext:
     """All that a coordinator is given."""
 
-    #: Folder for journal, pools and late results; made if missing.
+    #: Folder for chosen workloads and what drivers print; made if missing.
     root: Path
     #: The open store; nobody else writes to it meanwhile. The coordinator does not close it.
     store: Store

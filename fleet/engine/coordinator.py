@@ -1,7 +1,7 @@
 """The shell around the state: hears the agents, makes what arrives durable, tells the state, obeys it.
 
 `fleet.daemon.daemon` runs it, one turn after the other. Every turn has the same order, and a kill may come
-after any step of it: records into the store; events applied and journalled, all with one wait for the disk;
+after any step of it: records into the store; events applied and kept, all with one wait for the disk;
 only then acknowledgements and instructions. So what a kill cuts off comes again from the agents' spools, is
 known to the store by its ids, and is accounted for once.
 
@@ -52,7 +52,7 @@ class Coordinator:
     """Knows the fleet, and runs it turn by turn.
 
     Raises:
-        FleetError: The journal cannot be replayed, or the disk is full or failed.
+        FleetError: The events cannot be replayed, or the disk is full or failed.
 
     Attributes:
         desk: Where other threads leave requests.
@@ -81,7 +81,7 @@ class Coordinator:
             raise
 
     def turn(self, timeout_secs: float) -> None:
-        """Do one turn: hear, store, tell, journal, do.
+        """Do one turn: hear, store, tell, keep, do.
 
         Args:
             timeout_secs: Longest wait for a message.
@@ -91,7 +91,7 @@ class Coordinator:
         """
         parts = self._parts
         parts.clock.tick()
-        if parts.event_log.is_behind or parts.pools.is_behind:
+        if parts.event_log.is_behind:
             # The state is ahead of the disk: nothing may follow from it before it is durable.
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
@@ -176,14 +176,12 @@ class Coordinator:
         try:
             parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
-            parts.notices.say(f"the journal stays as long as it is: {error}")
+            parts.notices.say(f"the state file stays as long as it is: {error}")
         self.release()
 
     def release(self) -> None:
         """Let go of the files as a kill does, so that another coordinator may have them."""
-        self._parts.event_log.close()
-        self._parts.pools.close()
-        self._parts.record_sink.letters.close()
+        self._parts.state_file.close()
         self._parts.intake.log.close()
 
     def view(self) -> dict[str, Any]:
@@ -191,7 +189,7 @@ class Coordinator:
         return self._view
 
     def _begin(self) -> None:
-        """Tell the state what there is now; what is journalled of before is in it already."""
+        """Tell the state what there is now; what was kept of before is in it already."""
         parts = self._parts
         now, tell, state, specs = parts.clock(), parts.event_log.tell, parts.state, parts.roster.specs
         self._updates.begin()
@@ -233,8 +231,6 @@ class Coordinator:
             self._effects.feed()  # what devices measure may be known just now
         while parts.event_log.has_news:
             try:
-                # Before a job that names them is in the journal.
-                parts.pools.flush()
                 events, instructions = parts.event_log.commit()
             except StoreFull as error:
                 parts.disk.full(error)

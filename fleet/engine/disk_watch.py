@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fleet.core.events import DiskFreed, DiskFull
 from fleet.durable import disk_errors, fsync
+from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Notices
-from fleet.journal.event_log import EventLog
 
 #: Least seconds between two tries.
 RETRY_SECS = 2.0

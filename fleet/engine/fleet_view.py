@@ -124,20 +124,20 @@ def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str,
     """Look at all of it; some microseconds.
 
     Returns:
-        JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `journal_bytes`,
+        JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `event_bytes`,
         `intake_bytes`; `unacknowledged` records and `unacknowledged_secs`, the age of the oldest;
         `waiting_secs`, the same of those that wait for the table; `training_secs`, the age of the training
         that runs; `free_bytes` of each folder that can be looked at.
     """
-    journal, log = parts.event_log.journal, parts.intake.log
+    log = parts.intake.log
     # The state shows its times by the wall clock as it knows it.
     training, wall = parts.state.training(), parts.clock() + parts.state.wall_ahead_secs
     unacknowledged, unacknowledged_secs = ingest.unacknowledged
     folders = {"store": parts.store.path, "daemon": parts.disk.folder}
     return {
         "turns": turns.view,
-        "disk_waits": {"journal": journal.waits.view, "intake": log.waits.view},
-        "journal_bytes": journal.size_bytes,
+        "disk_waits": {"state": parts.state_file.waits.view, "intake": log.waits.view},
+        "event_bytes": parts.event_log.size_bytes,
         "intake_bytes": log.held_bytes,
         "unacknowledged": unacknowledged,
         "unacknowledged_secs": unacknowledged_secs,

@@ -12,8 +12,15 @@ from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
 from fleet.errors import StateDamaged
+from fleet.state.contents import Contents
 from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, Result, TableFile, Tally, WaitingRows, checksum, unpack_trace
+from fleet.state.rows import (
+    LOST,
+    OK,
+    Result,
+    Tally,
+    unpack_trace,
+)
 from fleet.state.schema import open_reader, state_errors
 
 _IN_GROUP = "workload = ? AND device = ? AND environment = ?"
@@ -21,19 +28,8 @@ _IN_GROUP = "workload = ? AND device = ? AND environment = ?"
 _MOST_VALUES = 1000
 
 
-class Questions:
-    """Questions about the rows of a state file.
-
-    Args:
-        connection: Of the file.
-        labels: Its labels.
-        path: The file, for messages.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, labels: Labels, path: Path) -> None:
-        self._connection = connection
-        self._labels = labels
-        self.path = path
+class Questions(Contents):
+    """Questions about results and candidates."""
 
     def known(self, results: Sequence[Result]) -> list[bool]:
         """Say of each result whether there is one of the same five fields."""
@@ -159,25 +155,22 @@ class Questions:
             )
             return [(secs, CandidateId(value.hex())) for secs, value in rows]
 
-    def candidates(
-        self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
-    ) -> dict[CandidateId, Candidate]:
-        """Those of some candidates that a family knows, with their traces.
+    def candidates(self, workload_id: WorkloadId, numbers: Collection[int]) -> dict[CandidateId, Candidate]:
+        """Candidates of a workload by their numbers, with their traces; numbers that no row has are left out.
 
         Raises:
             StateDamaged: A trace cannot be read, or is that of another candidate.
         """
-        space = self._labels.find(family), self._labels.find(workload_id)
-        chosen = [bytes.fromhex(candidate_id) for candidate_id in candidate_ids]
+        chosen = list(numbers)
         found: dict[CandidateId, Candidate] = {}
         bases: dict[int, str] = {}
         with state_errors("reading the state file", self.path):
             for start in range(0, len(chosen), _MOST_VALUES):
                 part = chosen[start : start + _MOST_VALUES]
                 for value, dialect, origin, trace, base in self._connection.execute(
-                    "SELECT id, dialect, origin, trace, base FROM candidate WHERE family = ? AND workload = ?"
-                    f" AND id IN ({', '.join('?' * len(part))})",
-                    (*space, *part),
+                    "SELECT id, dialect, origin, trace, base FROM candidate"
+                    f" WHERE number IN ({', '.join('?' * len(part))}) ORDER BY number",
+                    part,
                 ):
                     candidate = Candidate(
                         workload_id=workload_id,
@@ -190,33 +183,16 @@ class Questions:
                     found[candidate.candidate_id] = candidate
         return found
 
-    def waiting(self, device_id: DeviceId | None = None) -> Iterator[WaitingRows]:
-        """Yield rows that wait for the table, oldest first: all, or those of a device."""
-        with state_errors("reading the state file", self.path):
-            for number, device, rows, since, body, total in self._connection.execute(
-                "SELECT number, device, rows, since, body, sum FROM waiting WHERE ?1 IS NULL OR device = ?1"
-                " ORDER BY number",
-                (None if device_id is None else self._labels.find(device_id),),
-            ):
-                name = DeviceId(self._labels.text(device))
-                self._demand(checksum(name, str(rows), body) == total, f"waiting rows {number}")
-                yield WaitingRows(number=number, device_id=name, rows=rows, since=since, body=body)
-
-    def files(self) -> list[TableFile]:
-        """What the data files of the table must be."""
+    def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
+        """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""
+        text = self._labels.text
         with state_errors("reading the state file", self.path):
             return [
-                TableFile(path=path, device_id=DeviceId(self._labels.text(device)), rows=rows, sha256=sha256)
-                for path, device, rows, sha256 in self._connection.execute(
-                    "SELECT path, device, rows, sha256 FROM data_file ORDER BY path"
+                (text(family), WorkloadId(text(workload)), CandidateId(value.hex()), number)
+                for family, workload, value, number in self._connection.execute(
+                    "SELECT family, workload, id, number FROM candidate WHERE is_waiting ORDER BY number"
                 )
             ]
-
-    def table_version(self) -> int | None:
-        """Version of the table that holds all rows which wait no more; None before the first one."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT version FROM table_version").fetchone()
-        return None if row is None else int(row[0])
 
     def _trace(self, value: bytes, packed: bytes, base: int | None, bases: dict[int, str]) -> str:
         try:
@@ -226,15 +202,8 @@ class Questions:
                 ).fetchone()
                 bases[base] = unpack_trace(first, None)
             return unpack_trace(packed, None if base is None else bases[base])
-        except (ValueError, TypeError, OSError) as error:
+        except (ValueError, TypeError) as error:
             raise self._damaged(value) from error
-
-    def _demand(self, is_whole: bool, what: str) -> None:
-        if not is_whole:
-            raise StateDamaged(
-                f"{self.path} is damaged: {what}; `fleet store verify --rebuild` makes it again from the"
-                " table, without what had not come there"
-            )
 
     def _damaged(self, value: bytes) -> StateDamaged:
         return StateDamaged(

@@ -135,9 +135,12 @@ def unpack_trace(packed: bytes, base: str | None) -> str:
     """The trace that `pack_trace` was given.
 
     Raises:
-        zlib.error, UnicodeDecodeError: It is damaged, or the base is another one.
+        ValueError: It is damaged, or the base is another one.
     """
-    return zlib.decompressobj(-zlib.MAX_WBITS, *_dictionary(base)).decompress(packed).decode()
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS, *_dictionary(base)).decompress(packed).decode()
+    except zlib.error as error:
+        raise ValueError(f"the trace cannot be unpacked: {error}") from error
 
 
 def _dictionary(base: str | None) -> Iterable[bytes]:

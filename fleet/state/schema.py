@@ -25,6 +25,8 @@ from fleet.errors import StateDamaged, StoreError, StoreLocked
 
 #: Name of the file in a store's folder, and the number of its layout.
 STATE, STATE_SCHEMA = "state.sqlite", 1
+#: Ends the name of a file that is made again and will take the place of the damaged one.
+REBUILT = ".rebuilt"
 #: `PRAGMA application_id`: the letters FLET.
 APPLICATION_ID = 0x464C4554
 #: Pages of 4 KB after which SQLite moves the log into the file. A thousand devices' turn has some hundred.
@@ -70,6 +72,7 @@ CREATE TABLE candidate (
     family INTEGER NOT NULL,
     workload INTEGER NOT NULL,
     id BLOB NOT NULL,
+    is_waiting INTEGER NOT NULL DEFAULT 1,
     is_blocked INTEGER NOT NULL DEFAULT 0,
     dialect TEXT NOT NULL,
     origin TEXT NOT NULL,
@@ -78,6 +81,8 @@ CREATE TABLE candidate (
     UNIQUE (family, workload, id)
 );
 CREATE INDEX candidate_in_order ON candidate (family, workload, number);
+-- Those that nobody has measured yet.
+CREATE INDEX candidate_waiting ON candidate (number) WHERE is_waiting;
 -- Rows that are acknowledged and not in the table yet: an Arrow stream a piece.
 CREATE TABLE waiting (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -108,6 +113,11 @@ CREATE TABLE dead_letter (
     sum INTEGER NOT NULL,
     UNIQUE (kind, name)
 );
+-- What fits in no row: small texts by name.
+CREATE TABLE note (
+    name TEXT PRIMARY KEY,
+    body BLOB NOT NULL
+) WITHOUT ROWID;
 -- Version of the table that holds all rows which left `waiting`; one row at most.
 CREATE TABLE table_version (
     id INTEGER PRIMARY KEY CHECK (id = 0),
@@ -164,6 +174,21 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     _check_layout(connection, path)
 
 
+def finish_rebuild(path: Path) -> None:
+    """Let a whole new file, if there is one, take the place of the damaged one.
+
+    Raises:
+        OSError: The disk failed; the next call goes on.
+    """
+    rebuilt = path.with_name(path.name + REBUILT)
+    if rebuilt.exists():
+        # First the log of the old file: its pages are others.
+        path.with_name(path.name + "-wal").unlink(missing_ok=True)
+        fsync(path.parent)
+        rebuilt.replace(path)
+        fsync(path.parent)
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open the file for reading, beside the one that writes.
 
@@ -196,7 +221,7 @@ def _check_layout(connection: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise StateDamaged(
             f"{path} is no state file of a fleet: its application id is {application:#x}, expected"
-            f" {APPLICATION_ID:#x}; `fleet store verify --rebuild` makes it again from the table"
+            f" {APPLICATION_ID:#x}; `fleet store verify --rebuild` makes it again from what can be read"
         )
     if layout != STATE_SCHEMA:
         raise StoreError(
@@ -235,7 +260,8 @@ def state_errors(doing: str, path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if is_damage(error):
             raise StateDamaged(
-                f"{path} is damaged ({error}); `fleet store verify --rebuild` makes it again from the table"
+                f"{path} is damaged ({error}); `fleet store verify --rebuild` makes it again from what can be"
+                " read"
             ) from error
         found = os_error(error, path)
         if found.errno == errno.EAGAIN:

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from agents.files import free_name, fsync, make_folder
-from agents.records import DeviceId
 from agents.row_file import ends_in_log
+from fleet.errors import StateDamaged
 from fleet.histogram import Histogram
 from fleet.state.labels import Labels
 from fleet.state.questions import Questions
-from fleet.state.rows import DeadLetter, checksum
-from fleet.state.schema import open_reader, open_writer, state_errors
+from fleet.state.schema import finish_rebuild, open_reader, open_writer, state_errors
 from fleet.state.turn import Turn
-
-#: Files up to this size are read as a whole when they are opened for writing: half a second.
-CHECKED_BYTES = 256 << 20
-#: Damage that is named.
-_NAMED = 10
 
 
 class StateFile(Questions):
@@ -54,13 +47,15 @@ class StateFile(Questions):
         self.waits = Histogram()
         with state_errors("opening the state file", path):
             make_folder(path.parent)
+            finish_rebuild(path)
             ends = ends_in_log(path, self._log)
         connection = open_writer(path)
         try:
             with state_errors("opening the state file", path):
                 self._check_log(connection, ends)
                 super().__init__(connection, Labels(connection), path)
-                self._check()
+                if fault := next(self.faults(), None):
+                    raise StateDamaged(fault)
         except BaseException:
             connection.close()
             raise
@@ -93,45 +88,6 @@ class StateFile(Questions):
                         connection.execute("ROLLBACK")
                 self._labels.rollback()
 
-    def snapshot(self) -> bytes | None:
-        """The state that the events come on top of; None before the first one."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT number, body, sum FROM snapshot").fetchone()
-        if row is None:
-            return None
-        number, body, total = row
-        self._demand(checksum(str(number), body) == total, "the snapshot of the events")
-        assert isinstance(body, bytes)
-        return body
-
-    def events(self) -> Iterator[bytes]:
-        """Yield the groups of events since the snapshot, oldest first."""
-        with state_errors("reading the state file", self.path):
-            for number, body, total in self._connection.execute(
-                "SELECT number, body, sum FROM event ORDER BY number"
-            ):
-                self._demand(checksum(body) == total, f"events {number}")
-                yield body
-
-    def waiting_counts(self) -> dict[DeviceId, tuple[int, float]]:
-        """Rows that wait for the table by device, and since when the oldest of them does."""
-        with state_errors("reading the state file", self.path):
-            return {
-                DeviceId(self._labels.text(device)): (rows, since)
-                for device, rows, since in self._connection.execute(
-                    "SELECT device, sum(rows), min(since) FROM waiting GROUP BY device"
-                )
-            }
-
-    def letters(self, kind: str) -> Iterator[DeadLetter]:
-        """Yield what was set aside, oldest first."""
-        with state_errors("reading the state file", self.path):
-            for name, rows, body, total in self._connection.execute(
-                "SELECT name, rows, body, sum FROM dead_letter WHERE kind = ? ORDER BY number", (kind,)
-            ):
-                self._demand(checksum(kind, name, body) == total, f"the letter {kind}/{name}")
-                yield DeadLetter(kind=kind, name=name, rows=rows, body=body)
-
     def close(self) -> None:
         """Let another process write. Closing twice does no harm."""
         with suppress(sqlite3.Error):
@@ -151,27 +107,6 @@ class StateFile(Questions):
             self.notes.append(
                 f"{self.path} is damaged in its log: kept as {aside.name}; turns behind the damage are lost"
             )
-
-    def _check(self) -> None:
-        """Read what exists nowhere else, and the whole of a small file."""
-        if self.path.stat().st_size <= CHECKED_BYTES:
-            faults = [text for (text,) in self._connection.execute(f"PRAGMA quick_check({_NAMED})")]
-            self._demand(faults == ["ok"], "; ".join(faults))
-        self.snapshot()
-        self._demand(self._are_events_whole(), "the order of its events")
-        # A reading that broke off would hold the file.
-        for rows in (self.events(), self.waiting(), self.letters("late"), self.letters("refused")):
-            deque(rows, maxlen=0)
-
-    def _are_events_whole(self) -> bool:
-        """Whether no number is missing between the snapshot and the last event."""
-        [begun] = self._connection.execute(
-            "SELECT coalesce((SELECT number FROM snapshot), (SELECT min(number) - 1 FROM event), 0)"
-        ).fetchone()
-        [count, last] = self._connection.execute(
-            "SELECT count(*), coalesce(max(number), ?) FROM event", (begun,)
-        ).fetchone()
-        return bool(last - begun == count)
 
 
 def back_up(path: Path, target: Path) -> None:

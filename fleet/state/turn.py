@@ -66,27 +66,42 @@ class Turn:
         self._connection.executemany(_ADD_TALLY, ((*key, *total) for key, total in sums.items()))
         return flags
 
-    def add_candidates(self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]) -> None:
-        """Make candidates known to a family; those that it knows stay as they are."""
+    def add_candidates(
+        self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]
+    ) -> list[int]:
+        """Make candidates known to a family, and note that they wait to be measured.
+
+        Returns:
+            The number of each; of one that was known, the number that it has.
+        """
         space = self._labels.number(family), self._labels.number(workload_id)
         first = self._connection.execute(
             "SELECT number, trace FROM candidate WHERE family = ? AND workload = ? ORDER BY number LIMIT 1",
             space,
         ).fetchone()
         base = None if first is None else (first[0], unpack_trace(first[1], None))
+        numbers: list[int] = []
         for candidate in candidates:
             trace = pack_trace(candidate.trace, base[1] if base else None)
-            added = self._connection.execute(
-                "INSERT OR IGNORE INTO candidate (family, workload, id, dialect, origin, trace, base)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [number] = self._connection.execute(
+                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET is_waiting = 1 RETURNING number",
                 (
                     *(*space, bytes.fromhex(candidate.candidate_id)),
                     *(candidate.dialect, candidate.origin, trace, base[0] if base else None),
                 ),
-            )
-            if base is None and added.rowcount:
-                assert added.lastrowid is not None
-                base = added.lastrowid, candidate.trace
+            ).fetchone()
+            numbers.append(number)
+            if base is None:
+                base = number, candidate.trace
+        return numbers
+
+    def settle_candidates(self, numbers: Iterable[int]) -> None:
+        """Note that somebody has measured candidates: they wait no more, and keep their traces."""
+        self._connection.executemany(
+            "UPDATE candidate SET is_waiting = 0 WHERE number = ?", ((number,) for number in numbers)
+        )
 
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Plan candidates no more: they kill what measures them, or nobody can make them again."""
@@ -109,7 +124,7 @@ class Turn:
             Their number.
         """
         device = self._labels.number(device_id)
-        row = (device, rows, since, body, checksum(device_id, str(rows), body))
+        row = (device, rows, since, body, checksum(str(rows), body))
         added = self._connection.execute(
             "INSERT INTO waiting (device, rows, since, body, sum) VALUES (?, ?, ?, ?, ?)", row
         )
@@ -137,6 +152,10 @@ class Turn:
     def drop_files(self, paths: Iterable[str]) -> None:
         """Forget data files that no version of the table in use names."""
         self._connection.executemany("DELETE FROM data_file WHERE path = ?", ((path,) for path in paths))
+
+    def put_note(self, name: str, body: bytes) -> None:
+        """Keep a small text in place of the one of the same name."""
+        self._connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (name, body))
 
     def add_events(self, body: bytes) -> None:
         """Add a group of events."""

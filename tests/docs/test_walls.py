@@ -26,7 +26,6 @@ FOLDERS = {
         *(
             "",
             "core",
-            "journal",
             "config",
             "store.delta",
             "state",

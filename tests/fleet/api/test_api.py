@@ -52,8 +52,8 @@ def a_histogram(*secs: float) -> dict[str, Any]:
 #: As `fleet.engine.fleet_view.health_of` gives it.
 HEALTH = {
     "turns": a_histogram(0.002, 0.3),
-    "disk_waits": {"journal": a_histogram(0.004), "intake": a_histogram(20.0)},
-    "journal_bytes": 4096,
+    "disk_waits": {"state": a_histogram(0.004), "intake": a_histogram(20.0)},
+    "event_bytes": 4096,
     "intake_bytes": 512,
     "unacknowledged": 3,
     "unacknowledged_secs": 1.5,
@@ -241,7 +241,7 @@ def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) ->
     assert sum(states.values()) == 1
     expected = {
         "fleet_table_version": 3,
-        "fleet_journal_size_bytes": 4096,
+        "fleet_event_log_size_bytes": 4096,
         "fleet_oldest_unacknowledged_record_age_seconds": 1.5,
         "fleet_training_age_seconds": 12.5,
         "fleet_clock_gaps": 2,

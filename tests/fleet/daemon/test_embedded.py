@@ -30,13 +30,13 @@ from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
-from fleet.journal.journal import Journal
 from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
 from tests.fleet.collection.test_proposing import Log
 from tests.record_fixtures import make_record
+from tests.state_fixtures import state_of
 
 _Value = TypeVar("_Value")
 
@@ -251,7 +251,6 @@ def test_a_device_that_cannot_be_had_is_one_clear_line(settings: FleetConfig) ->
 def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_stays(
     settings: FleetConfig,
 ) -> None:
-    journal = Journal(Path(settings.daemon.root) / "journal")
     requests = [
         Request(
             request_id=RequestId(name),
@@ -260,18 +259,17 @@ def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_sta
         )
         for name, more in (("killed", {"embedded": True}), ("waits", {}))
     ]
-    journal.append([event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests])
-    journal.close()
+    events = [event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests]
+    with Store.open(settings.store.path), state_of(Path(settings.store.path)) as file, file.turn() as turn:
+        turn.add_events(json.dumps(events).encode())
 
     def look(session: EngineSession) -> str:
         session.ready([TWO])
         return "done"
 
     assert run(settings.with_devices(TWO), look) == "done"
-    journal = Journal(Path(settings.daemon.root) / "journal")
-    text = json.dumps(journal.snapshot)
-    journal.close()
-    assert "its command has ended" in text
+    with state_of(Path(settings.store.path)) as file:
+        assert b"its command has ended" in (file.snapshot() or b"")
 
 
 def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:

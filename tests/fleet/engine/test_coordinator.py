@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +18,15 @@ from hypothesis import strategies as st
 from agents.device.messages import Message, Results, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import NOISE, Candidate, Descriptor, DeviceId, ModelRef, Workload
-from agents.row_file import read_rows
-from fleet.core.events import DevicePolicy, ModelPublished
+from fleet.core.events import DevicePolicy, Event, JobFinished, ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.event_log import EventLog
 from fleet.engine.ingest import Ingest, LivenessMonitor
 from fleet.errors import FleetError
-from fleet.journal.journal import Journal
 from fleet.planner.candidate_ranker import Ranking
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
@@ -43,6 +43,7 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
+from tests.state_fixtures import forget_candidates, state_of
 
 
 @pytest.fixture
@@ -76,7 +77,8 @@ def test_it_measures_everything_once_on_every_device_and_a_restart_lists_nothing
     assert view["jobs"]["done"] > 2
     origins = {record.origin for record in Store.read(fleet.folder / "store").records()}
     assert origins >= {"random", "paired"}
-    assert read_rows(fleet.folder / "root" / "pools" / "pools.sqlite") == [], "nothing waits any more"
+    with StateReader(fleet.folder / "store" / STATE) as reader:
+        assert reader.waiting_candidates() == [], "nothing waits any more"
     assert any("up on here" in line for line in fleet.lines)
 
 
@@ -159,7 +161,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",), ranker=LastFirst())
     with fleet.coordinator() as (coordinator, _):
         coordinator.turn(0.0)
-    # What a training's end leaves in the journal.
+    # What a training's end leaves among the events.
     with fleet.coordinator() as (coordinator, _):
         published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(ONE,))
         coordinator._parts.event_log.tell(published)
@@ -231,15 +233,15 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         assert counted <= 2 * ALL
 
 
-def test_a_kill_between_store_and_journal_finishes_the_job_once(fleet: Fleet) -> None:
-    keep = Journal.append
+def test_a_kill_between_store_and_events_finishes_the_job_once(fleet: Fleet) -> None:
+    keep = EventLog._keep
 
-    def killed(self: Journal, events: list[dict[str, object]]) -> None:
-        if any(event["event"] == "JobFinished" for event in events):
+    def killed(self: EventLog, events: list[Event]) -> None:
+        if any(isinstance(event, JobFinished) for event in events):
             raise Killed
         keep(self, events)
 
-    with mock.patch.object(Journal, "append", killed), pytest.raises(Killed):
+    with mock.patch.object(EventLog, "_keep", killed), pytest.raises(Killed):
         fleet.run(everything_measured(fleet))
     stored = len(fleet.record_ids())
     view = fleet.run(everything_measured(fleet))
@@ -344,9 +346,9 @@ def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
     assert any("no lease is granted until there is room" in line for line in fleet.lines)
 
 
-def test_a_journal_without_room_holds_everything_back(fleet: Fleet) -> None:
+def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
     left = [0.0]
-    full = without_room(Journal, "append", left, lambda _, events: bool(events))
+    full = without_room(EventLog, "_keep", left, lambda _, events: bool(events))
     with full, fleet.coordinator() as (coordinator, transport):
         fleet.turn(coordinator, 4)
         left[0] = math.inf
@@ -370,7 +372,7 @@ def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
             fleet.turn(coordinator, 20, 1.1)
         waiting = coordinator.view()["jobs"]
         assert waiting["queued"] + waiting["leased"] > 0
-    shutil.rmtree(fleet.folder / "root" / "pools")
+    forget_candidates(fleet.folder / "store")
     with mock.patch.object(LocalTransport, "propose"):  # nobody happens to propose the same again meanwhile
         view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["jobs"]["cancelled"] > 0)
     assert view["store"]["records"] == 0
@@ -428,9 +430,9 @@ def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
     assert view["jobs"]["cancelled"] > 0
 
 
-def test_a_foreign_journal_is_refused_in_one_sentence(fleet: Fleet) -> None:
-    journal = Journal(fleet.folder / "root" / "journal")
-    journal.append([{"event": "SomethingElse", "at_secs": 1.0}])
-    journal.close()
+def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:
+    store = fleet.folder / "store"
+    with Store.open(store), state_of(store) as file, file.turn() as turn:
+        turn.add_events(b'[{"event": "SomethingElse", "at_secs": 1.0}]')
     with pytest.raises(FleetError, match=r"cannot be replayed.*SomethingElse"), fleet.coordinator():
         pass

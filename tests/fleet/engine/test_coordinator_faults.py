@@ -35,8 +35,6 @@ from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.notices import Notices
-from fleet.journal.journal import Journal
-from fleet.planner.candidate_pools import CandidatePools
 from fleet.store import writer
 from fleet.store.intake import Intake
 from fleet.store.store import Store
@@ -135,7 +133,7 @@ def test_a_refused_record_of_an_earlier_life_ends_its_job_too(fleet: Fleet) -> N
 
 
 def table_without_room() -> Any:
-    """A table that has no room; log, journal and pools have."""
+    """A table that has no room; log and state file have."""
     return mock.patch.object(writer, "write_data_files", failing())
 
 
@@ -234,29 +232,6 @@ def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(f
         view = fleet.run(has_noise, turns=600)
     assert left == [0.0]
     assert view["coordinator"]["state"] in ("running", "stopping")
-
-
-def test_pools_without_room_hold_everything_back(fleet: Fleet) -> None:
-    left = [0.0]
-    with without_room(CandidatePools, "_write", left), fleet.coordinator() as (coordinator, transport):
-        left[0] = math.inf
-        journalled: list[str] = []
-        append = Journal.append
-
-        def note(self: Journal, events: list[dict[str, Any]]) -> None:
-            journalled.extend(one["event"] for one in events)
-            append(self, events)
-
-        with (
-            mock.patch.object(Journal, "append", note),
-            mock.patch.object(transport, "measure") as grant,
-        ):
-            fleet.turn(coordinator, 20, 3.0)
-            assert coordinator.view()["coordinator"]["state"] == "disk_full"
-            assert not grant.called
-            assert "JobSubmitted" not in journalled, "no job may name what is not on the disk"
-        left[0] = 0.0
-        check_all(fleet, fleet.finish(coordinator, 600))
 
 
 class Output(io.StringIO):

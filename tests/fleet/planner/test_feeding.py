@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -20,8 +20,11 @@ from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
 from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
+from fleet.state.schema import STATE
+from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
+from tests.state_fixtures import forget_candidates, keep, opened_pools
 
 DEVICE = DeviceId("dev-a")
 WORKLOAD = make_workload(0xA1B2)
@@ -79,10 +82,15 @@ def candidates_of(records: Sequence[Record]) -> list[Candidate]:
     return [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
 
 
+def pools_of(folder: Path) -> CandidatePools:
+    """Pools over a file that the test leaves open."""
+    return CandidatePools(StateFile(folder / STATE))
+
+
 def planner_of_measured(folder: Path) -> tuple[JobPlanner, Outlet]:
     """A planner of a device whose candidates others may evolve from: their traces are at hand."""
     records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    pools = CandidatePools(folder)
+    pools = pools_of(folder)
     pools.remember("cpu", candidates_of(records))
     return planner_of(pools, records=records)
 
@@ -145,7 +153,7 @@ def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, leaves: bool) -> None:
-    planner, job_sink = planner_of(CandidatePools(tmp_path))
+    planner, job_sink = planner_of(pools_of(tmp_path))
     known = [one.candidate_id for one in drawn(BATCH_SIZE // 2)]
     planner._coverage.propose("cpu", WORKLOAD.workload_id, known)
     planner.want({DEVICE: 4 * BATCH_SIZE})
@@ -162,7 +170,7 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
 
 def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
     lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
-    planner, job_sink = planner_of(CandidatePools(tmp_path), records=lost)
+    planner, job_sink = planner_of(pools_of(tmp_path), records=lost)
     planner.want({DEVICE: BATCH_SIZE})
     [asked] = job_sink.asked
     answered(planner, asked, 8)
@@ -173,8 +181,8 @@ def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
 @contextmanager
 def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]:
     """One life of a planner over files that stay; its device has asked for jobs."""
-    pools = CandidatePools(folder / "pools", **options)  # type: ignore[arg-type]
-    with Store.open(folder / "store") as store, closing(pools):
+    store_folder = folder / "store"
+    with Store.open(store_folder) as store, opened_pools(store_folder, **options) as (pools, file):
         planner, job_sink = planner_of(pools, ())
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
         discovery = WorkloadDiscovery(
@@ -184,7 +192,7 @@ def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]
         discovery.listed(specs[DEVICE], [WORKLOAD])
         planner.want({DEVICE: BATCH_SIZE})
         yield planner, job_sink
-        pools.flush()
+        keep(file, pools)
 
 
 def use_up(folder: Path, **options: object) -> None:
@@ -204,18 +212,16 @@ def test_a_space_that_was_used_up_is_not_drawn_from_after_a_restart(tmp_path: Pa
             assert [len(job.candidate_ids) for job in job_sink.jobs] == [8], "nothing holds up what is ready"
 
 
-@pytest.mark.parametrize("why", ["candidates are lost", "other versions", "damaged", "replayed"])
+@pytest.mark.parametrize("why", ["candidates are lost", "other versions", "replayed"])
 def test_a_space_that_was_used_up_is_drawn_from_again_where(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"live": set[str]()} if why == "replayed" else {}
     use_up(tmp_path, **options)
     if why == "candidates are lost":
-        (tmp_path / "pools" / "pools.sqlite").unlink()
+        forget_candidates(tmp_path / "store")
     elif why == "other versions":
         monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
-    elif why == "damaged":
-        (tmp_path / "pools" / "used_up.json").write_bytes(b"[1]")
     with life(tmp_path, **options) as (_, job_sink):
         assert len(job_sink.asked) == 1
 
@@ -231,7 +237,7 @@ def test_all_parents_of_a_plan_are_looked_for_at_once(
         for number, one in enumerate(workloads)
         for place in range(1, 40)
     ]
-    pools = CandidatePools(tmp_path)  # nothing is in memory, as after a restart
+    pools = pools_of(tmp_path)  # nothing is in memory, as after a restart
     planner, job_sink = planner_of(pools, workloads, records)
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert not [one for one in job_sink.asked if one.parents]

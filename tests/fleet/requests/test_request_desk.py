@@ -17,8 +17,8 @@ from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingS
 from fleet.core.request_words import Request, RequestId
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.event_log import EventLog
 from fleet.errors import StoreFull
-from fleet.journal.journal import Journal
 from fleet.requests.checks import (
     KnownFleet,
     RequestConflict,
@@ -116,7 +116,7 @@ def test_the_answer_comes_after_the_disk_and_never_before(fleet: Fleet) -> None:
     with fleet.coordinator() as (coordinator, _):
         coordinator.turn(0.0)
         answer = coordinator.desk.submit(a_request())
-        with mock.patch.object(Journal, "append", side_effect=StoreFull("no room")):
+        with mock.patch.object(EventLog, "_keep", side_effect=StoreFull("no room")):
             for _ in range(5):
                 coordinator.turn(0.0)
                 fleet.clock.now += 5.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,20 @@ from hypothesis import strategies as st
 
 from agents.lease import LeaseTag
 from agents.records import DeviceId, Record
-from agents.row_file import RowFile, read_rows
 from fleet.core.arrivals import Arrival
 from fleet.errors import StoreError, StoreFull
-from fleet.results.dead_letters import DeadLetters
+from fleet.results.dead_letters import LATE, REFUSED, DeadLetters
 from fleet.results.refused_records import find_faults, record_ids, sift
+from fleet.state.questions import StateReader
+from fleet.state.rows import DeadLetter
+from fleet.state.schema import STATE
+from fleet.state.turn import Turn
 from fleet.store.intake import Intake
 from fleet.store.store import Store
 from tests.coordinator_fixtures import make_fleet
 from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, make_record
+from tests.state_fixtures import state_of
 
 NAN = math.nan
 #: What a record may say that no store can keep.
@@ -82,6 +86,18 @@ def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) ->
     assert set(find_faults(records)) == places
 
 
+@contextmanager
+def letters_of(folder: Path, **bounds: int) -> Iterator[DeadLetters]:
+    with state_of(folder) as file:
+        yield DeadLetters(file, **bounds)
+
+
+def kept(folder: Path, kind: str) -> list[DeadLetter]:
+    """What was set aside, oldest first."""
+    with StateReader(folder / STATE) as reader:
+        return list(reader.letters(kind))
+
+
 def refuse(letters: DeadLetters, *records: Record) -> None:
     for refusal in sift([arrival(list(records))])[1]:
         letters.keep_refused(refusal)
@@ -100,15 +116,15 @@ def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: 
     assert refusal.records == (bad,)
     assert "column run_secs holds nan" in refusal.reasons[0]
     assert record_ids(refusal.records) == (bad.record_id,)
-    with closing(DeadLetters(tmp_path / "d")) as letters:
+    with letters_of(tmp_path) as letters:
         refuse(letters, *good, bad)
         refuse(letters, bad)  # the same delivery again
         assert letters.refused == 1
-    with closing(DeadLetters(tmp_path / "d")) as letters:
+    with letters_of(tmp_path) as letters:
         assert letters.refused == 1
-    [row] = read_rows(tmp_path / "d")
-    told = json.loads(row.body)
-    assert row.key.startswith("refused/dev-a/")
+    [letter] = kept(tmp_path, REFUSED)
+    told = json.loads(letter.body)
+    assert letter.name.startswith("dev-a/")
     assert (told["job_id"], told["epoch"], told["reason"]) == ("job", 1, refusal.reasons[0])
     assert told["record"]["candidate_id"] == bad.candidate_id
 
@@ -116,24 +132,24 @@ def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: 
 def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
     without = replace(make_record(0), environment_id=None)  # type: ignore[arg-type]
     assert record_ids((without,)) == ()
-    with closing(DeadLetters(tmp_path / "d")) as letters:
+    with letters_of(tmp_path) as letters:
         refuse(letters, without)
         refuse(letters, replace(make_record(0), outcome="fine"))  # type: ignore[arg-type]
-        first, second = (json.loads(row.body)["record"] for row in letters._rows.rows())
+        first, second = (json.loads(letter.body)["record"] for letter in kept(tmp_path, REFUSED))
     assert first["environment_id"] is None
     assert "outcome='fine'" in second
 
 
 def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = poisoned(0, "a layout of tomorrow")
-    with closing(DeadLetters(tmp_path / "d")) as letters:
+    with letters_of(tmp_path) as letters:
         with monkeypatch.context() as patch:
-            patch.setattr(RowFile, "change", failing())
-            with pytest.raises(StoreFull, match="setting refused records aside"):
+            patch.setattr(Turn, "keep_letter", failing())
+            with pytest.raises(StoreFull, match="writing the state file"):
                 refuse(letters, bad)
-            with pytest.raises(StoreFull, match="keeping late results"):
+            with pytest.raises(StoreFull, match="writing the state file"):
                 keep_late(letters, 1, 1)
-        assert (letters.refused, read_rows(tmp_path / "d")) == (0, [])
+        assert (letters.refused, kept(tmp_path, REFUSED), kept(tmp_path, LATE)) == (0, [], [])
         refuse(letters, bad)
         assert letters.refused == 1
         assert keep_late(letters, 1, 1)
@@ -141,7 +157,7 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_oldest_go_by_number_and_by_bytes_each_kind_by_itself(tmp_path: Path) -> None:
-    with closing(DeadLetters(tmp_path / "d", most_rows=10)) as letters:
+    with letters_of(tmp_path, most_rows=10) as letters:
         refuse(letters, poisoned(0, "a layout of tomorrow"))
         for number in range(10):
             keep_late(letters, number, number)
@@ -152,38 +168,24 @@ def test_the_oldest_go_by_number_and_by_bytes_each_kind_by_itself(tmp_path: Path
         assert "at most 10" in note
         assert letters.refused == 1
     # To nine tenths, so that not every delivery from now on is worth a line.
-    kept = [row.key.split("/")[2][:8] for row in read_rows(tmp_path / "d")][1:]
-    assert kept == [f"{number:08d}" for number in range(2, 11)]
-    with closing(DeadLetters(tmp_path / "d", most_bytes=4000)) as letters:
-        assert "oldest deliveries of late" in letters.notes[0]
-        assert len(read_rows(tmp_path / "d")) == 4
+    names = [letter.name.split("/")[1][:8] for letter in kept(tmp_path, LATE)]
+    assert names == [f"{number:08d}" for number in range(2, 11)]
+    assert len(kept(tmp_path, REFUSED)) == 1
+    with letters_of(tmp_path, most_bytes=4000) as letters:
         lease = LeaseTag(job_id="job", fencing_token=99)
         letters.keep_late(DeviceId("dev-a"), lease, make_batch(0, 30))
-    [_, huge] = read_rows(tmp_path / "d")
+        assert "oldest deliveries of late" in letters.notes[0]
+    [huge] = kept(tmp_path, LATE)
     assert len(huge.body) > 4000, "the newest stays, however long it is"
 
 
-def test_files_of_an_earlier_version_are_moved_over_oldest_first_and_bounded(tmp_path: Path) -> None:
-    (tmp_path / "late" / "one").mkdir(parents=True)
-    for number in range(10):
-        path = tmp_path / "late" / "one" / f"{(7 * number) % 10:08d}-0.jsonl"
-        path.write_text("{}\n")
-        os.utime(path, (1e9 + number, 1e9 + number))  # names say nothing of age: the disk does
-    with closing(DeadLetters(tmp_path / "d", most_rows=4)) as letters:
-        assert len(letters.notes) == 1
-    assert [row.key for row in read_rows(tmp_path / "d")] == [
-        f"late/one/{(7 * number) % 10:08d}-0" for number in range(7, 10)
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["d"]
-
-
-def test_the_daemon_says_what_it_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_daemon_says_what_it_deleted(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
-    folder = fleet.folder / "root" / "late" / "one"
-    folder.mkdir(parents=True)
-    for number in range(10):
-        (folder / f"{number:08d}-0.jsonl").write_text("{}\n")
-    monkeypatch.setattr(DeadLetters.__init__, "__kwdefaults__", {"most_rows": 4, "most_bytes": 9})
-    fleet.run(lambda one: one.view()["store"]["records"] > 0)
-    assert len(fleet.set_aside("late")) < 4
+    with fleet.coordinator() as (coordinator, _):
+        letters = coordinator._parts.record_sink.letters
+        letters._most_rows = 4
+        for number in range(10):
+            keep_late(letters, number, number)
+        fleet.turn(coordinator, 3)
+    assert len(fleet.set_aside("late")) <= 4
     assert any("oldest deliveries of late" in line for line in fleet.lines)

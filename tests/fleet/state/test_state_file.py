@@ -49,13 +49,13 @@ def contents(path: Path) -> dict[str, object]:
     """All that a file says."""
     state = StateFile(path)
     try:
-        numbers = [candidate(number).candidate_id for number in range(60)]
+        numbers = range(1, 61)
         return {
             "known": state.known([result(number) for number in range(301)]),
             "tallies": state.tallies(DEVICE),
             "gaps": state.gaps("cpu", WORKLOAD, DEVICE, "e", 1000),
             "best": state.best(WORKLOAD, DEVICE, "e", 1000),
-            "candidates": state.candidates("cpu", WORKLOAD, numbers),
+            "candidates": state.candidates(WORKLOAD, numbers),
             "snapshot": state.snapshot(),
             "events": list(state.events()),
             "waiting": list(state.waiting()),
@@ -212,5 +212,5 @@ def test_a_trace_that_is_not_its_candidates_is_damage(tmp_path: Path) -> None:
     connection.close()
     state = StateFile(tmp_path / "state.sqlite")
     with pytest.raises(StateDamaged, match="the trace of candidate"):
-        state.candidates("cpu", WORKLOAD, [candidate(6).candidate_id])
+        state.candidates(WORKLOAD, [7])
     state.close()

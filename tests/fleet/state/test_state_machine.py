@@ -242,8 +242,8 @@ class StateMachine(RuleBasedStateMachine):
                 }
                 expected = sorted((secs, candidate_id) for candidate_id, secs in best.items())
                 assert self.state.best(*where, 10) == expected
-            wanted = [one.candidate_id for one in CANDIDATES[workload]]
-            assert self.state.candidates(FAMILY, workload, wanted) == {
+            waiting = [row[3] for row in self.state.waiting_candidates() if row[:2] == (FAMILY, workload)]
+            assert self.state.candidates(workload, waiting) == {
                 one.candidate_id: one
                 for one in CANDIDATES[workload]
                 if one.candidate_id in self.model.candidates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from agents.records import DeviceId
 from agents.spool.disk_spool import Spool
+from fleet.state.schema import STATE
 from fleet.store.store import Store
 from tests.coordinator_fixtures import OFFERED, WORKLOADS, Fleet, everything_measured, make_fleet
 
@@ -61,9 +61,9 @@ def test_a_start_without_the_device_costs_no_measurement(fleet: Fleet) -> None:
     check(fleet, fleet.run(everything_measured(fleet)), waiting)
 
 
-def test_a_lost_journal_costs_no_measurement(fleet: Fleet) -> None:
+def test_a_lost_state_file_costs_no_measurement(fleet: Fleet) -> None:
     waiting = spooled(fleet)
-    shutil.rmtree(fleet.folder / "root" / "journal")
+    (fleet.folder / "store" / STATE).unlink()
     check(fleet, fleet.run(everything_measured(fleet)), waiting)
 
 

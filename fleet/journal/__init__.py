@@ -1,1 +1,0 @@
-"""What happened in the fleet, durably: events on the disk, and the state that follows from them."""

@@ -1,0 +1,144 @@
+"""A damaged state file made again from the rows that can be read; the damaged one is kept for people.
+
+Called by `fleet store verify --rebuild`, with the store's lock. Events count up to the first one that is
+damaged or missing, for later ones build on it. All other rows count each for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from agents.files import free_name, fsync
+from agents.records import Candidate, WorkloadId
+from agents.row_file import is_damage
+from fleet.state.rows import checksum, unpack_trace
+from fleet.state.schema import REBUILT, finish_rebuild, state_errors
+from fleet.state.state_file import StateFile
+
+#: Numbers that are tried behind the last row that can be read.
+_RESCUE_NUMBERS = 10_000
+#: Tables whose rows have numbers, in the order in which they are made again.
+_NUMBERED = ("label", "candidate", "waiting", "event", "dead_letter")
+
+
+def rebuild(path: Path) -> list[str]:
+    """Make a state file again.
+
+    Returns:
+        What was kept of it, and the name of the damaged file, one line each.
+
+    Raises:
+        StoreFull: No room; the damaged file is in its place.
+        StoreError: The disk failed.
+    """
+    doing = "making the state file again"
+    with state_errors(doing, path):
+        finish_rebuild(path)
+        aside = free_name(path, ".corrupt", "-wal")
+        rows = _readable(path)
+        temporary = path.with_name(f"{path.name}{REBUILT}.tmp")
+        for part in (temporary, Path(f"{temporary}-wal")):
+            part.unlink(missing_ok=True)
+    with closing(StateFile(temporary)) as fresh, fresh.turn():
+        for table, some in rows.items():
+            for row in some:
+                marks = ", ".join("?" * len(row))
+                fresh._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
+    with state_errors(doing, path):
+        for name in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                os.link(f"{path}{name}", f"{aside}{name}")
+        fsync(temporary)
+        temporary.rename(path.with_name(path.name + REBUILT))
+        fsync(path.parent)
+        finish_rebuild(path)
+    kept = ", ".join(f"{len(some)} of {table}" for table, some in rows.items() if some) or "nothing"
+    return [f"the damaged file is kept as {aside.name}", f"rows that could be read: {kept}"]
+
+
+def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Rows that are whole, by table."""
+    reading = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(reading, uri=True, isolation_level=None)) as connection:
+        found = {table: list(_numbered_rows(connection, table)) for table in _NUMBERED}
+        snapshot = list(_rows(connection, "SELECT * FROM snapshot"))
+        found["table_version"] = list(_rows(connection, "SELECT * FROM table_version"))
+        for table in ("data_file", "note"):
+            found[table] = list(_rows(connection, f"SELECT * FROM {table}"))
+    labels = {number: text for number, text in found["label"] if isinstance(text, str)}
+    found["label"] = list(labels.items())
+    found["candidate"] = _whole_candidates(found["candidate"], labels)
+    found["waiting"] = [
+        row for row in found["waiting"] if _is_sum(row[5], str(row[2]), row[4]) and row[1] in labels
+    ]
+    found["dead_letter"] = [row for row in found["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])]
+    found["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
+    begun = found["snapshot"][0][1] if found["snapshot"] else 0
+    found["event"] = list(_whole_events(found["event"], begun))
+    return found
+
+
+def _whole_events(rows: Iterable[tuple[Any, ...]], begun: int) -> Iterator[tuple[Any, ...]]:
+    for count, row in enumerate((row for row in rows if row[0] > begun), begun + 1):
+        if row[0] != count or not _is_sum(row[2], row[1]):
+            return
+        yield row
+
+
+def _whole_candidates(rows: list[tuple[Any, ...]], labels: dict[int, str]) -> list[tuple[Any, ...]]:
+    """Those whose trace can be read and is that of their id."""
+    bases: dict[int, str] = {}
+    whole: list[tuple[Any, ...]] = []
+    for row in rows:
+        number, family, workload, value, _, _, dialect, origin, packed, base = row
+        try:
+            trace = unpack_trace(packed, None if base is None else bases[base])
+            candidate = Candidate(
+                workload_id=WorkloadId(labels[workload]), dialect=dialect, origin=origin, trace=trace
+            )
+            is_whole = family in labels and candidate.candidate_id == value.hex()
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+        if is_whole:
+            whole.append(row)
+            if base is None:
+                bases[number] = trace
+    return whole
+
+
+def _is_sum(total: object, *parts: object) -> bool:
+    if not all(isinstance(part, str | bytes) for part in parts):
+        return False
+    return checksum(*(part for part in parts if isinstance(part, str | bytes))) == total
+
+
+def _numbered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that can be read, by their numbers, those behind damage too."""
+    next_number, last = 0, _RESCUE_NUMBERS
+    for (number,) in _rows(connection, f"SELECT max(number) FROM {table}"):
+        last = number or 0
+    while next_number <= last:
+        query = f"SELECT * FROM {table} WHERE number >= ? ORDER BY number"
+        for row in _rows(connection, query, next_number):
+            next_number = row[0] + 1
+            yield row
+        next_number += 1
+
+
+def _rows(connection: sqlite3.Connection, query: str, *values: int) -> Iterator[tuple[Any, ...]]:
+    """Yield rows up to the first that cannot be read.
+
+    Raises:
+        sqlite3.Error: The file is not damaged: another process has it, or the disk failed.
+    """
+    try:
+        yield from connection.execute(query, values)
+    except sqlite3.Error as error:
+        # A damaged head hides the tables themselves.
+        if not is_damage(error) and "no such table" not in str(error):
+            raise
