@@ -48,6 +48,10 @@ class MessageError(AgentError):
     """A worker process sent no message that a sound one sends: a candidate may have damaged its memory."""
 
 
+class LayoutError(AgentError):
+    """A file is of another version than the one that this program reads."""
+
+
 class SpoolError(AgentError):
     """The spool is damaged or in use; the message names file and offset."""
 

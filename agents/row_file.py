@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.errors import LayoutError
 from agents.files import free_name, fsync, make_folder, write_durably
 
 #: Pages of the log after which SQLite moves them into the file. The log starts over then, and writing over it
@@ -72,15 +73,15 @@ class RowFile:
 
     Args:
         path: The file; made if missing, with its folder.
-        layout: Number of the layout of the rows, for a new file.
+        layout: Number of the layout of the rows.
         checkpoint_pages: As `CHECKPOINT_PAGES`, where that is too few for the rows of one transaction.
 
     Raises:
         BlockingIOError: Another connection has it.
         OSError: The disk is full or failed.
+        LayoutError: The file was made with another layout.
 
     Attributes:
-        layout: Number that the file was made with.
         notes: Damage that was found, one line each; mostly empty.
         first_damaged: Number of the first row that was lost to damage, if any was.
     """
@@ -127,7 +128,12 @@ class RowFile:
             # Only the last transaction may be torn: those before it were waited for.
             if any(ends[max(used, 0) : -1]):
                 self._copy_aside(" in its log", [self._log])
-            [self.layout] = connection.execute("PRAGMA user_version").fetchone()
+            [written] = connection.execute("PRAGMA user_version").fetchone()
+            if written != layout:
+                raise LayoutError(
+                    f"{self.path} has layout {written}, this version reads {layout}; open it with the "
+                    "version that wrote it, or move it away"
+                )
             # A reading that broke off holds the file, also of a closed connection, until it is closed itself.
             with closing(connection.execute(_SELECT, (0,))) as rows:
                 bad = [number for number, key, body, total in rows if not _is_whole(key, body, total)]

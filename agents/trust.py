@@ -3,8 +3,7 @@
 Standard library only. A workload that came with a log has an id in a namespace of its own, which no
 structural hash of TVM can equal: `imported-CLAIMED-CONTENT`. CLAIMED is the hash that its file states; nobody
 has computed it. CONTENT is a hash of the module itself, so that two strangers who state the same hash for two
-modules do not share a workload. Stores of earlier versions hold imported records under the stated hash
-itself: there the origin of the records tells (`fleet.collection.trust`).
+modules do not share a workload.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agents.errors import LayoutError
 from agents.files import fsync, write_all_durably, write_durably
 from fleet.errors import StoreError, StoreFull
 
@@ -32,10 +33,12 @@ def disk_errors(doing: str, where: Path) -> Iterator[None]:
 
     Raises:
         StoreFull: There was no room.
-        StoreError: Any other error of the system.
+        StoreError: Any other error of the system, or a file of another version.
     """
     try:
         yield
+    except LayoutError as error:
+        raise StoreError(str(error)) from error
     except OSError as error:
         raise store_error(error, doing, where) from error
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agents.records import (
-    Candidate,
     DeviceId,
-    DeviceSpec,
     Outcome,
     Protocol,
     Record,
@@ -22,7 +19,6 @@ from agents.trust import DERIVED, is_imported
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
 from tests.log_fixtures import module_line, write_log
-from tests.record_fixtures import make_descriptor, make_record
 
 LAB, GENERIC = DeviceId("lab"), DeviceId("generic")
 #: What is tested here must not depend on how quiet the host is.
@@ -148,28 +144,6 @@ def forge(store: Store, folder: Path, matmul: Workload, honest: list[Any], hosti
     request = ImportRequest(paths=(database,), device_id=LAB, devices_folder=folder / "none")
     report = import_logs(store, request)
     assert report.imported == len(hostile) + len(honest)
-
-
-def store_as_before(store: Store, spec: DeviceSpec, matmul: Workload, traces: list[Any]) -> None:
-    """What earlier versions made of such an import: all stands under the stated hash itself.
-
-    One hostile candidate was paired, too: a live device has a record of it that says nothing of its origin.
-    """
-    store.put_workloads([replace(matmul, module_json='{"nodes":[]}', operator="forged")])
-    store.put_device(replace(spec, device_id=LAB), make_descriptor())
-    made = [Candidate(workload_id=matmul.workload_id, trace=canonical_json(one)) for one in traces]
-    rows = [
-        make_record(
-            4 * n + 1,
-            device=LAB,
-            workload_id=matmul.workload_id,
-            candidate_id=one.candidate_id,
-            trace=one.trace,
-            origin="imported",
-        )
-        for n, one in enumerate(made)
-    ]
-    store.append([*rows, replace(rows[0], device_id=GENERIC, origin="paired", attempt=0)])
 
 
 def check_records(records: list[Record], before: int, hostile: list[Any], honest: list[Any]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +60,6 @@ LAYOUT_2 = (
     '"run_secs":[0.001,0.002],"schema":2,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,'
     '"warmup_secs":[],"workload_id":"a1"}'
 )
-
-
-def frame(value: dict[str, Any]) -> bytes:
-    """A frame of a spool or journal as versions before SQLite wrote it."""
-    payload = json.dumps(value, separators=(",", ":")).encode()
-    return struct.pack("<4sII", b"\xf5REC", len(payload), zlib.crc32(payload, len(payload))) + payload
 
 
 def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", **changes: Any) -> Record:

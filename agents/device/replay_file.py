@@ -108,14 +108,14 @@ def read_head(file: pq.ParquetFile, path: Path) -> Head:
     """Read what an exported file says of itself.
 
     Raises:
-        AgentError: It is another Parquet file, damaged, or of a newer version.
+        AgentError: It is another Parquet file, damaged, or of another version.
     """
     value = _json(path, _entry(file, HEAD_KEY, path))
     version = value.get("version") if isinstance(value, dict) else None
     if type(version) is not int:
         raise AgentError(f"{path}: its footer does not say its version; export it again")
-    if version > VERSION:
-        raise AgentError(f"{path} has version {version}, this version reads {VERSION}; upgrade tensor-fleet")
+    if version != VERSION:
+        raise AgentError(f"{path} has version {version}, this version reads {VERSION}; export it again")
     devices, table_version = value.get("devices"), value.get("table_version")
     if not isinstance(devices, dict) or type(table_version) is not int:
         raise AgentError(f"{path}: its footer names no devices or no version of a store; export it again")

@@ -4,7 +4,7 @@
 coordinator costs a measurement. Standard library only; it knows nothing of who fetches the records.
 
 A spool is a folder with one file of rows (`agents.row_file`). A row is JSON with a `record` and the `lease`
-that it was made under. Segments of earlier versions are moved over at the opening (`agents.spool.frames`).
+that it was made under.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from agents.files import make_folder
 from agents.lease import LeaseTag, tag_from_json
 from agents.records import Record
 from agents.row_file import FileRow, RowFile
-from agents.spool.frames import old_spool
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Spool:
         lock_timeout_secs: How long to wait until another process, such as a dying one, lets go of it.
 
     Raises:
-        SpoolError: The folder cannot be used, another process has it, a newer version wrote it; or it was
+        SpoolError: The folder cannot be used, another process has it, another version wrote it; or it was
             damaged. A damaged file is set aside as `.corrupt` first and its good records kept, so the spool
             opens the next time.
     """
@@ -200,18 +199,17 @@ class Spool:
                 _LOG.warning("%s: acknowledgements may be asked for again: %s", self._path, error)
 
     def _load(self) -> None:
-        rows = self._rows = RowFile(self._path / FILE)
-        where = f"{self._path}, segments of an earlier version"
+        where = str(self._path)
         try:
-            reports = [*rows.notes, *old_spool(self._path, rows)]
+            rows = self._rows = RowFile(self._path / FILE)
             for row in rows.rows():
                 where = f"{rows.path}, row {row.number}"
                 tag, record = _unpacked(row)
                 self._keep_place(record.record_id, _Place(row.number, len(row.body), tag))
         except (AgentError, ValueError) as error:
             raise SpoolError(f"{where}: {error}") from error
-        if reports:
-            raise SpoolError("; ".join(reports) + "; open the spool again to go on with the rest")
+        if rows.notes:
+            raise SpoolError("; ".join(rows.notes) + "; open the spool again to go on with the rest")
 
 
 def _packed(value: object) -> bytes:

@@ -155,8 +155,7 @@ def find_daemon(root: Path) -> DaemonClient | None:
     try:
         address = json.loads((root / ADDRESS).read_text())
         url, token = str(address["url"]), read_private(root / TOKEN).strip()
-        # Versions before did not tell the start; their daemons are not asked.
-        daemon = ProcessName(pid=int(address["pid"]), started=int(address.get("started", -1)))
+        daemon = ProcessName(pid=int(address["pid"]), started=int(address["started"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -40,7 +40,7 @@ from fleet.state.schema import STATE
 from fleet.state.state_file import back_up as back_up_state
 from fleet.store.delta.files import file_sum, known_sums
 from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
-from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log, old_segments, read_segment
+from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log
 from fleet.store.lock import check_folder
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
@@ -89,7 +89,6 @@ def back_up(store: Path, folder: Path) -> BackedUp:
 
 def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     """Copy what the newest snapshot consists of; the order of the steps is what makes it whole."""
-    known = {} if earlier is None else earlier.files
     # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
     files, copied, waiting = _copy_intake(store, folder)
     if (store / STATE).exists():
@@ -108,13 +107,7 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     if earlier is not None and earlier.about.table_id != table_id:
         raise StoreError(f"{folder} is the backup of another store than {store}; give another folder")
     sums = known_sums(store / RECORDS, snapshot.version)
-    wanted: dict[str, str | None] = {}
-    for file in snapshot.files:
-        path = f"{RECORDS}/{file.path}"
-        # A data file never changes, so what it was at the last backup it is still.
-        before = known.get(path)
-        is_same = before is not None and before.bytes == file.bytes
-        wanted[path] = sums.get(file.path) or (before.sha256 if before and is_same else None)
+    wanted: dict[str, str | None] = {f"{RECORDS}/{one.path}": sums.get(one.path) for one in snapshot.files}
     others = _log_of(store / RECORDS, snapshot.version)
     for name in (WORKLOADS, DEVICES):
         others += sorted((store / name).glob("[!.]*"))
@@ -155,8 +148,6 @@ def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], in
         others = [path for path in (store / INTAKE).glob("*") if path.name not in (FILE, PAGES)]
         for path in sorted([*moment.iterdir(), *others]):
             with suppress(FileNotFoundError):  # its rows are in the table now
-                if path in old_segments(store / INTAKE):
-                    waiting += sum(rows.num_rows for rows in read_segment(path, []))
                 kept, new = keep_bytes(folder, path.read_bytes())
                 files[f"{INTAKE}/{path.name}"] = kept
                 copied += new

@@ -32,7 +32,7 @@ from fleet.terminal_text import visible
 
 #: Names in the folder of a backup.
 MANIFEST, OBJECTS, LOCK = "backup.json", "objects", "backup.lock"
-#: Layout of it. 1: first published layout.
+#: Layout of it.
 BACKUP_SCHEMA = 1
 
 #: Folders and files of a store that are in a backup. The rest is made again, or is a lock.
@@ -201,14 +201,15 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the list of a backup.
 
     Raises:
-        StoreError: There is none, it is damaged, or a newer version wrote it.
+        StoreError: There is none, it is damaged, or another version wrote it.
     """
     path = folder / MANIFEST
     try:
         value = bounded_json(read_regular(path, _MOST_LIST_BYTES).decode())
-        if value["schema"] > BACKUP_SCHEMA:
+        if value["schema"] != BACKUP_SCHEMA:
             raise StoreError(
-                f"{path} has layout {value['schema']}, this version knows {BACKUP_SCHEMA}; upgrade"
+                f"{path} has layout {value['schema']}, this version reads {BACKUP_SCHEMA}; make the backup "
+                "again in another folder, or use the version that wrote it"
             )
         if value.pop("sum") != _sum_of(value):
             raise ValueError("its sum is another one")

@@ -21,7 +21,7 @@ from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import file_sum
 from fleet.store.delta.ids import keys_of_column
 from fleet.store.delta.log import DataFile
-from fleet.store.delta.schema import FILE_SCHEMA, read_batches
+from fleet.store.delta.schema import read_batches
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) 
     Args:
         table: Folder of the table.
         file: What the log says of it.
-        known_sum: What the log says of its bytes; None for files of versions that knew no sums.
+        known_sum: What the log says of its bytes; None where the log cannot be read.
         seen: Gets what its rows say.
 
     Yields:
@@ -75,9 +75,6 @@ def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) 
 
 def row_faults(device_id: str, rows: pa.Table, seen: Seen) -> Iterator[str]:
     """Check some rows of one device."""
-    quality = FILE_SCHEMA.get_field_index("quality")
-    # Rows of versions that had no such column mean this.
-    rows = rows.set_column(quality, FILE_SCHEMA.field(quality), pc.fill_null(rows.column(quality), "{}"))
     seen.rows += rows.num_rows
     seen.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
     for entry in pc.value_counts(rows.column("workload_id").combine_chunks()).to_pylist():

@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ from fleet.store.intake_log import (
     IntakeLog,
     by_device,
     copy_log,
-    old_segments,
-    read_segment,
 )
 from fleet.store.lock import acquire, check_folder, release
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
@@ -78,8 +76,6 @@ class Verified:
     records: int = 0
     files: int = 0
     bytes: int = 0
-    #: Data files without a sum, of versions that made none: a bit that no row depends on may be another one.
-    files_without_sum: int = 0
     devices: int = 0
     workloads: int = 0
     #: Records that are acknowledged and not in the table yet.
@@ -152,16 +148,15 @@ def _check_table(folder: Path, snapshot: TableSnapshot, index: dict[str, Any], f
     table = folder / RECORDS
     found.version, found.files = snapshot.version, len(snapshot.files)
     found.bytes = sum(file.bytes for file in snapshot.files)
+    sums: dict[str, str] | None = None
     try:
         sums = known_sums(table, snapshot.version)
     except StoreError as error:
-        sums = {}
         found.notes.append(f"the sums of the data files are not known: {error}")
     seen = Seen()
     for file in snapshot.files:
-        known = sums.get(file.path)
-        found.files_without_sum += known is None
-        for what in file_faults(table, file, known, seen):
+        known_sum = None if sums is None else sums.get(file.path, "")
+        for what in file_faults(table, file, known_sum, seen):
             found.add(f"{RECORDS}/{file.path}", what)
     found.records = seen.rows
     ids = np.sort(np.concatenate(seen.ids)) if seen.ids else np.empty(0, np.uint64)
@@ -307,12 +302,6 @@ def _check_intake(folder: Path, found: Verified, seen: Seen) -> None:
     """Look at what is acknowledged and not in the table, in a copy: the daemon goes on with the file."""
     step = "open the store: what is whole goes on"
     pieces: list[pa.Table] = []
-    for path in old_segments(folder / INTAKE):
-        faults: list[str] = []
-        with suppress(FileNotFoundError):  # its rows are in the table by now
-            pieces += read_segment(path, faults)
-        for what in faults:
-            found.add(f"{INTAKE}/{path.name}", what, step)
     where = f"{INTAKE}/{FILE}"
     with tempfile.TemporaryDirectory() as made:
         if copy_log(folder / INTAKE, Path(made)):

@@ -110,11 +110,6 @@ def _print_verified(found: Verified) -> None:
         say(f"... and {found.damages - len(found.damage)} more")
     for note in found.notes:
         say(f"note: {note}")
-    if found.files_without_sum:
-        say(
-            f"note: {found.files_without_sum} of {found.files} data files are of versions without sums; "
-            "what they say was checked as far as it is known (docs/store.md), and a merge gives them sums"
-        )
     say(
         f"read {found.records} records of {found.devices} devices in {found.files} files "
         f"({_mib(found.bytes)}, table version {found.version}), {found.workloads} workloads, "

@@ -91,8 +91,8 @@ class Collection:
     def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
         """Those of some workloads of the store that the session's devices may be given.
 
-        Live devices get modules of our own only. What an earlier version has stored does not say whose it is,
-        so an agent lists it again where it can.
+        Live devices get modules of our own only. One that others have brought is listed by an agent where it
+        can be.
         """
         known = self._engine.store().workloads()
         chosen = {one: known[one] for one in wanted if one in known}

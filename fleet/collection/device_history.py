@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Record, WorkloadId
+from agents.records import Candidate, DeviceId, DeviceSpec, Family, Record, WorkloadId
 from agents.trust import is_live
 from fleet.collection.batch_plan import DeviceProgress
 from fleet.collection.selection import survey
-from fleet.collection.trust import imported_candidates, ours
+from fleet.collection.trust import ours
 from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
@@ -22,7 +22,6 @@ class DeviceHistory:
 
     def __init__(self, engine: EngineSession, specs: Mapping[DeviceId, DeviceSpec]) -> None:
         self._engine, self._specs = engine, specs
-        self._imported: set[CandidateId] | None = None
         self.read: dict[DeviceId, DeviceProgress] = {}
 
     def progress(self, device_id: DeviceId) -> DeviceProgress:
@@ -39,19 +38,11 @@ class DeviceHistory:
         lasting, spec = self.progress(device_id).environment_id, self._specs[device_id]
         records = self._engine.store().records(device_id=device_id)
         present = (one for one in records if one.environment_id == lasting)
-        imported = self.imported_of(spec.family) if is_live(spec) else None
-        return present if imported is None else ours(present, imported)
+        return ours(present) if is_live(spec) else present
 
-    def imported_of(self, family: Family) -> set[CandidateId] | None:
-        """Candidates that came with a log: live devices measure none of them as it came.
-
-        None for a family of replay devices only, where nothing runs.
-        """
-        if not any(spec.family is family and is_live(spec) for spec in self._specs.values()):
-            return None
-        if self._imported is None:
-            self._imported = set().union(*imported_candidates(self._engine.store()).values())
-        return self._imported
+    def has_live(self, family: Family) -> bool:
+        """Whether programs run for a family: not where all of its devices are replay devices."""
+        return any(spec.family is family and is_live(spec) for spec in self._specs.values())
 
 
 def records_of(store: StoreReader, device_ids: Iterable[DeviceId]) -> Iterator[Record]:
@@ -80,6 +71,6 @@ def known_candidates(
         chosen = [one for one in chosen if is_live(entries[one].spec)]
     records = records_of(store, chosen)
     if live:
-        records = ours(records, set().union(*imported_candidates(store).values()))
+        records = ours(records)
     found = survey(records, dict.fromkeys(store.workloads(), limit))
     return {one: list(known.candidates.values()) for one, known in found.items() if known.candidates}

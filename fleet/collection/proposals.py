@@ -31,7 +31,7 @@ class Proposer:
     Args:
         engine: Has agents draw, and gives the store to read.
         families: Devices that are asked, by family: live ones where there are any.
-        history: What the devices have measured, and which candidates came with a log.
+        history: What the devices have measured.
         settings: How many candidates of which kind.
         watcher: Told of every workload.
         ledger: Told of the time.
@@ -141,10 +141,10 @@ class Proposer:
 
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
-        imported = self._history.imported_of(family)
-        devices = devices_of_family(self._engine.store().devices(), family, live=imported is not None)
+        live = self._history.has_live(family)
+        devices = devices_of_family(self._engine.store().devices(), family, live=live)
         records = records_of(self._engine.store(), devices)
-        found = survey(records if imported is None else ours(records, imported), limits)
+        found = survey(ours(records) if live else records, limits)
         self._known = {key: value for key, value in self._known.items() if key[0] is not family}
         self._known |= {(family, workload_id): known for workload_id, known in found.items()}
         self.quarantined |= {(family, one) for known in found.values() for one in known.quarantined}
@@ -153,7 +153,7 @@ class Proposer:
         self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
     ) -> dict[WorkloadId, dict[CandidateId, Candidate]]:
         """Candidates of our own that imported ones lead to, as many as there is room for."""
-        if self._history.imported_of(family) is None:
+        if not self._history.has_live(family):
             return {}
         known = {one.workload_id: self._known[family, one.workload_id] for one in workloads}
         room = {one: targets[one] - len(known[one].candidates) for one in known}

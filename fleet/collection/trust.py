@@ -1,9 +1,8 @@
 """Which recorded candidates a live device may measure: those of our own, not those that a log has brought.
 
-A candidate is ours if an agent of a live device has drawn it. It is not if any record says that it came with
-a log: earlier versions stored such records under the ids of our own workloads, and may have measured them as
-they came. Imported candidates are derived again (`agents.programs.derivation`); here their traces are found,
-nothing runs. Replay devices answer from what others may have brought, so their records vouch for nothing.
+A candidate is ours if an agent of a live device has drawn it. Imported candidates are derived again
+(`agents.programs.derivation`); here their traces are found, nothing runs. Replay devices answer from what
+others may have brought, so their records vouch for nothing.
 """
 
 from __future__ import annotations
@@ -35,37 +34,13 @@ def devices_of_family(
     ]
 
 
-def imported_candidates(
-    reader: StoreReader,
-    wanted: Collection[WorkloadId] | None = None,
-    device_ids: Collection[DeviceId] | None = None,
-) -> dict[WorkloadId, set[CandidateId]]:
-    """Candidates that stand under ids such as our own workloads have, but came with a log; by workload.
-
-    Only earlier versions stored such; where all workloads are surely ours, no record is looked at.
-
-    All workloads are looked at if `wanted` is None. `device_ids` have records that came with a log; all are
-    read if that is not known.
-    """
-    doubtful = pa.array(sorted(reader.doubtful_workloads(wanted)), pa.string())
-    found: dict[WorkloadId, set[CandidateId]] = {}
-    names = ("candidate_id", "workload_id", "origin", "dialect")
-    for _, batch in reader.columns(names, device_ids=device_ids) if len(doubtful) else ():
-        chosen = batch.filter(_is_imported(batch))
-        chosen = chosen.filter(pc.is_in(chosen.column("workload_id"), doubtful))
-        for workload_id, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
-            found.setdefault(workload_id, set()).add(candidate_id)
-    return found
-
-
-def ours(records: Iterable[Record], imported: Collection[CandidateId]) -> Iterator[Record]:
-    """Yield the records (of live devices) of our own candidates, without those of `imported_candidates`."""
+def ours(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records (of live devices) of our own candidates."""
     for record in records:
         if (
             record.dialect == LIVE_DIALECT
             and record.origin != IMPORTED
             and not is_imported(record.workload_id)
-            and record.candidate_id not in imported
         ):
             yield record
 
@@ -78,7 +53,8 @@ def claims(
 ) -> dict[WorkloadId, list[CandidateId]]:
     """Imported candidates that claim to be of some workloads of ours, to derive from.
 
-    The family is that of the devices which they were measured on; `device_ids` as of `imported_candidates`.
+    The family is that of the devices which they were measured on. `device_ids` have records that came with a
+    log; all are read if that is not known.
 
     Returns:
         By workload of ours, each candidate once, in the order of their first record; workloads without any
@@ -94,8 +70,8 @@ def claims(
     for _, batch in reader.columns(names, device_ids=devices):
         chosen = batch.filter(_is_imported(batch))
         for one, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
-            claimed = claimed_id(one) or one
-            if claimed in wanted:
+            claimed = claimed_id(one)
+            if claimed is not None and claimed in wanted:
                 found.setdefault(claimed, {})[candidate_id] = None
     return {one: list(candidates) for one, candidates in found.items()}
 

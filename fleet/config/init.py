@@ -17,10 +17,18 @@ from typing import Any
 
 import yaml
 
-from agents.codec import protocol_by_key
 from agents.host import cpu_features as isa
 from agents.host.probe import core_groups, probe
-from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, Protocol, canonical_json
+from agents.records import (
+    STORED_PROTOCOL_KEYS,
+    Descriptor,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
+    Protocol,
+    canonical_json,
+)
 from fleet.config.device_files import device_schema
 from fleet.durable import write_durably
 from fleet.errors import FleetError
@@ -234,8 +242,10 @@ def _cpu_profile(name: str, target: dict[str, Any], cores: tuple[int, ...]) -> P
 
 def _protocol_values(spec: DeviceSpec) -> dict[str, Any]:
     """The changes of a device in the types of the protocol's fields, as a file must give them."""
-    values = protocol_by_key(spec.protocol(Protocol()))
-    return {key: values[key] for key, _ in spec.protocol_changes}
+    names = {key: name for name, key in STORED_PROTOCOL_KEYS.items()}
+    protocol = spec.protocol(Protocol())
+    changed = (names.get(key, key) for key, _ in spec.protocol_changes)
+    return {name: getattr(protocol, name) for name in changed}
 
 
 def _action(path: Path, text: str, force: bool) -> Action:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,7 +23,7 @@ from pydantic import (
 )
 
 from agents.networks.network_name import NetworkRefusedError, with_absolute_path
-from agents.records import STORED_PROTOCOL_KEYS, Protocol
+from agents.records import Protocol
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -248,8 +247,6 @@ def _protocol_fields() -> dict[str, Any]:
         options: dict[str, Any] = dict(one.metadata)
         if one.name == "memory_limit_gib":
             options = {"ge": _LEAST_MEMORY_GIB, "le": options["le"]}
-        if one.name in STORED_PROTOCOL_KEYS:
-            options["validation_alias"] = AliasChoices(one.name, STORED_PROTOCOL_KEYS[one.name])
         found[one.name] = (hints[one.name], Field(default=one.default, **options))
     return found
 

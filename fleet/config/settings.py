@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from agents.records import STORED_PROTOCOL_KEYS, DeviceId, DeviceSpec
+from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_folder import DeviceFolder
 from fleet.config.sections import FleetConfig, PolicySection
 from fleet.config.yaml_files import (
@@ -45,8 +45,6 @@ _KNOWN = {
     **{name: list(section.model_fields) for name, section in _SECTIONS.items()},
     "daemon.policy": list(PolicySection.model_fields),
 }
-#: Settings by the key that files and variables of earlier versions give them.
-_RENAMED = {f"protocol.{key}": f"protocol.{name}" for name, key in STORED_PROTOCOL_KEYS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ def resolve(
     )
     for source in sources:
         for key, (value, origin) in source.items():
-            section, _, name = _RENAMED.get(key, key).partition(".")
+            section, _, name = key.partition(".")
             values.setdefault(section, {})[name] = value
             origins[f"{section}.{name}"] = origin
     try:
@@ -157,7 +155,7 @@ def parse_setting(key: str, text: str) -> Any:
     Raises:
         ConfigError: The text is no YAML value.
     """
-    section, _, name = _RENAMED.get(key, key).partition(".")
+    section, _, name = key.partition(".")
     field = _SECTIONS[section].model_fields.get(name) if section in _SECTIONS else None
     if field is None or field.annotation is str or get_origin(field.annotation) is Literal:
         return text
@@ -187,11 +185,8 @@ def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[
             faults.append(f"{name}: {section}: expected a mapping of keys to values, got {kind_of(fields)}")
         else:
             for key, value in fields.items():
-                setting = f"{section}.{key}"
-                if setting in _RENAMED and _RENAMED[setting].partition(".")[2] in fields:
-                    faults.append(f"{name}: {setting}: given twice, also as {_RENAMED[setting]}: delete one")
-                elif isinstance(key, str):
-                    found[setting] = (value, f"file {name}")
+                if isinstance(key, str):
+                    found[f"{section}.{key}"] = (value, f"file {name}")
                 else:
                     faults.append(f"{name}: {section}: key {show('', key)} is {kind_of(key)}, expected text")
     return found

@@ -17,7 +17,7 @@ from fleet.core.request_events import (
     requests_due,
     train_for,
 )
-from fleet.core.state_core import Core
+from fleet.core.state_core import Core, StateError
 
 
 def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instruction]:
@@ -26,8 +26,10 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
     The one event that sets the time back: what a clock in the future has left would stall everything until
     that future has come.
     """
+    if event.rules != ev.RULES:
+        raise StateError(f"it has events of rules {event.rules}, this version reads {ev.RULES}")
     leasing = core.leasing
-    leasing.limits, leasing.rules = event.limits or leasing.limits, event.rules
+    leasing.limits = event.limits or leasing.limits
     leasing.is_stopping = leasing.is_full = False
     for device in leasing.devices.values():
         leasing.release(device)

@@ -49,7 +49,7 @@ from fleet.core.instructions import (
 from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
-#: Version of the rules by which the state decides, where a change would replay a journal differently.
+#: Version of the rules by which the state decides: a journal of others would be replayed differently.
 RULES = 7
 
 
@@ -66,13 +66,7 @@ class CoordinatorStarted(Fact):
     #: Rules from here on; None keeps those before. They are part of the fact, because the same events must
     #: give the same state again after the configuration was changed.
     limits: Limits | None = None
-    #: Version of the rules from here on, likewise. Version 1 (journals that do not say) took the silence of
-    #: an agent for a crash of its job; in version 2 silence counts against nobody. In version 3 requests take
-    #: turns. In version 4 a device that drifted gets a new head. In version 5 a training gives heads to those
-    #: that have measured enough for it, and none of them is onboarded; and a device that drifts gets its new
-    #: head when it is steady again. In version 6 what a released lease has measured is stored, whatever comes
-    #: of its job. In version 7 a device that drifts does so until it is steady, whatever is published
-    #: meanwhile.
+    #: Version of the rules by which it decided; the state refuses others.
     rules: int = RULES
 
 

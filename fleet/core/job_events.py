@@ -59,7 +59,7 @@ def job_cancelled(core: Core, event: ev.JobCancelled) -> list[Instruction]:
     entry = leasing.jobs.get(event.job_id)
     if entry is None or entry.job.device_id != device.device_id:
         return []
-    if leasing.rules >= 6 and entry.state is JobState.QUEUED and entry.fencing_token is not None:
+    if entry.state is JobState.QUEUED and entry.fencing_token is not None:
         device.remember(entry.fencing_token)  # released, and not expired: what the spool holds is not late
     leasing.drop_lease(device, entry)
     leasing.jobs.end(entry, JobState.CANCELLED)

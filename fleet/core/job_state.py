@@ -64,24 +64,21 @@ class Jobs:
         """Jobs that wait for a device."""
         return len(self._queues.get(device_id, ()))
 
-    def next(self, device_id: DeviceId, least_priority: int = 0, *, is_fair: bool = True) -> Entry | None:
-        """The job that a device gets next; None where there is none.
+    def next(self, device_id: DeviceId, least_priority: int = 0) -> Entry | None:
+        """The job that a device gets next; None where there is none. Jobs below `least_priority` wait.
 
-        Args:
-            device_id: The device.
-            least_priority: Jobs below it wait.
-            is_fair: Requests of one priority take turns, and after `PATIENCE` turns of higher ones a lower
-                one has its turn. Else the first job of the highest priority is next.
+        Requests of one priority take turns, and after `PATIENCE` turns of higher ones a lower one has its
+        turn.
         """
         waiting = [self._entries[one] for one in self._queues.get(device_id, ())]
         waiting = [one for one in waiting if one.job.priority >= least_priority]
         highest = max((one.job.priority for one in waiting), default=0)
-        if is_fair and self._overtaken.get(device_id, 0) >= PATIENCE:
+        if self._overtaken.get(device_id, 0) >= PATIENCE:
             lower = [one.job.priority for one in waiting if one.job.priority < highest]
             highest = max(lower, default=highest)
         equals = [one for one in waiting if one.job.priority == highest]
-        if not equals or not is_fair:
-            return equals[0] if equals else None
+        if not equals:
+            return None
         turns = {request_id: place for place, request_id in enumerate(self._served.get(device_id, ()))}
         return min(equals, key=lambda one: turns.get(one.job.request_id, -1))
 
@@ -159,9 +156,8 @@ class Jobs:
         jobs._entries = {entry.job.job_id: entry for entry in entries}
         jobs._queues = {DeviceId(key): OrderedDict.fromkeys(ids) for key, ids in value["queues"].items()}
         jobs._quarantined = OrderedDict.fromkeys(value["quarantined"])
-        # Snapshots of earlier versions have neither.
-        jobs._served = {DeviceId(key): list(ids) for key, ids in value.get("served", {}).items()}
-        jobs._overtaken = {DeviceId(key): count for key, count in value.get("overtaken", {}).items()}
+        jobs._served = {DeviceId(key): list(ids) for key, ids in value["served"].items()}
+        jobs._overtaken = {DeviceId(key): count for key, count in value["overtaken"].items()}
         jobs.submitted = value["submitted"]
         jobs.counts = {state: value["counts"][state.value] for state in JobState}
         return jobs

@@ -15,7 +15,6 @@ from agents.records import DeviceId
 from fleet.core.device_state import USABLE, Device
 from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
-    RULES,
     DeviceState,
     GrantLease,
     Instruction,
@@ -33,8 +32,6 @@ class Leasing:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        #: Version of the rules that hold (`CoordinatorStarted.rules`).
-        self.rules = RULES
         self.now = 0.0
         #: How far the wall clock is ahead of `now`.
         self.wall_ahead_secs = 0.0
@@ -164,7 +161,7 @@ class Leasing:
         if device.state in USABLE and not self.is_stopping and not self.is_full:
             least = int(self._is_for_requests(device))
             while len(device.leases) < self.limits.leases:
-                entry = self.jobs.next(device.device_id, least, is_fair=self.rules >= 3)
+                entry = self.jobs.next(device.device_id, least)
                 if entry is None or device.closed(self.wall):
                     break
                 made.append(self._grant(device, entry))
@@ -204,7 +201,6 @@ class Leasing:
         """All of it; JSON-ready."""
         return {
             "limits": value_to_json(self.limits),
-            "rules": self.rules,
             "now": self.now,
             "wall_ahead_secs": self.wall_ahead_secs,
             "is_stopping": self.is_stopping,
@@ -218,9 +214,7 @@ class Leasing:
     def from_json(cls, value: Mapping[str, Any]) -> Leasing:
         """Make what `to_json` wrote."""
         made = cls(value_from_json(Limits, value["limits"]))
-        made.now = value["now"]
-        # Older snapshots lack these: time was the wall clock's.
-        made.rules, made.wall_ahead_secs = value.get("rules", 1), value.get("wall_ahead_secs", 0.0)
+        made.now, made.wall_ahead_secs = value["now"], value["wall_ahead_secs"]
         made.is_stopping, made.is_full = value["is_stopping"], value["is_full"]
         devices = [value_from_json(Device, one) for one in value["devices"]]
         made.devices = {device.device_id: device for device in devices}
@@ -279,7 +273,7 @@ class Leasing:
         made: list[Instruction] = [self._kill(device)]
         front = device.front()
         assert front is not None
-        is_to_blame = self.rules < 2 or device.is_stalled(self.now, self.limits)
+        is_to_blame = device.is_stalled(self.now, self.limits)
         overdue = [lease for lease in device.leases if lease.deadline_secs <= self.now]
         why = "no heartbeat renewed it" if is_to_blame else "nothing was heard of its agent"
         reason = f"lease {overdue[0].fencing_token} (job {overdue[0].job_id}) expired: {why}"

@@ -39,19 +39,14 @@ def drift_alarm(core: Core, event: ev.DriftAlarm) -> list[Instruction]:
     device.drift = event.text or "drift"
     device.is_unsteady = device.is_unsteady or event.is_unsteady
     _expect(core, device, ReasonKind.DRIFT, f"{device.device_id}: {device.drift}")
-    return _moved(core, device) if core.leasing.rules < 5 else []
+    return []
 
 
 def drift_ended(core: Core, event: ev.DriftEnded) -> list[Instruction]:
     """The device is steady, as it was or at a new level: a head that was made meanwhile may be of neither."""
     device = core.device(event)
     has_drifted, device.drift, device.is_unsteady = bool(device.drift), "", False
-    is_asked = has_drifted if core.leasing.rules >= 5 else device.drift_asked_at is not None
-    return _moved(core, device) if is_asked else []
-
-
-def _moved(core: Core, device: Device) -> list[Instruction]:
-    if core.leasing.rules < 4:
+    if not has_drifted:
         return []
     device.drifted_at = core.leasing.now
     return onboard_drifted(core, device)
@@ -89,7 +84,7 @@ def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:
         if device is not None:  # a model has heads of devices that only the store knows, too
             device.champion = event.version
             # Every start tells of the champions that there are, and what was learnt meanwhile is disturbed.
-            if core.leasing.rules < 7 or not device.is_unsteady:
+            if not device.is_unsteady:
                 device.drift = ""
             device.onboarded_in = device.onboarded_in or device.environment_id
             core.triggers.drop(device_id, frozenset({ReasonKind.NEW_DEVICE}))

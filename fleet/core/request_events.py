@@ -141,8 +141,8 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
         if not is_first:
             device.fingerprinted_in = device.environment_id  # an onboarding measures it
         if is_first or _is_asked(core, device):
-            continue  # its head is from before devices were given heads by themselves
-        if not device.champion and core.leasing.rules >= 5 and device.records >= limits.reason_records:
+            continue  # its head was there before its environment was known
+        if not device.champion and device.records >= limits.reason_records:
             train_for(core, device)
             continue
         core.triggers.drop(device.device_id, _DEALT_WITH)

@@ -200,7 +200,7 @@ def start_drivers(core: Core) -> list[Instruction]:
     is_alone = not any(one.request.kind is RequestKind.ONBOARDING for one in at_work)
     if arrivals and is_alone and not limits.requests_only:
         chosen.append(arrivals[0])
-    if chosen and core.leasing.rules >= 3:
+    if chosen:
         latest = max(waiting.index(one) for one in chosen)
         for one in waiting[:latest]:
             one.overtaken += one not in chosen and one not in begun
@@ -219,7 +219,7 @@ def without_jobs(core: Core, request_id: str) -> list[Instruction]:
     made: list[Instruction] = []
     for entry in core.leasing.jobs.of_request(request_id):
         device = core.leasing.devices[entry.job.device_id]
-        if core.leasing.rules >= 6 and entry.fencing_token is not None:
+        if entry.fencing_token is not None:
             # Released with its agent or coordinator, and not expired: what the spool holds is to be stored.
             device.remember(entry.fencing_token)
         core.leasing.jobs.end(entry, JobState.CANCELLED)

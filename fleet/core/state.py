@@ -176,6 +176,7 @@ class FleetState:
         """The whole state, JSON-ready, for a snapshot of the journal."""
         return {
             "schema": _SCHEMA,
+            "rules": ev.RULES,
             "leasing": self._core.leasing.to_json(),
             "triggers": self._core.triggers.to_json(),
             "requests": self._core.requests.to_json(),
@@ -191,15 +192,14 @@ class FleetState:
         Raises:
             StateError: It was written by another version.
         """
-        if value.get("schema") != _SCHEMA:
-            got = value.get("schema")
-            raise StateError(f"the journal's snapshot has schema {got!r}, this version reads {_SCHEMA}")
+        for key, version in (("schema", _SCHEMA), ("rules", ev.RULES)):
+            if value.get(key) != version:
+                raise StateError(f"its snapshot has {key} {value.get(key)!r}, this version reads {version}")
         state = cls()
         state._core = Core(
             Leasing.from_json(value["leasing"]),
             Triggers.from_json(value["triggers"]),
-            # Snapshots of earlier versions have none.
-            Requests.from_json(value.get("requests", [])),
+            Requests.from_json(value["requests"]),
         )
         reserve_devices(state._core)
         state._core.recent = {

@@ -43,8 +43,6 @@ class Coverage:
         self.wanted = set(workload_ids)
         self.matrix = Matrix()
         self._environments: dict[DeviceId, str] = {}
-        #: Candidates that came with a log, though they stand under ids of our own.
-        self._barred: dict[tuple[str, WorkloadId], set[CandidateId]] = {}
         self._exhausted: set[tuple[str, WorkloadId]] = set()
         self.is_loaded = False
 
@@ -66,7 +64,6 @@ class Coverage:
             waiting: Candidates that nobody has measured, by family and workload.
         """
         self._exhausted.clear()
-        self._barred.clear()
         self.matrix, fresh = summary.matrix(self.families, self.wanted) if summary else (Matrix(), None)
         if fresh is not None:
             take_rows(self.matrix, self.families, self.wanted, fresh)
@@ -139,20 +136,6 @@ class Coverage:
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Plan candidates of a family no more: they kill what measures them, or their traces are gone."""
         self.matrix.space(family, workload_id).blocked.update(candidate_ids)
-
-    def bar(self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]) -> None:
-        """Never plan or name candidates that came with a log, as far as they are known by now."""
-        space = self.matrix.space(family, workload_id)
-        known = space.among(space.stored, candidate_ids)
-        space.blocked |= known
-        self._barred[family, workload_id] = known
-
-    def free(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
-        """Plan barred candidates after all: they were derived, so they are ours as well."""
-        barred = self._barred.get((family, workload_id), set())
-        ours = barred.intersection(candidate_ids)
-        barred -= ours
-        self.matrix.space(family, workload_id).blocked -= ours
 
     def exhaust(self, family: str, workload_id: WorkloadId) -> None:
         """Note that no new candidate of a workload is found any more."""
@@ -238,8 +221,7 @@ class Coverage:
             if inside := [one - start for one in chosen if start <= one < end]:
                 index, places = self.matrix.spaces[family, workload_id].index, bits.places()
                 drawn = [index.id_at(int(places[one])) for one in inside]
-                barred = self._barred.get((family, workload_id), ())
-                found += [one for one in drawn if one not in barred]
+                found += drawn
             start = end
         return found
 
@@ -297,15 +279,14 @@ class Coverage:
         Environments that the devices have now count, and within each list the best come first.
         """
         key = self.families[device_id], workload_id
-        space, barred = self.matrix.spaces.get(key), self._barred.get(key, ())
+        space = self.matrix.spaces.get(key)
         found: list[list[CandidateId]] = []
         for one in (device_id, *(space.leaders if space is not None else ())):
             if len(found) == most:
                 break
-            if one in self._environments and (one != device_id or not found):
-                best = self._of(one).best.get(workload_id, ())
-                if mine := [each for _, each in best if each not in barred]:
-                    found.append(mine)
+            best = self._of(one).best.get(workload_id, ()) if one in self._environments else ()
+            if best and (one != device_id or not found):
+                found.append([each for _, each in best])
         return found
 
     def _of(self, device_id: DeviceId) -> Row:

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 #: Folder beside the table, and the file in it.
 SUMMARY, FILE = "summary", "matrix.bin"
-#: Layout of the file. 1: first published layout.
+#: Layout of the file.
 SUMMARY_SCHEMA = 1
 #: The file is written again when it lacks so many rows, or this share of all rows; at the end, for fewer.
 SAVE_ROWS, SAVE_SHARE, SAVE_ROWS_AT_END = 131_072, 1 / 64, 16_384

@@ -149,12 +149,12 @@ def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[st
 
 
 def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first: top-1, or what an earlier version judged by.
+    """The figure of a verdict that is shown first.
 
     Returns:
         `name`, `value`, `low`, `high`; None where nothing was judged.
     """
-    for name in ("top1", "top5", "pairs"):
+    for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]
             return {"name": name, "value": value, "low": low, "high": high}

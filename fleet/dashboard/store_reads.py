@@ -67,9 +67,6 @@ def device_rows(
     for device_id in sorted(wanted):
         mine = rows.filter(pc.equal(rows.column("device_id"), device_id)).select(list(names))
         for batch in mine.combine_chunks().to_batches():
-            if "quality" in names:
-                place = batch.schema.get_field_index("quality")
-                batch = batch.set_column(place, "quality", pc.fill_null(batch.column(place), "{}"))
             yield DeviceId(device_id), batch
 
 

@@ -107,7 +107,7 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
         sha256: Sum of its file of sums, from a source that is trusted; not compared when empty.
 
     Raises:
-        DatasetRefusedError: A file is missing, damaged, too large, of a newer version, or another one.
+        DatasetRefusedError: A file is missing, damaged, too large, of another version, or another one.
     """
     text = _text(folder, SUMS)
     found = hashlib.sha256(text.encode()).hexdigest()
@@ -273,9 +273,10 @@ def _card(folder: Path) -> dict[str, Any]:
     version = card.get(FORMAT_KEY) if isinstance(card, dict) else None
     if type(version) is not int:
         raise DatasetRefusedError(f"{path}: does not say its version ({FORMAT_KEY}); publish it again")
-    if version > FORMAT:
+    if version != FORMAT:
         raise DatasetRefusedError(
-            f"{folder} has version {version}, this version reads {FORMAT}; upgrade tensor-fleet"
+            f"{folder} has version {version}, this version reads {FORMAT}; publish it again, or read it with "
+            "the version that wrote it"
         )
     try:
         check_card(card)

@@ -99,12 +99,8 @@ class Registry(RegistryReader):
                     with suppress(RegistryError):
                         if self.manifest(version).get("run") == run:
                             return version
-            state = self.state()
-            if not (self.folder / CHAMPIONS).exists():
-                # From here on nobody serves by being the newest.
-                write_durably(self.folder / CHAMPIONS, state_text(state).encode())
             # A name never comes twice: whoever was rolled back by hand, and deleted, would come back by it.
-            named = {version for one in state.champions.values() for version in one.named} | set(known)
+            named = {version for one in self.state().champions.values() for version in one.named} | set(known)
             number = 1 + max(map(version_number, named), default=0)
             version = f"v{number:06d}"
             told = {"created_at": self._clock(), **manifest, "version": version}

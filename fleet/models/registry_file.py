@@ -57,7 +57,7 @@ def latest(folder: Path) -> Path:
 
 
 CHAMPIONS, HISTORY = "champions.json", "history.jsonl"
-#: Layout of both files. 1: first published layout. 2: `pinned_at`, `rolled_back_from` and `retained`.
+#: Layout of both files.
 FORMAT = 2
 #: Earlier champions that a device remembers.
 MOST_BEFORE = 8
@@ -149,12 +149,12 @@ def parse_state(text: str | bytes) -> State:
     """Inverse of `state_text`.
 
     Raises:
-        ValueError: It is no such file, or one of a newer layout.
+        ValueError: It is no such file, or one of another layout.
     """
     try:
         value = json.loads(text)
-        if value["format"] > FORMAT:
-            raise ValueError(f"layout {value['format']}, this version knows {FORMAT}; upgrade tensor-fleet")
+        if value["format"] != FORMAT:
+            raise ValueError(f"it has layout {value['format']}, this version reads {FORMAT}")
         return _STATE.validate_json(json.dumps({key: value[key] for key in _KEYS}), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

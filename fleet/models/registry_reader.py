@@ -68,17 +68,15 @@ class RegistryReader:
         return dict(sorted(self.state().champions.items()))
 
     def state(self) -> State:
-        """What `champions.json` says. Where there is none, each device has the newest version with its head.
+        """What `champions.json` says. Where there is none, nobody serves.
 
         Raises:
-            RegistryError: The file is damaged, or a newer version wrote it.
+            RegistryError: The file is damaged, or another version wrote it.
         """
         path = self.folder / CHAMPIONS
-        there = _mark(path)
-        mark = there or _mark(self.folder)
-        seen = self._seen
+        mark, seen = _mark(path), self._seen
         if seen is None or seen[0] != mark:
-            seen = self._seen = mark, self._adopted() if there is None else self._read(path)
+            seen = self._seen = mark, State() if mark is None else self._read(path)
         return seen[1]
 
     def _read(self, path: Path) -> State:
@@ -86,29 +84,8 @@ class RegistryReader:
             return parse_state(read_regular(path, _MOST_STATE_BYTES))
         except (OSError, ValueError) as error:
             raise RegistryError(
-                f"{path}: {error}; restore it, or delete it to let the newest version with a device's head "
-                "serve it"
+                f"{path}: {error}; restore it, or delete it and train anew: no device has a champion then"
             ) from error
-
-    def _adopted(self) -> State:
-        """Champions of a folder whose versions are older than champions are; a damaged one serves nobody."""
-        champions: dict[DeviceId, Champion] = {}
-        for version in self.versions():
-            try:
-                manifest = self.manifest(version)
-            except RegistryError:
-                continue
-            for head in manifest.get("trained_heads", manifest["heads"]):
-                champions[DeviceId(head)] = Champion(
-                    device_id=DeviceId(head),
-                    version=version,
-                    sha256=self.sha256(version),
-                    since=float(manifest.get("created_at", 0.0)),
-                    reason="the newest version with its head",
-                )
-        # Numbers go on where the history ends: a second change of one number would never be told.
-        told = read_history(self.folder / HISTORY)
-        return State(serial=told[-1].serial if told else 0, champions=champions)
 
     def manifest(self, version: str) -> dict[str, Any]:
         """What a version says of itself.
@@ -235,7 +212,7 @@ class RegistryReader:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever a file is replaced or a folder gets another entry; None where there is none."""
+    """Changes whenever a file is replaced; None where there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and asked for all the time
     except FileNotFoundError:

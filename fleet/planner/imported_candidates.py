@@ -11,8 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from agents.records import CandidateId, DeviceId, Family, WorkloadId
-from fleet.collection.trust import claims, imported_candidates
-from fleet.coverage.coverage import Coverage
+from fleet.collection.trust import claims
 from fleet.store.reader import StoreReader
 
 
@@ -36,24 +35,18 @@ class ImportedCandidates:
     def load(
         self,
         reader: StoreReader,
-        coverage: Coverage,
         wanted: Collection[WorkloadId],
         device_ids: Collection[DeviceId],
     ) -> None:
-        """Find the candidates, and keep live devices from those that stand under ids of our own.
+        """Find the candidates.
 
         Args:
             reader: The store.
-            coverage: Loaded from it.
             wanted: Workloads that the fleet measures.
             device_ids: Devices that have records which came with a log.
         """
         self._waiting.clear()
         self._offered.clear()
-        barred = imported_candidates(reader, wanted, device_ids) if self._families else {}
-        for name in self._families:
-            for workload_id in barred:
-                coverage.bar(name, workload_id, barred[workload_id])
         self.add(self.search(wanted, device_ids)(reader))
 
     def search(

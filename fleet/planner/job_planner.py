@@ -116,9 +116,6 @@ class JobPlanner:
         if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
             self._pools.use_up(family, workload_id, asked.told.known)
-        if asked.foreign:
-            ids = [one.candidate_id for one in message.candidates]
-            self._coverage.free(family, workload_id, ids)
         drawn = asked.told.without(message.candidates)
         # A request whose candidates a head is to choose is shared with nobody.
         if asked.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > asked.count:

@@ -187,8 +187,7 @@ class WorkloadDiscovery:
             return
         pools = {key: dict.fromkeys(ids) for key, ids in self._pools.waiting().items()}
         self._coverage.load(self._store, self._summary, pools)
-        imported = self._summary.imported_devices
-        self._imports.load(self._store, self._coverage, self._coverage.wanted, imported)
+        self._imports.load(self._store, self._coverage.wanted, self._summary.imported_devices)
         for (family, workload_id), waiting in pools.items():
             if workload_id in self._coverage.wanted:
                 stored = self._coverage.stored_among(family, workload_id, waiting)

@@ -124,7 +124,7 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
     if onboarding is None:
         return []
     few, full = f"{onboarding['samples']:,} samples", onboarding["full_samples"]
-    # Reports of before know no shipped model.
+    # There is one of some families only.
     shipped = [("shipped_", "shipped model, no sample")] if "shipped_top1" in onboarding else []
     return [
         ("", f"warm, {few}"),

@@ -22,7 +22,7 @@ from typing import Any
 
 from fleet.report import words
 
-#: Version of the layout of `report.json`. 1: first published layout.
+#: Version of the layout of `report.json`.
 REPORT_VERSION = 1
 
 _EMPTY: dict[str, Any] = {

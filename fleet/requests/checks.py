@@ -132,7 +132,6 @@ def _checked(request: Request, fleet: KnownFleet, open_requests: Iterable[Reques
     for other in open_requests:
         if other.kind is not kind or other.is_background:
             continue
-        # It may be of an earlier version, whose arguments this one does not take: its driver says so.
         several, alone = other.arguments.get("devices", ()), other.arguments.get("device")
         theirs = {*several, *([alone] if alone else [])} or here
         if shared := mine & theirs:

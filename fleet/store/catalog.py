@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,7 +31,7 @@ from agents.trust import is_imported
 from fleet.durable import fsync, write_all_durably
 from fleet.errors import StoreError
 
-#: Layout of the files in both folders. 1: first published layout.
+#: Layout of the files in both folders.
 CATALOG_SCHEMA = 1
 
 #: Key of the sum of all else in a line.
@@ -40,12 +40,8 @@ _SUM = "sum"
 #: Workloads that are made durable at once: their modules are held in memory until then.
 WRITE_TOGETHER = 64
 
-#: Keys beside a workload: an agent of ours has made its module; others, or nobody knows who, had stored one
-#: under its id before, so records under it may have come with a log.
-_OWN, _CLAIMED = "own", "claimed"
-
-#: All keys that a line of either folder has.
-_KEYS = {"schema", "workload", "spec", "descriptor", "stored_at", _OWN, _CLAIMED, _SUM}
+#: Key beside a workload: an agent of ours has made its module.
+_OWN = "own"
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -110,14 +106,12 @@ def put_workloads(folder: Path, workloads: Iterable[Workload], *, own: bool) -> 
             # A module that is ours is better than any that was there before.
             takes_place = own and not known.is_own
             workload = replace(workload if takes_place else known.workload, networks=networks)
-            marks = {_OWN: own, _CLAIMED: takes_place or known.is_claimed}
         else:
             new += 1
-            marks = {_OWN: own, _CLAIMED: False}
         # Tuples of texts and numbers all the way down: JSON as it is, without the copies of `as_json_dict`.
         named = {one.name: getattr(workload, one.name) for one in fields(workload)}
-        told = {name: True for name, is_so in marks.items() if is_so}
-        waiting[path] = _text({"schema": CATALOG_SCHEMA, "workload": named, **told})
+        mark = {_OWN: True} if own else {}
+        waiting[path] = _text({"schema": CATALOG_SCHEMA, "workload": named, **mark})
     write_all_durably(waiting)
     return new
 
@@ -130,8 +124,7 @@ def read_workloads(
     Args:
         folder: Of the workloads.
         wanted: Only those of these that are there; all if None.
-        only_own: Leave out those whose module may be of others. Files of earlier versions do not say whose
-            theirs is, so they count as others' until an agent lists the workload again.
+        only_own: Leave out those whose module is of others.
     """
     if wanted is None:
         paths = sorted(folder.glob("[!.]*.json"))
@@ -141,18 +134,8 @@ def read_workloads(
     return {one.workload.workload_id: one.workload for one in found if one.is_own or not only_own}
 
 
-def doubtful_workloads(folder: Path, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
-    """Ids, such as ours have, under which records may have come with a log: all that are not surely ours."""
-    if wanted is None:
-        paths = [path for path in folder.glob("[!.]*.json") if not is_imported(path.stem)]
-    else:
-        paths = [path for one in wanted if (path := folder / f"{one}.json").exists()]
-    found = [_read_workload(path) for path in paths]
-    return {one.workload.workload_id for one in found if one.is_claimed or not one.is_own}
-
-
 def _text(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON with a sum of all that it says; files of earlier versions have none."""
+    """One line of JSON with a sum of all that it says."""
     return (canonical_json({**value, _SUM: _sum(value)}) + "\n").encode()
 
 
@@ -161,32 +144,26 @@ def _sum(value: Mapping[str, Any]) -> str:
 
 
 def sum_fault(line: str) -> str:
-    """What is wrong with the sum of a line of one of these files; empty where it holds or there is none."""
+    """What is wrong with the sum of a line of one of these files; empty where it holds."""
     value = json.loads(line)
-    if not isinstance(value, dict):
-        return ""
-    # A changed bit in the name of the sum itself would make a line look as if it had none.
-    if value.keys() - _KEYS:
-        return f"it has keys that no line has: {sorted(value.keys() - _KEYS)}"
-    # A last digit more or less may be the same number, so a line with a sum must be written as lines are.
-    if value.get(_SUM, _sum(value)) == _sum(value) and (_SUM not in value or canonical_json(value) == line):
+    # A last digit more or less may be the same number, so a line must be written as lines are.
+    if not isinstance(value, dict) or (value.get(_SUM) == _sum(value) and canonical_json(value) == line):
         return ""
     return "its sum is another one: a bit has changed since it was written"
 
 
 class _Stored(NamedTuple):
-    """A workload with its marks."""
+    """A workload, and whether its module is ours."""
 
     workload: Workload
     is_own: bool
-    is_claimed: bool
 
 
 def _read_workload(path: Path) -> _Stored:
     value = _entry(path, path.read_text())
     workload = _valid(_WORKLOAD, value.get("workload"), path)
     is_own = value.get(_OWN) is True and not is_imported(workload.workload_id)
-    return _Stored(workload, is_own, value.get(_CLAIMED) is True)
+    return _Stored(workload, is_own)
 
 
 def _entry(path: Path, text: str) -> dict[str, Any]:
@@ -194,14 +171,13 @@ def _entry(path: Path, text: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise StoreError(f"{path} is damaged: {error}; delete it and store its content again") from error
-    found = value.get("schema") if isinstance(value, dict) else None
-    if not isinstance(found, int):
+    if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
         raise StoreError(f"{path} is no file of this store: it has no schema number")
-    if found > CATALOG_SCHEMA:
+    if value["schema"] != CATALOG_SCHEMA:
         raise StoreError(
-            f"{path} has layout {found}, this version knows {CATALOG_SCHEMA}; upgrade tensor-fleet"
+            f"{path} has layout {value['schema']}, this version reads {CATALOG_SCHEMA}; open the store with "
+            "the version that wrote it"
         )
-    assert isinstance(value, dict)
     return value
 
 

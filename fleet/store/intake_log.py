@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.row_file import RowFile, copy_rows
-from agents.spool.frames import scan
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.histogram import Histogram
@@ -82,7 +81,7 @@ class IntakeLog:
             notes: Gets a line for damage; the damaged file is kept for people as `.corrupt`.
 
         Raises:
-            StoreError: The file cannot be read, or a newer version wrote it.
+            StoreError: The file cannot be read, or another version wrote it.
         """
         if self._path.exists():
             with disk_errors("reading what was taken in", self._path):
@@ -123,29 +122,6 @@ def copy_log(folder: Path, target: Path) -> bool:
         return copy_rows(folder / FILE, target / FILE)
     except BlockingIOError as error:
         raise StoreError(f"{folder / FILE} changes faster than it can be copied; try again") from error
-
-
-def old_segments(folder: Path) -> list[Path]:
-    """Files of a log of earlier versions, oldest first: frames as in `agents.spool.frames`."""
-    return sorted(path for path in folder.glob("*.log") if path.stem.isdigit())
-
-
-def read_segment(path: Path, notes: list[str]) -> list[pa.Table]:
-    """The tables in the whole frames of a segment, in the order of writing.
-
-    Args:
-        path: The segment.
-        notes: Gets a line where there are other bytes: damage, or a write that a kill has cut off.
-
-    Raises:
-        StoreError: A newer version wrote it.
-        OSError: It cannot be read.
-    """
-    data = path.read_bytes()
-    found = scan(data)
-    if found.holes or found.end < len(data):
-        notes.append(f"{path} is damaged at byte {[*found.holes, found.end][0]}; its whole frames go on")
-    return [unpack(data[offset : offset + length]) for offset, length in found.frames]
 
 
 def by_device(table: pa.Table) -> dict[str, pa.Table]:

@@ -6,22 +6,20 @@ Only `fleet.store.store` calls it, as it opens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
-from agents.files import free_name
 from agents.records import content_hash
-from fleet.durable import disk_errors, fsync, write_durably
+from fleet.durable import fsync, write_durably
 from fleet.errors import StoreError, StoreFull
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import lost_tables
 from fleet.store.delta.log import TORN, DataFile, commit_path
-from fleet.store.intake_log import INTAKE, IntakeLog, by_device, old_segments, pack, read_segment
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack
 from fleet.store.writer import AppendResult
 
 _LOG = logging.getLogger(__name__)
@@ -43,31 +41,18 @@ def take_up_intake(root: Path, append: Append, notes: list[str]) -> None:
 
     Raises:
         StoreFull: No room; the log is as before.
-        StoreError: Rows of a newer version, or the disk failed.
+        StoreError: Rows of another version, or the disk failed.
     """
-    log, segments = IntakeLog(root / INTAKE), old_segments(root / INTAKE)
-    damaged: set[Path] = set()
+    log = IntakeLog(root / INTAKE)
     waiting: list[pa.Table] = []
     with closing(log):
-        for table in chain(_old_rows(segments, damaged, notes), log.replay(notes)):
+        for table in log.replay(notes):
             waiting.append(table)
             if sum(one.nbytes for one in waiting) >= _TAKEN_UP_BYTES:
                 _taken(root, waiting, append, notes)
         _taken(root, waiting, append, notes)
     # Deleted last: after an earlier kill everything is still here, and the ids tell which rows the table has.
     log.clear()
-    with disk_errors("forgetting records that the table has", root / INTAKE):
-        for path in segments:
-            path.rename(free_name(path, ".corrupt")) if path in damaged else path.unlink()
-
-
-def _old_rows(segments: Iterable[Path], damaged: set[Path], notes: list[str]) -> Iterator[pa.Table]:
-    for path in segments:
-        before = len(notes)
-        with disk_errors("reading what was taken in", path):
-            yield from read_segment(path, notes)
-        if len(notes) > before:
-            damaged.add(path)
 
 
 def _taken(root: Path, waiting: list[pa.Table], append: Append, notes: list[str]) -> None:

@@ -19,7 +19,7 @@ from agents.records import DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
-from fleet.store.catalog import DeviceEntry, doubtful_workloads, read_devices, read_workloads
+from fleet.store.catalog import DeviceEntry, read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
@@ -128,7 +128,7 @@ class StoreReader:
 
         Yields:
             A device, and 1 to `fleet.store.delta.schema.BATCH_ROWS` of its rows with exactly these columns in
-            this order. As in a `Record`, a quality that is not there is `{}`.
+            this order.
 
         Raises:
             StoreError: There is no such column, the version does not exist any more, a file is damaged, or a
@@ -140,11 +140,7 @@ class StoreReader:
         for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version, parts=parts):
             for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
                 check_layout(device, layout)
-            columns = [
-                pc.fill_null(batch.column(name), "{}") if name == "quality" else batch.column(name)
-                for name in names
-            ]
-            yield DeviceId(device), pa.RecordBatch.from_arrays(columns, names=list(names))
+            yield DeviceId(device), batch.select(list(names))
 
     def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
         """Workloads by id: all, of which an import may have brought thousands, or the wanted ones."""
@@ -160,12 +156,7 @@ class StoreReader:
         """Whether any record may be of an imported workload that claims to be one of these of ours."""
         with disk_errors("reading the workloads", self.path):
             names = [path.stem for path in (self.path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
-        return any(claimed_id(one) in wanted for one in names) or bool(self.doubtful_workloads(wanted))
-
-    def doubtful_workloads(self, wanted: Collection[WorkloadId] | None = None) -> set[WorkloadId]:
-        """Ids, such as our own workloads have, under which records may have come with a log."""
-        with disk_errors("reading the workloads", self.path):
-            return doubtful_workloads(self.path / WORKLOADS, wanted)
+        return any(claimed_id(one) in wanted for one in names)
 
     def devices(self) -> dict[DeviceId, DeviceEntry]:
         """The last thing known of each device, by device."""

@@ -33,7 +33,6 @@ from fleet.store.delta.log import (
     repair,
     settle,
 )
-from fleet.store.delta.migration import migrated, with_options
 from fleet.store.delta.schema import read_batches, records_to_table
 from fleet.store.leftovers import take_up_intake, take_up_lost_rows
 from fleet.store.lock import acquire, check_folder, release
@@ -77,7 +76,7 @@ class Store(TableWriter):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, create: bool = True) -> Store:
-        """Open a store for writing, mending what a crash has left; an older layout is brought to this one.
+        """Open a store for writing, mending what a crash has left.
 
         Args:
             path: Folder of the store.
@@ -86,7 +85,7 @@ class Store(TableWriter):
         Raises:
             StoreLocked: Another writer has it; the message names its process.
             StoreFull: No room to make it.
-            StoreError: The folder is something else, belongs to a newer version, or cannot be written.
+            StoreError: The folder is something else, of another version, or cannot be written.
         """
         folder = Path(path)
         with disk_errors("opening the store for writing", folder):
@@ -108,7 +107,7 @@ class Store(TableWriter):
         if not is_table(table):
             create_table(table)
         settle(table)
-        store = cls(folder, migrated(table, load_snapshot(table)), lock)
+        store = cls(folder, load_snapshot(table), lock)
         store._index = IdIndex.open(folder, table, store.snapshot, store._read_ids)
         take_up_lost_rows(table, store.snapshot.files, store._append_checked, notes)
         take_up_intake(folder, store.append_tables, notes)
@@ -122,7 +121,7 @@ class Store(TableWriter):
         """Open a store for reading, beside any writer, at a version or at the newest.
 
         Raises:
-            StoreError: There is no store, or it is damaged, or of a newer layout, or lacks this version.
+            StoreError: There is no store, or it is damaged, of another layout, or lacks this version.
         """
         folder = Path(path)
         with disk_errors("opening the store for reading", folder):
@@ -233,8 +232,6 @@ class Store(TableWriter):
         far; errors as of `upkeep`.
         """
         self._check_usable()
-        with disk_errors("setting the table's options", self.path):
-            self.snapshot = with_options(self.path / RECORDS, self.snapshot)
         merged = 0
         for name in sorted(self._files):
             files = worth_merging(self._files_of(name))

@@ -80,8 +80,6 @@ class TunedDatabase:
 def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> TunedDatabase:
     """Bring the database of a device up to what the store knows.
 
-    Earlier versions put it into a folder of the device's name in `folder`.
-
     Raises:
         FleetError: The folder holds the database of another target, or one that cannot be read; nothing in
             the store would do.
@@ -90,7 +88,7 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
     if source.spec is None:
         raise FleetError(f"device {device_id}: the store does not say what its target is; tune it once more")
     target = canonical_json(source.spec.target)
-    found = present_database(folder, device_id, target)
+    found = present_database(folder, target)
     with tempfile.TemporaryDirectory() as made:
         fresh = Path(made) / "database"
         if write_database(fresh, source):
@@ -101,17 +99,13 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
     return found
 
 
-def present_database(folder: Path, device_id: DeviceId, target: str) -> TunedDatabase:
+def present_database(folder: Path, target: str) -> TunedDatabase:
     """What the folder of a search holds already; a search looks before it measures for hours.
 
     Raises:
         FleetError: As of `read_database`.
     """
-    found = TunedDatabase()
-    for place in (folder, folder / device_id):
-        if (place / RECORDS).exists():
-            found.add(read_database(place, target))
-    return found
+    return read_database(folder, target) if (folder / RECORDS).exists() else TunedDatabase()
 
 
 def read_database(folder: Path, target: str) -> TunedDatabase:

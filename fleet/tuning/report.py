@@ -16,7 +16,7 @@ from fleet.page_template import Mark, Plot, page_environment, write_report
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_text import print_rows
 
-#: Version of the layout of `report.json`. 1: first published layout.
+#: Version of the layout of `report.json`.
 REPORT_VERSION = 1
 #: What people call the ways to run a network.
 SIDE_NAMES = {

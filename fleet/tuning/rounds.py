@@ -13,7 +13,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, W
 from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.selection import best_traces
-from fleet.collection.trust import devices_of_family, imported_candidates, ours
+from fleet.collection.trust import devices_of_family, ours
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.requests.session import EngineSession
 from fleet.store.noise import noise_floor
@@ -60,8 +60,8 @@ class Rounds:
         self._judge = DecisionScorer(ranker, device_id)
         self._evolutions: dict[WorkloadId, Evolution] = {}
         self._foreign: Mapping[WorkloadId, list[str]] = {}
-        #: Candidates that a live device does not measure; None where the device is no live one.
-        self._imported: set[CandidateId] | None = None
+        #: Whether the device runs programs; one that answers from records always gives the same latency.
+        self.is_live = False
         #: In the order of the workloads.
         self.searches = [Search(workload) for workload in workloads]
         #: Version of the model that ranks; empty until one did.
@@ -73,11 +73,6 @@ class Rounds:
     def open(self) -> list[Search]:
         """Searches that may get another round."""
         return [one for one in self.searches if not one.ended]
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the device runs programs; one that answers from records always gives the same latency."""
-        return self._imported is not None
 
     @property
     def why_no_model(self) -> str:
@@ -92,9 +87,7 @@ class Rounds:
         """Read the store: the device in its present environment, and its source devices."""
         store = self._engine.store()
         devices = store.devices()
-        live = is_live(devices[self._device_id].spec)
-        if live:
-            self._imported = set[CandidateId]().union(*imported_candidates(store).values())
+        self.is_live = is_live(devices[self._device_id].spec)
         floor = noise_floor(self._records(store, self._device_id))
         self.noise_floor = floor.median_change if floor is not None else _FLOOR
         known: dict[WorkloadId, list[Record]] = {}
@@ -103,14 +96,16 @@ class Rounds:
             known[one.workload.workload_id] = measured
         workload_ids = [one.workload.workload_id for one in self.searches]
         found: dict[WorkloadId, list[str]] = {}
-        for source_device in devices_of_family(devices, devices[self._device_id].spec.family, live=live):
+        for source_device in devices_of_family(
+            devices, devices[self._device_id].spec.family, live=self.is_live
+        ):
             if source_device == self._device_id:
                 continue
             best = best_traces(self._records(store, source_device), workload_ids, _FOREIGN)
             for workload_id, traces in best.items():
                 found.setdefault(workload_id, []).extend(traces)
         self._foreign = found
-        if live:
+        if self.is_live:
             for one in self.searches:
                 workload_id = one.workload.workload_id
                 evolution = self._evolution(one.workload, found.get(workload_id, []))
@@ -144,7 +139,7 @@ class Rounds:
 
     def _records(self, store: StoreReader, device_id: DeviceId) -> Iterable[Record]:
         records = store.records(device_id=device_id)
-        return records if self._imported is None else ours(records, self._imported)
+        return ours(records) if self.is_live else records
 
     def learn(self, one: Search, chosen: Sequence[Candidate], records: Sequence[Record]) -> None:
         """Take in a round of a workload, and end those of which another is not worth its time."""

@@ -104,7 +104,7 @@ def tune_device(
         NetworkRefusedError: A network has no library with the right output; nothing was measured.
     """
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
-    present_database(options.out, target, canonical_json(spec.target))
+    present_database(options.out, canonical_json(spec.target))
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="tensor-fleet-untuned-") as folder:
         untuned: dict[str, Path] = {}

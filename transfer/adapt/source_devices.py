@@ -185,8 +185,7 @@ class SourceCorrection:
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
             model = SourceModel(sources=sources, strength=int(settings["strength"]), **rest)
-            # Versions before had no such shares.
-            head_share, nets_share = (float(settings.get(f"{of}_share", 0.0)) for of in ("head", "nets"))
+            head_share, nets_share = (float(settings[f"{of}_share"]) for of in ("head", "nets"))
             return cls(str(settings["device_id"]), model, nets, head_share, nets_share)
         except (KeyError, TypeError, ValueError) as error:
             raise TransferError(

@@ -42,7 +42,7 @@ class FeatureBlock:
     workload_vectors: NDArray[np.float32]
     #: (N, S) derived numbers of each whole candidate.
     summary: NDArray[np.float32]
-    #: (N,) rows of `place_scales`; None in a block of an earlier version, or where nobody reads places.
+    #: (N,) rows of `place_scales`; None where nobody reads places.
     place_rows: NDArray[np.int32] | None = None
     #: (K, 2, P) what the first P numbers of a summary are compared with: their means in a sample of the
     #: candidate's design space, and inverse deviations (`transfer.features.place`).
@@ -80,11 +80,11 @@ class FeatureBlock:
         """(N, P) the first P numbers of the summary in units of a sample of the design space.
 
         Raises:
-            TransferError: The block is of a version that had none.
+            TransferError: The block was made without.
         """
         if self.place_rows is None or self.place_scales is None:
             raise TransferError(
-                "these features have no place in the design space; extract them again with this version"
+                "these features have no place in the design space; extract them again with places"
             )
         scales = self.place_scales[self.place_rows]
         apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]

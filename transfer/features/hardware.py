@@ -38,15 +38,15 @@ HARDWARE_NAMES: tuple[str, ...] = (
     "is_gpu",
     *(f"ansor_{name}" for name in ANSOR_HARDWARE_PARAMS),
 )
-#: What the canaries measured, behind those names (`Descriptor.roofline`). Models and datasets of before have
-#: vectors without them, and `hardware_table` leaves them out where not every device has them.
+#: What the canaries measured, behind those names (`Descriptor.roofline`). Imported devices have none, and
+#: `hardware_table` leaves them out where not every device has them.
 MEASURED_NAMES: tuple[str, ...] = ("flops_per_sec", "bytes_per_sec", "loads_per_sec")
 #: Slots of a vector without measured numbers, and with them.
 WIDTHS = (len(HARDWARE_NAMES), len(HARDWARE_NAMES) + len(MEASURED_NAMES))
 
 
 #: What the slots hold of a GPU whose descriptor tells of the card itself (`compute_units`); CPUs and GPUs
-#: share no backbone. A GPU that was described before that keeps the vector of its host.
+#: share no backbone. A GPU whose card is not known has the vector of its host.
 GPU_SLOTS: dict[str, str] = {
     "physical_cores": "compute_units",
     "logical_cores": "peak_flops",
@@ -209,8 +209,7 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
 def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """(D, H) vectors of several devices, with measured numbers only where each device has all of them.
 
-    Half of a column unknown would tell who was measured, and not how fast it is. A store without any keeps
-    the table, hence the models, that it had before there were any.
+    Half of a column unknown would tell who was measured, and not how fast it is.
 
     Args:
         vectors: Of each device, with the measured numbers or without.
@@ -234,7 +233,7 @@ def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.floa
 
 
 def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-    """(..., width) vectors as a model of before or after the measured numbers reads them.
+    """(..., width) vectors as a model with or without the measured numbers reads them.
 
     Numbers that it does not read are cut off, those that nobody measured are NaN, which trees take as
     unknown. Another width stays as it is: the model says what is wrong.

@@ -3,7 +3,7 @@
 Called by the registry and the command line. A folder appears whole or not at all, and a loaded model
 is either the one that was saved or an error that says why not. Nothing is unpickled.
 
-A checkpoint is of one kind of model: `fleet_tlp`, also where the manifest does not say so, or `mtl_tlp`.
+A checkpoint is of one kind of model: `fleet_tlp` or `mtl_tlp`.
 
 The manifest holds what the caller gives (table version, metrics, seed, git commit...) and, under its
 own keys, what is needed to build the model and to check the tensors.
@@ -63,7 +63,7 @@ def save(
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
     """
-    taken = sorted((OWN_KEYS | {BESIDE_KEY, KIND_KEY}) & manifest.keys())
+    taken = sorted((OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
     if taken:
         raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
     if directory.exists():
@@ -106,7 +106,7 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
         The model in evaluation mode, and the whole manifest.
 
     Raises:
-        CheckpointError: A file is missing, torn or changed; the layout is newer than this program;
+        CheckpointError: A file is missing, torn or changed; it is of another layout;
             or the model was made for other features than `spec`.
     """
     manifest = read_manifest(directory)
@@ -131,24 +131,17 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
     raw = read_checked(directory, TENSORS_NAME, manifest["tensors_sha256"])
     try:
         tensors = load_tensors(raw)
-        is_older = "trees.raw" in tensors and "trees.weight" not in tensors
         # Shapes first: a manifest may name sizes that fill the memory.
         with torch.device("meta"):
             _check_shapes(_untrained(kind, manifest, len(tensors)), tensors)
         with torch.random.fork_rng(devices=[]):
             model = _untrained(kind, manifest, len(tensors))
-        if not is_older:
-            model.load_state_dict(tensors)
+        model.load_state_dict(tensors)
     except _MISFITS as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{directory}: manifest and tensors do not fit together: {why:.300}; restore it"
         ) from error
-    if is_older:
-        raise CheckpointError(
-            f"{directory}: its trees read other features than this program's; train it again or use the "
-            "program that made it"
-        )
     return model.eval(), manifest
 
 
@@ -180,8 +173,11 @@ def _untrained(kind: str, manifest: Mapping[str, Any], tensors: int) -> TlpModel
     _CONFIG.validate_json(json.dumps(manifest["model"]), strict=True)
     fields = dict(manifest["model"])
     fields["category_sizes"] = tuple(fields["category_sizes"])
-    sizes = fields["sizes"] = ModelSizes(**fields["sizes"])
+    given_sizes = fields["sizes"]
+    sizes = fields["sizes"] = ModelSizes(**given_sizes)
     config = ModelConfig(**fields)
+    if asdict(config).keys() != manifest["model"].keys() or asdict(sizes).keys() != given_sizes.keys():
+        raise ValueError("it lacks keys of a configuration")
     numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
     widths = (sizes.category_width, sizes.step_width, sizes.trunk_width, sizes.head_width)
     is_possible = all(0 <= one < _MOST_SIZE for one in numbers if isinstance(one, int))

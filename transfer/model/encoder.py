@@ -149,7 +149,7 @@ class PiecewiseLinear(nn.Module):
 
     def __init__(self, size: int, count: int) -> None:
         super().__init__()
-        # Checkpoints of before the encoding have no edges.
+        # Without ramps there are no edges to keep.
         self.register_buffer("edges", torch.zeros(size, count + 1), persistent=count > 0)
 
     def fit(self, values: np.ndarray) -> None:

@@ -137,7 +137,7 @@ class FleetTLP(nn.Module):
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
         vectors = [vector for name in names if (vector := self._hardware_of(name)) is not None]
         if vectors:
-            # Heads of before the measured numbers have fewer.
+            # Devices without measured numbers have fewer.
             width = min(len(one) for one in vectors)
             self.set_hardware(device_id, torch.stack([one[:width] for one in vectors]).mean(dim=0))
 
@@ -333,14 +333,9 @@ class FleetTLP(nn.Module):
         check_sizes(block, self.config)
 
 
-def model_config(
-    spec: FeatureSpec, sizes: ModelSizes | None = None, *, has_place: bool = True
-) -> ModelConfig:
-    """Configuration of a model that reads features of `spec`, by default with the sizes of `ModelSizes`.
-
-    `has_place` says whether the features at hand hold a place: those saved by earlier versions do not.
-    """
-    reads_place = has_place and sizes is not None and sizes.use_place
+def model_config(spec: FeatureSpec, sizes: ModelSizes | None = None) -> ModelConfig:
+    """Configuration of a model that reads features of `spec`, by default with the sizes of `ModelSizes`."""
+    reads_place = sizes is not None and sizes.use_place
     return ModelConfig(
         category_sizes=spec.category_sizes,
         number_size=len(spec.number_names),

@@ -15,10 +15,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     MTL_TLP: (MTL_TLP,),
     "both": (FLEET_TLP, MTL_TLP),
 }
-#: Key of a manifest with the kind; absent in those that were saved before there were two.
+#: Key of a manifest with the kind.
 KIND_KEY = "model_kind"
 
 
 def model_kind(manifest: Mapping[str, Any]) -> str:
     """Kind of the model that a manifest is of."""
-    return str(manifest.get(KIND_KEY, FLEET_TLP))
+    return str(manifest[KIND_KEY])

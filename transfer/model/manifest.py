@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from transfer.checked_folder import MANIFEST_NAME, MOST_MANIFEST_BYTES, CheckpointError, read_file
-from transfer.model.kinds import FLEET_TLP
 
-#: Version of the folder's layout. 1: first published layout.
+#: Version of the folder's layout.
 FORMAT_VERSION = 1
 
 #: Unix seconds that a calendar has, up to the year 9999.
@@ -54,7 +53,7 @@ class ModelManifest(_Declared):
     heads: list[str]
     parameters: Count
     tensors_sha256: Sum
-    model_kind: str = FLEET_TLP
+    model_kind: str
     beside: dict[str, Sum] = {}
     version: str = ""
     created_at: Moment = 0.0
@@ -85,7 +84,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Read and check the manifest alone, without the tensors.
 
     Raises:
-        CheckpointError: It is missing, too large, not JSON, of a newer layout, lacks a key, or has one of
+        CheckpointError: It is missing, too large, not JSON, of another layout, lacks a key, or has one of
             another type.
     """
     return parse_manifest(read_file(directory, MANIFEST_NAME, MOST_MANIFEST_BYTES), directory)
@@ -105,17 +104,13 @@ def parse_manifest(raw: bytes, directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path}: expected an object, got {type(manifest).__name__}")
     version = manifest.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    if isinstance(version, int) and version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{directory}: layout version {version} is newer than this program's {FORMAT_VERSION}; "
-            "update the program"
+            f"{directory} has layout {version}, this version reads {FORMAT_VERSION}; use the version that "
+            "wrote it, or train it again"
         )
-    missing = sorted(OWN_KEYS - manifest.keys())
-    if missing or version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path}: not a manifest of layout {FORMAT_VERSION} "
-            f"(version {version!r:.40}, missing: {', '.join(missing) or 'nothing'})"
-        )
+    if missing := sorted(OWN_KEYS - manifest.keys()):
+        raise CheckpointError(f"{path}: no manifest of a model, {', '.join(missing)} missing; restore it")
     try:
         ModelManifest.model_validate(manifest)
     except ValidationError as error:

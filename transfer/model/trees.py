@@ -25,8 +25,6 @@ Floats = NDArray[np.float64]
 
 #: How sharply a logarithm of a score is bent where it nears 0: below -1 it stays what it is to within 0.2 %.
 _BEND = 5.0
-#: How packed trees begin; XGBoost's own begin with a brace.
-_PACKED = b"x"
 #: Bytes of unpacked trees at most; 500 of them have some five million.
 _MOST_BYTES = 1 << 30
 
@@ -35,7 +33,7 @@ class Trees(nn.Module):
     """Trees as a part of a model that is stored and copied with it.
 
     Args:
-        raw: The booster as XGBoost saves it (UBJSON), or that packed by `pack`.
+        raw: The booster as XGBoost saves it (UBJSON), packed by `pack`.
         offset: Mean logarithm of the labels, which the trees learnt the distance to.
         weight: What their opinion counts beside the network's 1.
     """
@@ -118,13 +116,11 @@ def pack(raw: bytes) -> bytes:
 
 
 def _unpack(raw: bytes) -> bytes:
-    """Undo `pack`; what was never packed stays as it is.
+    """Undo `pack`.
 
     Raises:
         zlib.error: It is damaged, or larger than any trees.
     """
-    if not raw.startswith(_PACKED):
-        return raw
     reader = zlib.decompressobj()
     found = reader.decompress(raw, _MOST_BYTES)
     if not reader.eof:

@@ -180,9 +180,7 @@ def _start(
 ) -> FleetTLP:
     """A new model scaled by the training rows, or a copy of `init` with the missing heads."""
     if init is None:
-        model = FleetTLP(
-            model_config(dataset.spec, config.sizes, has_place=dataset.features.place_rows is not None)
-        )
+        model = FleetTLP(model_config(dataset.spec, config.sizes))
         model.fit_scaler(dataset.features.take(rows))
     elif init.config.spec_hash == dataset.spec.hash:
         model = init.copy()

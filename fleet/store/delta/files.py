@@ -2,7 +2,7 @@
 
 Only the writer of a store changes them. Nothing is committed here: a file counts from the commit that names
 it. The commit says its SHA-256 too, so that a flipped bit anywhere in it is found: `fleet.archive.verify`
-and `fleet.archive.backup` compare. Files of versions that knew no sums have none until a merge rewrites them.
+and `fleet.archive.backup` compare.
 """
 
 from __future__ import annotations

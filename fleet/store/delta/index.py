@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 #: Folder beside the table, and the file in it that says what the others are.
 IDS, INDEX = "ids", "index.json"
 
-#: Layout of the folder. 1: first published layout.
+#: Layout of the folder.
 INDEX_SCHEMA = 1
 
 #: A table with fewer records is read as fast as its index.

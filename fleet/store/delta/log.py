@@ -67,8 +67,6 @@ class TableSnapshot:
 
     version: int
     files: tuple[DataFile, ...]
-    #: Layout of the store that the table had then.
-    layout: int
 
     @property
     def rows(self) -> int:
@@ -171,8 +169,8 @@ def commit(folder: Path, version: int, operation: str, actions: Sequence[dict[st
     Args:
         folder: The table.
         version: The new version: one more than the last.
-        operation: Delta's word for what was done (`WRITE`, `OPTIMIZE`, `ADD COLUMNS`).
-        actions: Added and removed files, or new metadata; added files are on the disk already.
+        operation: Delta's word for what was done (`WRITE`, `OPTIMIZE`).
+        actions: Added and removed files; added files are on the disk already.
 
     Raises:
         OSError: Nothing was published.
@@ -210,7 +208,7 @@ def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
     """Read which files the table consists of, at a version or at the newest.
 
     Raises:
-        StoreError: This is no store, a store of a newer layout, or one that is damaged.
+        StoreError: This is no store, a store of another layout, or one that is damaged.
     """
     if not is_table(folder):
         raise StoreError(f"{folder.parent} is not a tensor-fleet store: it has no table in {folder.name}/")
@@ -222,7 +220,7 @@ def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
         )
     with delta_errors("reading the table", folder):
         table = DeltaTable(folder, version=version)
-        layout = _layout(folder, table.metadata().configuration.get(SCHEMA_KEY))
+        _check_layout(folder, table.metadata().configuration.get(SCHEMA_KEY))
         actions = pa.table(table.get_add_actions(flatten=True))
     rows = actions.select(["path", "partition.device_id", "num_records", "size_bytes"]).to_pylist()
     files = [
@@ -236,22 +234,17 @@ def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
     ]
     # File names grow with the version that wrote them, so this is the order of appending.
     files.sort(key=lambda file: file.path)
-    return TableSnapshot(version=table.version(), files=tuple(files), layout=layout)
+    return TableSnapshot(version=table.version(), files=tuple(files))
 
 
-def _layout(folder: Path, found: str | None) -> int:
-    if found is None:
+def _check_layout(folder: Path, layout: str | None) -> None:
+    if layout is None:
         raise StoreError(f"{folder} is a Delta table, but tensor-fleet did not write it; give another folder")
-    if not found.isdigit() or int(found) < 1:
+    if layout != str(STORE_SCHEMA):
         raise StoreError(
-            f"{folder}: store layout {found!r} is not known; expected a number up to {STORE_SCHEMA}"
+            f"{folder} has store layout {layout}, this version reads {STORE_SCHEMA}; open it with the "
+            "version that wrote it, or give another folder"
         )
-    if int(found) > STORE_SCHEMA:
-        raise StoreError(
-            f"{folder} has store layout {found}, this version knows up to {STORE_SCHEMA};"
-            " upgrade tensor-fleet"
-        )
-    return int(found)
 
 
 def is_table(folder: Path) -> bool:

@@ -27,8 +27,7 @@ from agents.records import (
 )
 from fleet.errors import StoreError
 
-#: Layout of the whole store (tables, folders). 1: first published layout. 2: column `quality`; older versions
-#: must refuse it, because they would merge files without the column.
+#: Layout of the whole store (tables, folders).
 STORE_SCHEMA = 2
 
 #: Key of `STORE_SCHEMA` in the table's metadata.
@@ -62,9 +61,6 @@ FILE_SCHEMA = pa.schema(
         ("quality", pa.string()),
     ]
 )
-
-#: Columns that older data files lack: null there. A merge writes the nulls, so that no row ever changes.
-ADDED_COLUMNS = frozenset({"quality"})
 
 #: The table as Delta sees it: the partition column and those of the files.
 TABLE_SCHEMA = pa.schema([("device_id", pa.string()), *FILE_SCHEMA])
@@ -183,8 +179,6 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one data file, up to `rows` at a time, in order.
 
-    `ADDED_COLUMNS` that the file lacks are null.
-
     It reads when asked. A scan of pyarrow's datasets reads ahead of a slow consumer: 330 MB for 400,000
     records, where this takes 31 MB.
 
@@ -193,18 +187,10 @@ def read_batches(
         pyarrow.ArrowException, OSError: The file is damaged or gone.
     """
     with pq.ParquetFile(path) as file:
-        present = [name for name in columns if name in file.schema_arrow.names]
-        missing = [name for name in columns if name not in present and name not in ADDED_COLUMNS]
+        missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
             raise StoreError(f"{path} lacks the columns {', '.join(missing)}: tensor-fleet did not write it")
-        batches = file.iter_batches(batch_size=rows, columns=present, use_threads=False)
-        if len(present) == len(columns):
-            yield from batches
-            return
-        for batch in batches:
-            kept = {name: batch.column(name) for name in present}
-            nulls = {name: pa.nulls(batch.num_rows, FILE_SCHEMA.field(name).type) for name in ADDED_COLUMNS}
-            yield pa.RecordBatch.from_pydict({name: (nulls | kept)[name] for name in columns})
+        yield from file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False)
 
 
 def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
@@ -224,8 +210,6 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
             raise StoreError(f"a record of device {device_id} cannot be read: {error}") from error
         row["run_secs"] = tuple(row["run_secs"])
         row["warmup_secs"] = tuple(row["warmup_secs"])
-        if row["quality"] is None:
-            row["quality"] = "{}"
         row["workload_id"] = WorkloadId(row["workload_id"])
         row["candidate_id"] = CandidateId(row["candidate_id"])
         yield Record(device_id=DeviceId(device_id), **row)

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agents.codec import record_from_json, record_to_json
+from agents.codec import record_to_json
 from agents.errors import AgentError, SpoolError, SpoolFull
 from agents.lease import LeaseTag, tag_from_json
 from agents.records import Record
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
 from tests.disk_fixtures import failing
-from tests.record_fixtures import LAYOUT_1, frame, make_batch, make_batch_of_layout_1, make_record
+from tests.record_fixtures import make_batch, make_record
 
 
 def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:
@@ -97,44 +97,25 @@ def test_damage_is_one_clear_error_and_the_rest_goes_on(tmp_path: Path) -> None:
         assert len(spool.pending()) == 4
 
 
-def test_damaged_segments_of_an_earlier_version_are_named_and_kept(tmp_path: Path) -> None:
-    first, second = (
-        b"".join(frame({"record": record_to_json(make_record(one))}) for one in some)
-        for some in ((0, 1), (2, 3))
-    )
-    (tmp_path / "0000000000.seg").write_bytes(first[:-7])
-    (tmp_path / "0000000001.seg").write_bytes(second[:100] + b"?" + second[101:] + b"torn")
-    with pytest.raises(
-        SpoolError, match=r"0\.seg is damaged at byte \d+: kept as .*1\.seg is damaged at byte 0"
-    ):
-        Spool(tmp_path)
-    with Spool(tmp_path) as spool:
-        assert spool.pending() == [make_record(0), make_record(3)]
-    assert (tmp_path / "0000000000.seg.corrupt").read_bytes() == first[:-7]
+def put_row(folder: Path, value: dict[str, Any]) -> None:
+    """A row of a spool that this version would not write."""
+    rows = RowFile(folder / FILE)
+    rows.change([("", json.dumps(value).encode())])
+    rows.close()
 
 
-def test_a_record_of_a_newer_version_stops_the_spool_and_stays(tmp_path: Path) -> None:
-    value = record_to_json(make_record(1)) | {"schema": 3}
-    (tmp_path / "0000000000.seg").write_bytes(frame({"record": value}))
+def test_a_spool_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
+    RowFile(tmp_path / FILE, layout=2).close()
     for _ in range(2):
-        with pytest.raises(SpoolError, match=r"layout 3 .*upgrade tensor-fleet"):
+        with pytest.raises(SpoolError, match=r"spool\.sqlite has layout 2, this version reads 1; open it"):
             Spool(tmp_path)
 
 
-def test_a_spool_of_the_older_version_is_delivered_and_goes_on(tmp_path: Path) -> None:
-    # A segment as that version wrote it, byte for byte: frames of layout 1, one acknowledgement.
-    first, second = json.loads(LAYOUT_1), json.loads(LAYOUT_1) | {"attempt": 3}
-    done = {"acknowledged": [record_from_json(first).record_id]}
-    old = b"".join(frame(value) for value in ({"record": first}, {"record": second}, done))
-    (tmp_path / "0000000000.seg").write_bytes(old)
-    with Spool(tmp_path) as spool:
-        (pending,) = spool.pending()
-        assert (pending.schema, pending.attempt, pending.quality) == (1, 3, "{}")
-        spool.put([make_record(1), *make_batch_of_layout_1(2, 1)])
-    with Spool(tmp_path) as spool:
-        assert spool.pending() == [pending, make_record(1), *make_batch_of_layout_1(2, 1)]
-        spool.acknowledge(record.record_id for record in spool.pending())
-        assert spool.pending() == []
+def test_a_record_of_a_newer_version_stops_the_spool_and_stays(tmp_path: Path) -> None:
+    put_row(tmp_path, {"record": record_to_json(make_record(1)) | {"schema": 3}})
+    for _ in range(2):
+        with pytest.raises(SpoolError, match=r"layout 3 .*upgrade tensor-fleet"):
+            Spool(tmp_path)
 
 
 def test_a_record_that_could_not_be_read_again_is_not_put(tmp_path: Path) -> None:
@@ -185,9 +166,7 @@ def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
 def test_what_is_no_tag_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ValueError, match=r"must be \[job_id, fencing_token\]"):
         tag_from_json(value)
-    (tmp_path / "0000000000.seg").write_bytes(
-        frame({"record": record_to_json(make_record(0)), "lease": value})
-    )
+    put_row(tmp_path, {"record": record_to_json(make_record(0)), "lease": value})
     with pytest.raises(SpoolError, match=r"row 1: a lease tag must be"):
         Spool(tmp_path)
 

@@ -306,17 +306,6 @@ def test_a_section_may_be_left_empty_and_a_file_too_unless_it_is_named(
         load_fleet(Path("no.yaml"), environ={})
 
 
-def test_time_outs_are_read_under_the_key_of_earlier_versions_too() -> None:
-    old = resolve({"schema": 1, "protocol": {"run_timeout_sec": 7.0}}, "f", {}, {})
-    assert (old.config.protocol.run_timeout_secs, old.origins["protocol.run_timeout_secs"]) == (7.0, "file f")
-    environ = {"FLEET_PROTOCOL__RUN_TIMEOUT_SEC": "8"}
-    newer = resolve({"schema": 1, "protocol": {"run_timeout_secs": 7.0}}, "f", environ, {})
-    assert newer.config.protocol.run_timeout_secs == 8.0
-    both = {"schema": 1, "protocol": {"run_timeout_secs": 7.0, "run_timeout_sec": 8.0}}
-    with pytest.raises(ConfigError, match="run_timeout_sec: given twice"):
-        resolve(both, "f", {}, {})
-
-
 OUT_OF_BOUNDS: dict[str, list[Any]] = {
     "protocol.extra_repeats": [-1, 1.5],
     "protocol.target_interval": [-0.01],

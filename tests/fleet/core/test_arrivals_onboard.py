@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import StartDriver
@@ -18,11 +16,11 @@ OLD, NEW = DeviceId("old"), DeviceId("new")
 ASKED = RequestId("onboarding-new-1")
 
 
-def fleet(*, rules: int = ev.RULES, **limits: Any) -> FleetState:
+def fleet(**limits: Any) -> FleetState:
     """A device with a head, on the host where a new one comes up."""
     state = FleetState()
     chosen = replace(LIMITS, **{"arrival_samples": 64, "return_samples": 32} | limits)
-    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen, rules=rules))
+    state.apply(ev.CoordinatorStarted(at_secs=100.0, limits=chosen))
     comes(state, OLD)
     state.apply(ev.ModelPublished(at_secs=110.0, version="v000001", device_ids=(OLD,)))
     return state
@@ -209,17 +207,6 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     assert steady(fleet(), 200.0) == [], "it never drifted"
 
 
-def test_a_journal_of_rules_without_it_gives_what_it_gave() -> None:
-    state = fleet()
-    state.apply(ev.CoordinatorStarted(at_secs=150.0, rules=3))
-    assert drifts(state, 200.0) == []
-    assert state.open_requests() == []
-    # Rules 4 asked at the alarm, while the device still drifted.
-    state = fleet(rules=4)
-    alarm = ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts")
-    assert StartDriver(request_id=RequestId("drift-old-200")) in state.apply(alarm)
-
-
 def test_a_kill_between_alarm_and_head_loses_neither() -> None:
     state = fleet()
     drifts(state, 200.0)
@@ -234,20 +221,17 @@ def test_a_kill_between_alarm_and_head_loses_neither() -> None:
     assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
 
 
-@pytest.mark.parametrize(("rules", "is_asked"), [(ev.RULES, True), (6, False)])
-def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile(
-    rules: int, is_asked: bool
-) -> None:
-    state = fleet(rules=rules)
+def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile() -> None:
+    state = fleet()
     state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True))
     # A start tells of the champions that there are.
     copy = reopened(state)
-    comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0, rules=rules)))
+    comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0)))
     copy.apply(ev.ModelPublished(at_secs=262.0, version="v000001", device_ids=(OLD,)))
     assert copy.unsteady() == [OLD]
-    assert copy.describe(OLD)["drift"] == ("drifts" if is_asked else "")
+    assert copy.describe(OLD)["drift"] == "drifts"
     made = steady(copy, 300.0)
-    assert (StartDriver(request_id=RequestId("drift-old-300")) in made) is is_asked
+    assert StartDriver(request_id=RequestId("drift-old-300")) in made
     assert (copy.unsteady(), copy.describe(OLD)["drift"]) == ([], "")
 
 

@@ -200,18 +200,6 @@ def test_ended_ones_are_kept_for_a_while_and_not_without_end() -> None:
     assert state.request_ids() == ["n0", "last"]
 
 
-def test_snapshots_and_journals_of_versions_without_requests_still_open() -> None:
-    state = begun()
-    old = state.to_json()
-    del old["requests"]
-    assert FleetState.from_json(old).to_json() == state.to_json()
-    value = {"event": "TrainingFinished", "at_secs": 1.0, "family": "cpu", "version": "v1", "text": "t"}
-    assert event_from_json(value) == ev.TrainingFinished(at_secs=1.0, family="cpu", version="v1", text="t")
-    reason = {"kind": "new_records", "device_id": "", "text": "many"}
-    old["triggers"] |= {"phase": "asked", "family": "cpu", "reasons": [reason]}
-    assert FleetState.from_json(old).training()["reasons"][0]["request_id"] == ""
-
-
 def collection(name: str, kind: RequestKind = RequestKind.COLLECTION) -> Request:
     arguments = {"device": "a", "devices": ["a"]}
     return Request(request_id=RequestId(name), kind=kind, arguments=arguments)

@@ -9,7 +9,6 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json
 from fleet.core.events import (
     Busy,
     DevicePolicy,
@@ -395,19 +394,15 @@ def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
     assert list(fleet.leases()) == ["j1"]
 
 
-def test_a_journal_of_before_is_replayed_by_the_rules_of_its_time() -> None:
+@pytest.mark.parametrize("rules", [ev.RULES - 1, ev.RULES + 1])
+def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
     fleet = Fleet()
-    fleet.state.apply(event_from_json({"event": "CoordinatorStarted", "at_secs": START}))
-    fleet.up().submit("j1")
-    for _ in range(2):
-        fleet.wait(61.0)
-        fleet.wait(60.0)
-        fleet.passes()
-    made = fleet.wait(61.0)
-    assert [one.job_id for one in only(ev.Quarantine, made)] == ["j1"]
-    old = fleet.state.to_json()
-    del old["leasing"]["rules"], old["leasing"]["wall_ahead_secs"]
-    assert FleetState.from_json(old).to_json() == fleet.state.to_json()
+    with pytest.raises(StateError, match=f"events of rules {rules}, this version reads {ev.RULES}"):
+        fleet.state.apply(ev.CoordinatorStarted(at_secs=START, rules=rules))
+    for key, version in (("rules", rules), ("schema", 2)):
+        snapshot = fleet.state.to_json() | {key: version}
+        with pytest.raises(StateError, match=f"snapshot has {key} {version}, this version reads"):
+            FleetState.from_json(snapshot)
 
 
 def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> None:

@@ -228,12 +228,11 @@ class Fleet(RuleBasedStateMachine):
     @rule(
         records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
         step=STEPS | st.sampled_from([-1e5, 1e6, -1e6]),
-        rules=st.sampled_from([ev.RULES, ev.RULES, ev.RULES, 1]),
         limits=st.sampled_from([None, LIMITS, replace(LIMITS, drivers=1), replace(LIMITS, drivers=9)]),
     )
-    def coordinator(self, records: dict[str, int], step: float, rules: int, limits: Any) -> None:
+    def coordinator(self, records: dict[str, int], step: float, limits: Any) -> None:
         counts = {DeviceId(name): count for name, count in records.items()}
-        started = ev.CoordinatorStarted(at_secs=self.at(step), records=counts, rules=rules, limits=limits)
+        started = ev.CoordinatorStarted(at_secs=self.at(step), records=counts, limits=limits)
         self.world.tell(started)
 
     @rule(device=ANY_DEVICE, count=st.integers(1, 150))

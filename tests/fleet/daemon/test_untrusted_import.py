@@ -40,7 +40,6 @@ from tests.hostile_fixtures import (
     forge,
     honest_traces,
     hostile_traces,
-    store_as_before,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]
@@ -90,7 +89,6 @@ def collect(session: EngineSession, spec: DeviceSpec, matmul: Workload, log: Log
     return workload
 
 
-@pytest.mark.parametrize("layout", ["import", "store of an earlier version"])
 def test_a_collection_runs_nothing_of_an_imported_log(
     generic_spec: DeviceSpec,
     matmul: Workload,
@@ -98,14 +96,10 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     hostile: list[Any],
     marker: Path,
     tmp_path: Path,
-    layout: str,
 ) -> None:
     log = Log()
     with Store.open(tmp_path / "store") as store:
-        if layout == "import":
-            forge(store, tmp_path, matmul, honest, hostile)
-        else:
-            store_as_before(store, generic_spec, matmul, [*hostile, *honest])
+        forge(store, tmp_path, matmul, honest, hostile)
         before = len(list(store.records(device_id=GENERIC)))
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "generic.yaml").write_text(
@@ -132,7 +126,7 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     # The stranger's module is under no id of ours any more.
     assert store.own_workloads()[matmul.workload_id] == workload
     imported = [one for one in store.workloads() if is_imported(one)]
-    assert [claimed_id(one) for one in imported] == [matmul.workload_id] * (layout == "import")
+    assert [claimed_id(one) for one in imported] == [matmul.workload_id]
     assert not marker.exists()
     check_records(records, before, hostile, honest)
     assert log.reasons == {

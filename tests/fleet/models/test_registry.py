@@ -69,17 +69,14 @@ def test_a_version_serves_nobody_before_it_is_published(tmp_path: Path) -> None:
     assert (manifest["table_version"], manifest["created_at"]) == (3, 7.0)
 
 
-def test_versions_older_than_champions_serve_by_being_the_newest(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    checkpoint.save(models / "v000001", small_model(*HEADS), {"version": "v000001"})
-    checkpoint.save(models / "v000002", small_model("box.b"), {"version": "v000002"})
-    registry = Registry(models)
-    assert served(registry) == {"box.a": "v000001", "box.b": "v000002"}
-    # What is added from now on must win its place.
-    assert added(registry) == "v000003"
-    assert served(registry) == {"box.a": "v000001", "box.b": "v000002"}
-    registry.publish("v000003", {"box.a": {}})
-    assert served(registry) == {"box.a": "v000003", "box.b": "v000002"}
+def test_without_the_file_of_champions_nobody_serves(tmp_path: Path) -> None:
+    registry = with_versions(tmp_path, 2, "box.a")
+    (registry.folder / "champions.json").unlink()
+    assert served(registry) == {}
+    version = added(registry)
+    assert (version, served(registry)) == ("v000003", {})
+    registry.publish(version, {"box.a": {}})
+    assert served(registry) == {"box.a": "v000003"}
 
 
 def test_another_process_sees_a_new_champion_and_reads_the_file_only_then(
@@ -169,13 +166,16 @@ def test_the_same_run_makes_one_version_however_often_it_is_tried(tmp_path: Path
 def test_damage_is_told_with_the_file_and_a_cure(tmp_path: Path) -> None:
     with_versions(tmp_path, 1, "box.a")
     path = tmp_path / "models" / "champions.json"
-    newer = json.dumps({**json.loads(path.read_text()), "format": 3})
+    others = [json.dumps({**json.loads(path.read_text()), "format": layout}) for layout in (1, 3)]
     typed = json.loads(path.read_text())
     typed["champions"]["box.a"]["since"] = None
     for text, why in (
         *(("{", ""), ("[]", ""), ("null", ""), ("[" * 100_000, "")),
         (json.dumps(typed), ".*since.*valid number.*"),
-        (newer, "layout 3, this version knows 2; upgrade.*"),
+        *(
+            (text, f"it has layout {layout}, this version reads 2; ")
+            for text, layout in zip(others, (1, 3), strict=True)
+        ),
     ):
         path.write_text(text)
         with pytest.raises(RegistryError, match=rf"champions\.json: .*{why}restore it"):
@@ -293,23 +293,6 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it(tmp_path: Path) -> 
     again = Registry(registry.folder)
     assert champion_of_a(again).retained == "v000002: worse"
     assert (again.state().serial, len(again.history())) == (serial, 1)
-
-
-def test_files_from_before_pins_open(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 1, "box.a")
-    path = registry.folder / "champions.json"
-    value = json.loads(path.read_text())
-    written = value["champions"]["box.a"]
-    assert (written["version"], written["sha256"]) == ("v000001", registry.sha256("v000001"))
-    value["format"] = 1
-    for key in ("pinned_at", "rolled_back_from", "retained"):
-        del written[key]
-    path.write_text(json.dumps(value))
-    again = Registry(registry.folder)
-    assert served(again) == {"box.a": "v000001"}
-    assert champion_of_a(again).pinned_at is None
-    again.pin("box.a", reason="")
-    assert json.loads(path.read_text())["format"] == 2
 
 
 def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:

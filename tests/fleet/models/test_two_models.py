@@ -48,7 +48,6 @@ from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features
 from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.mtl_tlp import MtlTLP
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
@@ -158,15 +157,14 @@ def test_what_it_cannot_read_is_one_clear_error(trained: MtlTLP, snapshot: Datas
         trained.score(block, "ghost")
 
 
-def test_a_checkpoint_from_before_there_were_two_is_a_fleet_tlp(tmp_path: Path) -> None:
+def test_a_checkpoint_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "v", small_model(A), {})
     path = tmp_path / "v" / MANIFEST_NAME
     manifest = json.loads(path.read_text())
     assert manifest.pop("model_kind") == "fleet_tlp"
     path.write_text(json.dumps(manifest))
-    model, read = checkpoint.load_fleet_tlp(tmp_path / "v", DEFAULT_SPEC)
-    assert isinstance(model, FleetTLP)
-    assert checkpoint.model_kind(read) == "fleet_tlp"
+    with pytest.raises(CheckpointError, match="no manifest of a model, model_kind missing; restore it"):
+        checkpoint.load(tmp_path / "v")
     path.write_text(json.dumps({**manifest, "model_kind": "oracle"}))
     with pytest.raises(CheckpointError, match="unknown kind of model 'oracle'; update the program"):
         checkpoint.load(tmp_path / "v")

@@ -48,7 +48,7 @@ def test_the_champion_of_now_is_asked(tmp_path: Path) -> None:
     assert uncertainty.of(BOX, WORKLOADS) is uncertainty.of(BOX, WORKLOADS), "it is worked out once"
     assert set(uncertainty.of(BOX, {ONE.workload_id: ONE})) == {ONE.workload_id}
     registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
-    assert uncertainty.of(BOX, WORKLOADS) == {}, "figures of earlier versions say nothing of workloads"
+    assert uncertainty.of(BOX, WORKLOADS) == {}, "figures without workloads say nothing of them"
     registry.rollback("box.a", reason="worse")
     assert set(uncertainty.of(BOX, WORKLOADS).values()) == {0.25}
 

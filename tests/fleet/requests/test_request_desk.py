@@ -295,7 +295,7 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
     assert state.request_ids() == ["t1", "t3", "c1", "o1"]
 
 
-def test_an_open_request_of_an_earlier_version_stands_in_the_way_and_ends_nothing() -> None:
+def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
     old = [
         replace(driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}),
         replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),

@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from agents.records import Record
 from agents.row_file import RowFile
-from fleet.archive.verify import verify
 from fleet.errors import StoreError, StoreFull
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake, IntakeSettings
@@ -28,8 +27,6 @@ from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log,
 from fleet.store.store import Store
 from tests.disk_fixtures import Copies, failing, killed
 from tests.record_fixtures import make_batch, make_record
-
-OLD_LOG = Path(__file__).parents[2] / "stores" / "intake_1"
 
 
 class Clock:
@@ -284,7 +281,7 @@ def log_of(folder: Path, *pieces: bytes) -> None:
     log.close()
 
 
-def test_rows_of_a_newer_version_are_refused_and_left(tmp_path: Path) -> None:
+def test_rows_of_another_version_are_refused_and_left(tmp_path: Path) -> None:
     newer = pa.table({"device_id": ["a"], "new_column": [1]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, newer.schema) as writer:
@@ -294,43 +291,6 @@ def test_rows_of_a_newer_version_are_refused_and_left(tmp_path: Path) -> None:
         Store.open(tmp_path)
     assert FILE in files(tmp_path)
     assert list(Store.read(tmp_path).records()) == []
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A store with a log of an earlier version: four segments of two frames, three records and one each."""
-    Store.open(tmp_path / "old").close()
-    shutil.copytree(OLD_LOG, tmp_path / "old" / INTAKE)
-    return tmp_path / "old"
-
-
-OLD_RECORDS = [[*make_batch(start, 3), *make_batch(start, 1, device="dev-b")] for start in range(0, 12, 3)]
-
-
-def test_the_log_of_an_earlier_version_is_moved_over(old: Path) -> None:
-    found = verify(old)
-    assert (found.waiting, [one for one in found.damage if "damaged" in one.what]) == (16, [])
-    with Store.open(old) as store:
-        assert store.repairs == ()
-        assert Counter(store.records()) == Counter(one for some in OLD_RECORDS for one in some)
-    assert files(old) == []
-
-
-def test_damage_of_an_old_log_is_reported_and_kept(old: Path) -> None:
-    flipped, cut = old / INTAKE / "0000000001.log", old / INTAKE / "0000000003.log"
-    data = bytearray(flipped.read_bytes())
-    data[200] ^= 1
-    flipped.write_bytes(data)
-    os.truncate(cut, cut.stat().st_size - 1)
-    kinds = [one.where for one in verify(old).damage if "damaged" in one.what]
-    assert kinds == [f"{INTAKE}/{flipped.name}", f"{INTAKE}/{cut.name}"]
-    with Store.open(old) as store:
-        assert [note.split(";")[0].split(" is ")[0] for note in store.repairs] == [str(flipped), str(cut)]
-        assert set(store.records()) < {one for some in OLD_RECORDS for one in some}
-        assert {*OLD_RECORDS[0], *OLD_RECORDS[2]} <= set(store.records())
-    assert files(old) == [f"{flipped.name}.corrupt", f"{cut.name}.corrupt"]
-    with Store.open(old) as store:
-        assert store.repairs == ()
 
 
 def test_a_copy_beside_a_writer_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +412,7 @@ def test_every_record_is_there_once_in_any_order(tmp_path: Path) -> None:
 
 
 def test_rows_in_the_log_that_no_table_can_have_stop_no_start(tmp_path: Path) -> None:
-    """An earlier version may have taken in what is refused now; it must not keep the store shut for ever."""
+    """They must not keep the store shut for ever."""
     good, bad = mixed(0, 5), make_record(9, run_secs=(math.nan, 1e-3))
     log_of(tmp_path, pack(as_rows([*good, bad])))
     with Store.open(tmp_path) as store:

@@ -260,11 +260,15 @@ def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Pa
     ("configuration", "message"),
     [
         ({}, "tensor-fleet did not write it"),
-        ({SCHEMA_KEY: "3"}, "upgrade tensor-fleet"),
-        ({SCHEMA_KEY: "one"}, "is not known"),
+        (
+            {SCHEMA_KEY: "3"},
+            "has store layout 3, this version reads 2; open it with the",
+        ),
+        ({SCHEMA_KEY: "1"}, "has store layout 1, this version reads 2"),
+        ({SCHEMA_KEY: "one"}, "has store layout one"),
     ],
 )
-def test_other_tables_and_newer_layouts_are_refused(
+def test_other_tables_and_layouts_are_refused(
     tmp_path: Path, configuration: dict[str, str], message: str
 ) -> None:
     DeltaTable.create(
@@ -732,12 +736,12 @@ def test_each_workload_is_kept_once_and_its_networks_are_joined(store: Store) ->
     assert Store.read(store.path).workloads() == found
 
 
-def test_a_newer_or_damaged_workload_file_is_refused(store: Store) -> None:
+def test_a_workload_file_that_is_damaged_or_of_another_version_is_refused(store: Store) -> None:
     store.put_workloads([make_workload(1)])
     (path,) = (store.path / "workloads").iterdir()
     text = path.read_text()
     for bad, message in [
-        (text.replace('"schema":1', '"schema":2'), "upgrade tensor-fleet"),
+        (text.replace('"schema":1', '"schema":2'), "has layout 2, this version reads 1; open the store with"),
         (text[:-20], "is damaged"),
         ("[]", "no schema number"),
         (text.replace('"flops":4194304.0', '"flops":"many"'), "flops"),

@@ -48,12 +48,12 @@ def test_only_the_devices_and_the_version_asked_for(reader: StoreReader, chosen:
         list(reader.columns(["attempt"], version=99))
 
 
-def test_a_quality_that_a_file_lacks_is_empty(reader: StoreReader) -> None:
+def test_a_file_that_lacks_a_column_is_refused(reader: StoreReader) -> None:
     for path in reader.data_files():
         table = pq.read_table(path, partitioning=None)
         pq.write_table(table.drop_columns(["quality"]), path)
-    for _, batch in reader.columns(["quality", "candidate_id"]):
-        assert set(batch.column("quality").to_pylist()) == {"{}"}
+    with pytest.raises(StoreError, match="lacks the columns quality"):
+        list(reader.columns(["quality", "candidate_id"]))
 
 
 def test_a_column_that_is_none_is_named(reader: StoreReader) -> None:

@@ -117,9 +117,7 @@ def test_without_its_note_everything_is_kept_for_another_week(
     assert upkeep(tmp_path) == 2
 
 
-def test_files_of_an_older_store_with_dates_of_the_future_are_deleted_in_the_end(
-    tmp_path: Path, host: Host
-) -> None:
+def test_files_with_dates_of_the_future_are_deleted_in_the_end(tmp_path: Path, host: Host) -> None:
     merged(tmp_path)
     (tmp_path / store_time.UPKEEP).unlink()
     age_files(tmp_path, -5000 * DAY)

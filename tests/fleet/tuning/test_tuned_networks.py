@@ -215,16 +215,6 @@ def test_of_several_timings_luck_does_not_choose_the_schedule(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("any_trace")
-def test_the_database_of_an_earlier_version_is_taken_in(tmp_path: Path) -> None:
-    out = tmp_path / "tuned"
-    first = store_with(tmp_path / "first", [ok(1, 1e-3)])
-    update_database(first, DeviceId("mine"), out / "mine")
-    other = store_with(tmp_path / "other", [ok(2, 2e-3)])
-    update_database(other, DeviceId("mine"), out)
-    assert bests(out) == [1e-3, 2e-3]
-
-
-@pytest.mark.usefixtures("any_trace")
 def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the processes that compile and time played: what is asked of them, and what is kept."""
     monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_: "")

@@ -390,7 +390,7 @@ def test_a_table_has_measured_speeds_only_where_each_device_has_all() -> None:
         assert np.array_equal(hardware_table(mixed), np.stack([one[:named] for one in mixed]))
 
 
-def test_a_vector_is_fitted_to_models_of_before_and_after() -> None:
+def test_a_vector_is_fitted_to_models_with_and_without_measured_speeds() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
     whole = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
     named = len(HARDWARE_NAMES)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 
-from tests.dataset_fixtures import NRM_TRACE, gmm_candidates, gmm_workload
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.dataset_fixtures import NRM_TRACE
 from tests.transfer.features.test_place import extract
-from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.extractor import DEFAULT_SPEC
 from transfer.features.flat import flat_inputs
 from transfer.features.locations import LOCATION_NAMES, describe_locations
 from transfer.features.slots import StepTable, laid_out
 from transfer.language.primitives import Kind, Primitive, Role
-from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainRun, train
 
 
 def told(*candidates: tuple[Primitive, ...]) -> dict[str, list[float]]:
@@ -78,28 +70,3 @@ def test_flat_features_hold_them_last_but_for_the_place() -> None:
     np.testing.assert_array_equal(
         flat_inputs(block, sizes, place=True), np.concatenate([without, columns, block.place], axis=1)
     )
-
-
-def test_a_model_of_before_them_reads_what_it_learnt_from(tmp_path: Path) -> None:
-    """Its manifest does not name them; scores, and trees that are taught later, are of the other numbers."""
-    workload = gmm_workload()
-    block = Extractor().extract([workload] * 24, gmm_candidates(workload, 24))
-    dataset = replace(
-        make_dataset(workloads=2, candidates=12),
-        features=block,
-        spec=DEFAULT_SPEC,
-        hardware=np.ones((3, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
-    )
-    rows, config = np.arange(24), replace(CONFIG, epochs=1, trees=20)
-    new = train(dataset, rows, config=config, seed=0).model
-    assert new.flat(block).shape[1] == flat_inputs(block, DEFAULT_SPEC.category_sizes).shape[1]
-    start = FleetTLP(replace(new.config, location_size=0), new.device_ids)
-    older = train(dataset, rows, config=config, seed=0, run=TrainRun(init=start)).model
-    assert older.flat(block).shape[1] == new.flat(block).shape[1] - len(LOCATION_NAMES)
-    checkpoint.save(tmp_path / "v", older, {})
-    path = tmp_path / "v" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["model"]["location_size"]
-    path.write_text(json.dumps(manifest))
-    opened, _ = checkpoint.load(tmp_path / "v", DEFAULT_SPEC)
-    np.testing.assert_array_equal(opened.score(block, "cpu.a"), older.score(block, "cpu.a"))

@@ -213,7 +213,7 @@ def test_ramps_lie_between_quantiles_of_the_training_rows():
     assert (found[1, 1] != found[0, 1]).any()
 
 
-def test_ramps_widen_the_join_and_older_models_have_none(model):
+def test_ramps_widen_the_join(model):
     sizes = replace(SIZES, summary_ramps=4)
     with scoped_seed(1):
         other = FleetTLP(model_config(SPEC, sizes), ("cpu.a",))

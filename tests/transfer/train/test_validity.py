@@ -71,7 +71,7 @@ def test_a_probability_does_not_depend_on_company(model: FleetTLP) -> None:
     assert np.array_equal(model.validity(DATASET.features.take(few), "cpu.a"), together[few])
 
 
-def test_checkpoints_hold_it_and_older_ones_do_without(tmp_path, model: FleetTLP) -> None:
+def test_checkpoints_hold_it_where_it_is_told(tmp_path, model: FleetTLP) -> None:
     block = make_block(30)
     state = torch.random.get_rng_state()
     for name, one in (("new", model), ("old", model.copy())):
