@@ -113,6 +113,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "workloads --store runs/demo/store --limit 3",
     ),
     "tests/fleet/report/test_demo.py": ("demo",),
+    "tests/fleet/state/test_rebuild.py": ("store verify --rebuild",),
     "tests/fleet/collection/test_replaying.py": (
         "collect --device sim-board --store runs/sim/store",
         "collect --device sim-w6600 --store runs/sim/store --set workloads.min_flops=0 "
