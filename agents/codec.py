@@ -21,7 +21,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 from agents.errors import AgentError
 from agents.records import (
     RECORD_SCHEMA,
-    STORED_PROTOCOL_KEYS,
     Descriptor,
     DeviceSpec,
     Protocol,
@@ -29,29 +28,12 @@ from agents.records import (
     Workload,
 )
 
-#: Layout 1 was written when worker processes had no memory limit; the protocol of today needs a number.
-NO_MEMORY_LIMIT_GIB = 1e6
-
-#: Values of fields that layout 1 lacks, because agents could do nothing else then.
-_SINCE_LAYOUT_2: dict[str, float] = {
-    "extra_repeats": 0,
-    "target_interval": 0.0,
-    "reject_interval": 0.0,
-    "warmup_ms": 0.0,
-    "cache_flush": False,
-    "early_stop_ratio": 0.0,
-    "check_share": 0.0,
-    "memory_limit_gib": NO_MEMORY_LIMIT_GIB,
-}
-#: What is not written where it has this value: it came later, and older records must stay what they were.
-_LEFT_OUT: dict[str, float] = {"visits": 1}
-_QUALITY_OF_LAYOUT_1 = "{}"
 #: Values and keys in one JSON text of a stranger at most, if nothing else is said.
 MOST_VALUES = 1_000_000
 #: One of them, in a text without escaped quotes. A text that does not end goes to the end.
 _VALUE = re.compile(r'"[^"]*+"?|[\[{]|[^\s\[\]{}:,"]++')
-#: Keys of a protocol in JSON, each with its field.
-_PROTOCOL_FIELDS = {STORED_PROTOCOL_KEYS.get(one.name, one.name): one.name for one in fields(Protocol)}
+#: Fields of a protocol by their key in JSON.
+_PROTOCOL_FIELDS = {one.metadata.get("key", one.name): one.name for one in fields(Protocol)}
 _RECORD_NAMES = frozenset(one.name for one in fields(Record))
 
 _Read = Callable[[Any], Any]
@@ -75,98 +57,66 @@ def bounded_json(text: str, most: int = MOST_VALUES) -> Any:
 def record_to_json(record: Record) -> dict[str, Any]:
     """Turn a record into values that `json.dumps` takes; `record_from_json` gives an equal record back.
 
-    A record of layout 1 is written in layout 1.
-
     Raises:
-        AgentError: Its layout cannot say what the record says, or `quality` is no JSON object.
+        AgentError: It is of another layout, or `quality` is no JSON object.
     """
-    _check_layout("record", record.schema)
+    check_schema(record.schema)
     _check_quality(record.quality)
     value: dict[str, Any] = {name: getattr(record, name) for name in _RECORD_NAMES}
     value["outcome"] = record.outcome.value
     value["run_secs"] = list(record.run_secs)
     value["warmup_secs"] = list(record.warmup_secs)
-    value["protocol"] = protocol_to_json(record.protocol, record.schema)
-    if record.schema == 1 and value.pop("quality") != _QUALITY_OF_LAYOUT_1:
-        raise AgentError(f"record: layout 1 has no quality, got {record.quality!r}; give it layout 2")
+    value["protocol"] = protocol_to_json(record.protocol)
     return value
 
 
 def record_from_json(value: Any) -> Record:
     """Rebuild a record from what `json.loads` gives.
 
-    A record of layout 1 keeps its layout; its quality is empty and its protocol the one used then.
-
     Raises:
-        AgentError: Not a record, a key too many or too few, a value of the wrong type, or a layout of a
-            newer version.
+        AgentError: Not a record, a key too many or too few, a value of the wrong type, or another layout.
     """
     if not isinstance(value, dict):
         raise AgentError(f"record: expected a JSON object, got {type(value).__name__}")
-    schema: Any = value.get("schema")
-    _check_layout("record", schema)
-    _check_names("record", value, _RECORD_NAMES - {"quality"} if schema == 1 else _RECORD_NAMES)
+    check_schema(value.get("schema"))
+    _check_names("record", value, _RECORD_NAMES)
     readers = _field_readers(Record, "record")
-    kept = {name: readers[name](one) for name, one in value.items() if name != "protocol"}
-    kept.setdefault("quality", _QUALITY_OF_LAYOUT_1)
-    _check_quality(kept["quality"])
-    return Record(protocol=protocol_from_json(value["protocol"], schema), **kept)
+    values = {name: readers[name](item) for name, item in value.items() if name != "protocol"}
+    _check_quality(values["quality"])
+    return Record(protocol=protocol_from_json(value["protocol"]), **values)
 
 
-def protocol_to_json(protocol: Protocol, schema: int = RECORD_SCHEMA) -> dict[str, Any]:
-    """Turn the protocol of a record of some layout into values that `json.dumps` takes.
-
-    Raises:
-        AgentError: Layout 1 cannot say this protocol, or the layout is not known.
-    """
-    _check_layout("protocol", schema)
-    value = protocol_by_key(protocol)
-    for name, then in _LEFT_OUT.items():
-        if value[name] == then:
-            del value[name]
-    if schema == 1:
-        for name, then in (_SINCE_LAYOUT_2 | _LEFT_OUT).items():
-            if value.pop(name, then) != then:
-                raise AgentError(
-                    f"record: protocol: layout 1 means {name} {then}, got {getattr(protocol, name)};"
-                    " give the record layout 2"
-                )
-    return value
-
-
-def protocol_by_key(protocol: Protocol) -> dict[str, Any]:
-    """Give every field of a protocol under its key on the disk."""
+def protocol_to_json(protocol: Protocol) -> dict[str, Any]:
+    """Turn a protocol into values that `json.dumps` takes."""
     return {key: getattr(protocol, name) for key, name in _PROTOCOL_FIELDS.items()}
 
 
-def protocol_from_json(value: Any, schema: int = RECORD_SCHEMA) -> Protocol:
+def protocol_from_json(value: Any) -> Protocol:
     """Rebuild a protocol from what `json.loads` gives.
 
-    Args:
-        value: The protocol as a record holds it.
-        schema: Layout of that record. What layout 1 does not say is what was done then: no extra repeats,
-            no early stop, no checks, no cache flush, no memory limit (`NO_MEMORY_LIMIT_GIB`).
-
     Raises:
-        AgentError: Not a protocol of this layout, or the layout is of a newer version.
+        AgentError: Not a protocol: a key too many or too few, or a value out of bounds.
     """
     where = "record: protocol"
-    _check_layout(where, schema)
     if not isinstance(value, dict):
         raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    # Layout 1 has none of them at all.
-    left_out = _LEFT_OUT.keys() - (value.keys() if schema > 1 else set())
-    later = _SINCE_LAYOUT_2.keys() if schema == 1 else set()
-    _check_names(where, value, _PROTOCOL_FIELDS.keys() - later - left_out)
+    _check_names(where, value, _PROTOCOL_FIELDS.keys())
     readers = _field_readers(Protocol, where)
-    kept: dict[str, Any] = {**_SINCE_LAYOUT_2, **_LEFT_OUT}
-    for key, one in value.items():
-        name = _PROTOCOL_FIELDS[key]
-        kept[name] = readers[name](one)
+    values = {_PROTOCOL_FIELDS[key]: readers[_PROTOCOL_FIELDS[key]](item) for key, item in value.items()}
     try:
-        return Protocol(**kept)
+        return Protocol(**values)
     except ValueError as error:
         raise AgentError(f"record: {error}") from error
+
+
+def check_schema(schema: object) -> None:
+    """Refuse the layout of a record that another version wrote.
+
+    Raises:
+        AgentError: It is not `RECORD_SCHEMA`.
+    """
+    if type(schema) is not int or schema != RECORD_SCHEMA:
+        raise AgentError(f"record: layout {schema!r}, this version reads {RECORD_SCHEMA} only")
 
 
 def workload_from_json(value: Any) -> Workload:
@@ -311,14 +261,6 @@ def _dataclass_reader(kind: Any, where: str) -> _Read:
 def _mismatch(where: str, kind: type, value: Any) -> AgentError:
     names = {bool: "true or false", float: "a finite number", int: "a whole number", str: "text"}
     return AgentError(f"{where}: expected {names[kind]}, got {type(value).__name__}")
-
-
-def _check_layout(where: str, schema: Any) -> None:
-    if type(schema) is not int or not 1 <= schema <= RECORD_SCHEMA:
-        raise AgentError(
-            f"{where}: layout {schema!r} is not known, this version reads 1 to {RECORD_SCHEMA};"
-            " upgrade tensor-fleet"
-        )
 
 
 def _check_quality(text: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NewType
 
-from agents.protocol import STORED_PROTOCOL_KEYS, Protocol
+from agents.protocol import Protocol
 
 DeviceId = NewType("DeviceId", str)
 
@@ -78,7 +78,7 @@ class DeviceSpec:
     #: Address (`host:port`) of the TVM RPC tracker, and the key of the device there; empty unless `rpc`.
     tracker: str = ""
     key: str = ""
-    #: Changes to the fleet's protocol for this device: (key on the disk, value), sorted by key.
+    #: Changes to the fleet's protocol for this device: (field, value), sorted by field.
     protocol_changes: tuple[tuple[str, float], ...] = ()
     #: Recorded results that it answers from; None unless `replay`.
     replay: Replay | None = None
@@ -94,9 +94,9 @@ class DeviceSpec:
 
     def protocol(self, common: Protocol) -> Protocol:
         """The fleet's protocol with this device's changes."""
-        names = {key: name for name, key in STORED_PROTOCOL_KEYS.items()}
-        values = {names.get(key, key): value for key, value in self.protocol_changes}
-        changes: dict[str, Any] = {name: type(getattr(common, name))(value) for name, value in values.items()}
+        changes: dict[str, Any] = {
+            name: type(getattr(common, name))(value) for name, value in self.protocol_changes
+        }
         return replace(common, **changes)
 
 

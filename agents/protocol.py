@@ -10,12 +10,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-#: Keys on the disk that differ from the names of the protocol's fields: records, device specs and settings of
-#: every version hold them.
-STORED_PROTOCOL_KEYS = {"build_timeout_secs": "build_timeout_sec", "run_timeout_secs": "run_timeout_sec"}
 
-
-def _bounded(default: float, least: float, most: float, *, is_open: bool = False) -> Any:
+def _bounded(default: float, least: float, most: float, *, is_open: bool = False, key: str = "") -> Any:
     """A number.
 
     Args:
@@ -23,8 +19,10 @@ def _bounded(default: float, least: float, most: float, *, is_open: bool = False
         least: Its lower bound, in records and settings.
         most: Its upper bound, in settings only: records of other origins may exceed it.
         is_open: Whether it must be above its lower bound.
+        key: Its key in JSON, where that is not its name: published datasets hold it.
     """
-    return field(default=default, metadata={"gt" if is_open else "ge": least, "le": most})
+    names = {"key": key} if key else {}
+    return field(default=default, metadata={"gt" if is_open else "ge": least, "le": most, **names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,8 @@ class Protocol:
     early_stop_ratio: float = _bounded(2.5, 0, 1e6)
     #: Share of the candidates whose output is compared with that of the unscheduled program.
     check_share: float = _bounded(0.1, 0, 1)
-    build_timeout_secs: float = _bounded(15.0, 0, 3600, is_open=True)
-    run_timeout_secs: float = _bounded(5.0, 0, 3600, is_open=True)
+    build_timeout_secs: float = _bounded(15.0, 0, 3600, is_open=True, key="build_timeout_sec")
+    run_timeout_secs: float = _bounded(5.0, 0, 3600, is_open=True, key="run_timeout_sec")
     #: Memory of a worker process above which its candidate is ended. A process that has only imported TVM
     #: already holds some 0.4 GiB.
     memory_limit_gib: float = _bounded(4.0, 0, 65_536, is_open=True)

@@ -25,10 +25,9 @@ from agents.devices import DeviceSpec as DeviceSpec
 from agents.devices import Family as Family
 from agents.devices import Replay as Replay
 from agents.devices import unknown_descriptor as unknown_descriptor
-from agents.protocol import STORED_PROTOCOL_KEYS as STORED_PROTOCOL_KEYS
 from agents.protocol import Protocol as Protocol
 
-#: Version of the record layout. 1: first published layout. 2: `quality`, and more fields of the protocol.
+#: Version of the record layout: the only one that is read.
 RECORD_SCHEMA = 2
 
 #: Origin of a candidate of an A/A run: the same list, measured twice back to back.

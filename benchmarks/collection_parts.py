@@ -299,7 +299,7 @@ class Bench:
                 late.append(lasted - protocol.run_timeout_secs)
         return {
             "hung_kernel_secs_after_timeout": round(max(late), 3),
-            "run_timeout_sec": protocol.run_timeout_secs,
+            "run_timeout_secs": protocol.run_timeout_secs,
             "times": times,
         }
 

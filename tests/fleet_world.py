@@ -124,7 +124,7 @@ class World:
             return set()
         now = max(event.at_secs, leasing["now"])
         return {
-            (DeviceId(device["device_id"]), lease["epoch"])
+            (DeviceId(device["device_id"]), lease["fencing_token"])
             for device in leasing["devices"]
             for lease in device["leases"]
             if lease["deadline_secs"] <= now
@@ -291,7 +291,7 @@ class World:
             for lease in device["leases"]:
                 entry = entries[lease["job_id"]]
                 assert entry["job"]["device_id"] == device["device_id"]
-                assert entry["epoch"] == lease["epoch"] <= device["epoch"]
+                assert entry["fencing_token"] == lease["fencing_token"] <= device["fencing_token"]
         for entry in entries.values():
             is_over = entry["crashes"] >= self.limits.job_crashes
             assert is_over == (entry["state"] == "quarantined")

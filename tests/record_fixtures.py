@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from agents.codec import protocol_by_key, protocol_from_json
 from agents.records import (
     CONFIRM,
     NOISE,
@@ -32,31 +31,14 @@ from agents.records import (
 if TYPE_CHECKING:
     from fleet.store.reader import StoreReader
 
-#: Keys that a protocol has in records of layout 1.
-PROTOCOL_KEYS_OF_LAYOUT_1 = (
-    "repeat",
-    "min_repeat_ms",
-    "max_number",
-    "cooldown_ms",
-    "build_timeout_sec",
-    "run_timeout_sec",
-)
-
-#: One record in each published layout; every later version must read it. Never change a line, only add.
-LAYOUT_1 = (
-    '{"attempt":2,"build_secs":0.25,"candidate_id":"c0ffee","device_id":"dev-a","dialect":"meta_schedule",'
-    '"environment":"{}","environment_id":"e1","error":"","measured_at":1700000000.5,"model_version":"m7",'
-    '"number":3,"origin":"paired","outcome":"ok","protocol":{"build_timeout_sec":15.0,"cooldown_ms":0.0,'
-    '"max_number":20000,"min_repeat_ms":10.0,"repeat":3,"run_timeout_sec":5.0},"run_secs":[0.001,0.002],'
-    '"schema":1,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,"warmup_secs":[],"workload_id":"a1"}'
-)
-LAYOUT_2 = (
+#: One record as it is written.
+RECORD_TEXT = (
     '{"attempt":0,"build_secs":0.05,"candidate_id":"c0ffee","device_id":"dev-a","dialect":"meta_schedule",'
     '"environment":"{}","environment_id":"e2","error":"","measured_at":1700000000.5,"model_version":"",'
     '"number":3,"origin":"evolved","outcome":"ok","protocol":{"build_timeout_sec":15.0,"cache_flush":true,'
     '"check_share":0.25,"cooldown_ms":0.0,"early_stop_ratio":4.0,"extra_repeats":7,"max_number":20000,'
     '"memory_limit_gib":2.5,"min_repeat_ms":10.0,"reject_interval":0.4,"repeat":3,"run_timeout_sec":5.0,'
-    '"target_interval":0.03,"warmup_ms":80.0},"quality":"{\\"interval\\":0.021,\\"suspect\\":true}",'
+    '"target_interval":0.03,"visits":2,"warmup_ms":80.0},"quality":"{\\"interval\\":0.021,\\"suspect\\":true}",'
     '"run_secs":[0.001,0.002],"schema":2,"timing_secs":0.5,"trace":"[[],[]]","wait_secs":0.0,'
     '"warmup_secs":[],"workload_id":"a1"}'
 )
@@ -92,21 +74,9 @@ def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", *
     return Record(**values | changes)
 
 
-def as_layout_1(record: Record) -> Record:
-    """The record as the version before `quality` would have made it."""
-    written = protocol_by_key(record.protocol)
-    kept = {key: written[key] for key in PROTOCOL_KEYS_OF_LAYOUT_1}
-    return replace(record, schema=1, quality="{}", protocol=protocol_from_json(kept, 1))
-
-
 def make_batch(start: int, count: int, **changes: Any) -> list[Record]:
     """Records with the numbers from `start` on."""
     return [make_record(number, **changes) for number in range(start, start + count)]
-
-
-def make_batch_of_layout_1(start: int, count: int, **changes: Any) -> list[Record]:
-    """Records with the numbers from `start` on, in layout 1."""
-    return [as_layout_1(record) for record in make_batch(start, count, **changes)]
 
 
 def record_ids(reader: StoreReader) -> list[str]:
@@ -198,9 +168,9 @@ def any_protocols(draw: st.DrawFn) -> Protocol:
 
 @st.composite
 def any_records(draw: st.DrawFn) -> Record:
-    """Any record of any layout that the types allow, odd text and extreme numbers included."""
+    """Any record that the types allow, odd text and extreme numbers included."""
     run_secs = tuple(draw(st.lists(_SECONDS, max_size=4)))
-    record = Record(
+    return Record(
         device_id=DeviceId(draw(st.sampled_from(["dev-a", "dev-b", "e5-2673.v4_x"]))),
         workload_id=WorkloadId(draw(_TEXT)),
         candidate_id=CandidateId(draw(_TEXT)),
@@ -223,7 +193,6 @@ def any_records(draw: st.DrawFn) -> Record:
         model_version=draw(_TEXT),
         quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
     )
-    return as_layout_1(record) if draw(st.booleans()) else record
 
 
 _QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from agents.codec import protocol_by_key
 from agents.records import Protocol
 from fleet.report.report import complete
 
@@ -104,7 +104,7 @@ def full_report(names: tuple[str, ...] = ("first", "second", "new"), **changes: 
             "shared_candidates": 7,
         },
         "predicted": {names[-1]: [[place / 15, 1 / (1 + place)] for place in range(16)]},
-        "protocol": protocol_by_key(Protocol()),
+        "protocol": asdict(Protocol()),
         "host": {"CPU": "Example CPU, 2 cores", "GPU": "none"},
         "versions": {"tvm": "0.27"},
         "caveats": ["The devices are profiles of one CPU. See `fleet doctor`."],

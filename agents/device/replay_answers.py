@@ -71,7 +71,7 @@ def answer(
     }
     if rows:
         row = _pick(replay, candidate.candidate_id, rows, batch.attempt)
-        protocol = _protocol(row["protocol"], row["schema"])
+        protocol = _protocol(row["protocol"])
         environment = _environment(row["environment"])
         source |= {"attempt": row["attempt"], "measured_at": row["measured_at"]}
     return Record(
@@ -128,8 +128,8 @@ def _resampled(row: dict[str, Any], draws: random.Random) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _protocol(text: str, schema: int) -> Protocol:
-    return protocol_from_json(_object(text), schema)
+def _protocol(text: str) -> Protocol:
+    return protocol_from_json(_object(text))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.codec import bounded_json, protocol_from_json
+from agents.codec import bounded_json, check_schema, protocol_from_json
 from agents.device.bounded_parquet import RowBudget, is_bounded
 from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
@@ -237,7 +237,8 @@ class ReplayRecords:
                 raise AgentError(f"{self._path}: {name}: {max(lengths):,} bytes, at most {_MOST_ID} are read")
         for row in table.group_by(["protocol", "schema"]).aggregate([]).to_pylist():
             try:
-                protocol_from_json(bounded_json(row["protocol"]), row["schema"])
+                check_schema(row["schema"])
+                protocol_from_json(bounded_json(row["protocol"]))
             except (AgentError, ValueError, RecursionError) as error:
                 raise AgentError(f"{self._path}: a protocol cannot be read: {error}") from error
 

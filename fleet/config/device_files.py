@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents.records import (
-    STORED_PROTOCOL_KEYS,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -269,14 +268,13 @@ def _file_target_faults(file: _DeviceFile) -> Iterable[str]:
 
 
 def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Changes to the fleet's protocol for one device: sorted (key on the disk, number), yes as 1, no as 0."""
+    """Changes to the fleet's protocol for one device: sorted (field, number), yes as 1, no as 0."""
     try:
         section = ProtocolSection.model_validate(value)
     except ValidationError as error:
         faults = model_faults(error, {"": ProtocolSection.model_fields})
         raise ConfigError(*(f"protocol.{key}: {fault}" for key, fault in faults)) from error
-    changes = {name: float(getattr(section, name)) for name in section.model_fields_set}
-    return tuple(sorted((STORED_PROTOCOL_KEYS.get(name, name), number) for name, number in changes.items()))
+    return tuple(sorted((name, float(getattr(section, name))) for name in section.model_fields_set))
 
 
 def _core_faults(file: _DeviceFile) -> Iterable[str]:

@@ -20,7 +20,6 @@ import yaml
 from agents.host import cpu_features as isa
 from agents.host.probe import core_groups, probe
 from agents.records import (
-    STORED_PROTOCOL_KEYS,
     Descriptor,
     DeviceId,
     DeviceKind,
@@ -242,10 +241,8 @@ def _cpu_profile(name: str, target: dict[str, Any], cores: tuple[int, ...]) -> P
 
 def _protocol_values(spec: DeviceSpec) -> dict[str, Any]:
     """The changes of a device in the types of the protocol's fields, as a file must give them."""
-    names = {key: name for name, key in STORED_PROTOCOL_KEYS.items()}
     protocol = spec.protocol(Protocol())
-    changed = (names.get(key, key) for key, _ in spec.protocol_changes)
-    return {name: getattr(protocol, name) for name in changed}
+    return {name: getattr(protocol, name) for name, _ in spec.protocol_changes}
 
 
 def _action(path: Path, text: str, force: bool) -> Action:

@@ -241,10 +241,10 @@ class OnboardingSection(Section):
 
 
 def _protocol_fields() -> dict[str, Any]:
-    """Type, default, bounds and keys of every field of the protocol, for pydantic."""
+    """Type, default and bounds of every field of the protocol, for pydantic."""
     hints, found = get_type_hints(Protocol), {}
     for one in fields(Protocol):
-        options: dict[str, Any] = dict(one.metadata)
+        options = {key: bound for key, bound in one.metadata.items() if key != "key"}
         if one.name == "memory_limit_gib":
             options = {"ge": _LEAST_MEMORY_GIB, "le": options["le"]}
         found[one.name] = (hints[one.name], Field(default=one.default, **options))

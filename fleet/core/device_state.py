@@ -6,8 +6,9 @@ Part of `state.py`, which alone changes it. It knows neither jobs (their ids onl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core.events import AgentHeartbeat, Busy, DevicePolicy, DeviceState, JobId
@@ -26,8 +27,7 @@ USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 WITH_AGENT = USABLE | {DeviceState.PROBING}
 
 
-@dataclass(slots=True)
-class HeldLease:
+class HeldLease(Struct, forbid_unknown_fields=True):
     """The right of one job to the device."""
 
     job_id: JobId
@@ -46,8 +46,7 @@ class HeldLease:
         return max(0.0, min(now_secs, self.deadline_secs) - self.began_secs)
 
 
-@dataclass(slots=True)
-class Device:
+class Device(Struct, forbid_unknown_fields=True):
     """Everything that the state keeps of one device; `fleet.core.events` has the words."""
 
     device_id: DeviceId
@@ -251,11 +250,11 @@ class Device:
             "reason": self.reason,
             "family": self.family,
             "incarnation": self.incarnation,
-            "epoch": self.fencing_token,
+            "fencing_token": self.fencing_token,
             "leases": [
                 {
                     "job_id": one.job_id,
-                    "epoch": one.fencing_token,
+                    "fencing_token": one.fencing_token,
                     "deadline": one.deadline_secs + wall_ahead_secs,
                     "done": one.done,
                     "of": one.size,

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
 from agents.records import CandidateId, DeviceId, WorkloadId
+from agents.values import Value
 
 JobId = NewType("JobId", str)
 
@@ -90,45 +90,39 @@ class ReasonKind(StrEnum):
     REQUEST = "request"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(Value, frozen=True, kw_only=True, tag_field="event", tag=True):
     """What all events have."""
 
     at_secs: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFact(Fact):
+class DeviceFact(Fact, frozen=True, kw_only=True):
     """What all events of a device have."""
 
     device_id: DeviceId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentFact(DeviceFact):
+class AgentFact(DeviceFact, frozen=True, kw_only=True):
     """What all events of an agent have."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseFact(DeviceFact):
+class LeaseFact(DeviceFact, frozen=True, kw_only=True):
     """What all events of a lease have."""
 
     job_id: JobId
     fencing_token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeWindow:
+class TimeWindow(Value, frozen=True, kw_only=True):
     """A part of the day, in seconds since midnight on the device's host; it may reach over midnight."""
 
     begin_secs: float
     end_secs: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePolicy:
+class DevicePolicy(Value, frozen=True, kw_only=True):
     """When a device may be used and how much of its time may be spent; the values come from configuration."""
 
     #: Device-seconds that may be spent in one hour and in one day (host's local day); None sets no limit.
@@ -146,8 +140,7 @@ class DevicePolicy:
         return has_budget or self.idle_only or bool(self.windows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Value, frozen=True, kw_only=True):
     """Candidates of one device that are measured under one lease; ids only."""
 
     job_id: JobId
@@ -167,8 +160,7 @@ class Job:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingReason:
+class TrainingReason(Value, frozen=True, kw_only=True):
     """One thing that asks for a training of a family's model."""
 
     kind: ReasonKind

@@ -12,7 +12,8 @@ paths.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from agents.records import CandidateId, DeviceId
 from fleet.core.event_words import (
@@ -53,8 +54,7 @@ from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProg
 RULES = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStarted(Fact):
+class CoordinatorStarted(Fact, frozen=True, kw_only=True):
     """A coordinator took over: every agent of the one before is gone, every lease is released.
 
     `StartAgent` follows for every device that is neither retired, absent nor quarantined.
@@ -70,8 +70,7 @@ class CoordinatorStarted(Fact):
     rules: int = RULES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSet(Fact):
+class ClockSet(Fact, frozen=True, kw_only=True):
     """The wall clock is not where it was: somebody set it, or the coordinator did not run for a while.
 
     Budgets and windows go by it, and nothing else.
@@ -81,13 +80,11 @@ class ClockSet(Fact):
     wall_secs: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStopping(Fact):
+class CoordinatorStopping(Fact, frozen=True, kw_only=True):
     """No lease is granted and no agent is started any more; running leases may end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAdded(DeviceFact):
+class DeviceAdded(DeviceFact, frozen=True, kw_only=True):
     """A device belongs to the fleet. Told again for a known device it changes what is said here only."""
 
     #: A value of `Family`.
@@ -97,15 +94,13 @@ class DeviceAdded(DeviceFact):
     neighbourhood: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChanged(DeviceFact):
+class DeviceChanged(DeviceFact, frozen=True, kw_only=True):
     """Another spec holds for a device: its agent is ended and started anew, its jobs wait for that."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLeftOut(DeviceFact):
+class DeviceLeftOut(DeviceFact, frozen=True, kw_only=True):
     """A device is not looked after by this coordinator: it gets no agent, and keeps jobs and model.
 
     `DeviceAdded` brings it back. A retired device stays retired.
@@ -114,8 +109,7 @@ class DeviceLeftOut(DeviceFact):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRetired(DeviceFact):
+class DeviceRetired(DeviceFact, frozen=True, kw_only=True):
     """A device left the fleet: its jobs are cancelled, its agent is stopped. `DeviceAdded` brings it back.
 
     What its spool still holds is stored then, and counts for no job.
@@ -124,13 +118,11 @@ class DeviceRetired(DeviceFact):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStarted(AgentFact):
+class AgentStarted(AgentFact, frozen=True, kw_only=True):
     """The agent's process is there; whether it can measure, the probe tells next."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePassed(AgentFact):
+class ProbePassed(AgentFact, frozen=True, kw_only=True):
     """The device is what its file claims: it may get leases.
 
     The shell tells this after it has taken in what the agent's spool still held, because a lease that is
@@ -144,15 +136,13 @@ class ProbePassed(AgentFact):
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRefused(AgentFact):
+class ProbeRefused(AgentFact, frozen=True, kw_only=True):
     """The device is not what its file claims, or the agent could not begin (`AgentRefused`)."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentHeartbeat(AgentFact):
+class AgentHeartbeat(AgentFact, frozen=True, kw_only=True):
     """A sign of life. It renews the device's leases where it shows progress, or work that may end in some.
 
     Not every heartbeat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor
@@ -170,8 +160,7 @@ class AgentHeartbeat(AgentFact):
     utc_offset_secs: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDied(AgentFact):
+class AgentDied(AgentFact, frozen=True, kw_only=True):
     """The agent ended without being asked to, or is out of reach. Its leases are released.
 
     No job is blamed by this alone; where the death is a job's doing (`FleetState.at_work` names the lease),
@@ -183,15 +172,13 @@ class AgentDied(AgentFact):
     is_outage: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted(Fact):
+class JobSubmitted(Fact, frozen=True, kw_only=True):
     """A job waits for its device. Its id must be new."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished(LeaseFact):
+class JobFinished(LeaseFact, frozen=True, kw_only=True):
     """Every candidate of a job has its record in the store. Counted only if `FleetState.verdict` says so."""
 
     #: Of the agent that delivered the results; it may be a later one than that which measured.
@@ -204,8 +191,7 @@ class JobFinished(LeaseFact):
     strikes: tuple[CandidateId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCrashed(LeaseFact):
+class JobCrashed(LeaseFact, frozen=True, kw_only=True):
     """The agent died of a job under one lease; the third time quarantines the job.
 
     Under a running lease this tells of the agent's death too, so that `AgentDied` may follow or not.
@@ -214,16 +200,14 @@ class JobCrashed(LeaseFact):
     stderr_tail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled(DeviceFact):
+class JobCancelled(DeviceFact, frozen=True, kw_only=True):
     """A queued or leased job is not wanted any more; what a lease that runs still delivers is late."""
 
     job_id: JobId
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseReturned(LeaseFact):
+class LeaseReturned(LeaseFact, frozen=True, kw_only=True):
     """A lease ends early, and nobody is to blame: it was not sent, or its agent left it unfinished.
 
     A job of which nothing was sent waits behind all others of its device; one that was begun is the next.
@@ -234,8 +218,7 @@ class LeaseReturned(LeaseFact):
     has_results: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultArrivedLate(LeaseFact):
+class ResultArrivedLate(LeaseFact, frozen=True, kw_only=True):
     """Records of a lease that was taken back arrived. They are kept apart and counted as late only."""
 
     incarnation: int
@@ -243,8 +226,7 @@ class ResultArrivedLate(LeaseFact):
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftAlarm(DeviceFact):
+class DriftAlarm(DeviceFact, frozen=True, kw_only=True):
     """A device no longer behaves as its champion has learned it."""
 
     text: str = ""
@@ -252,13 +234,11 @@ class DriftAlarm(DeviceFact):
     is_unsteady: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftEnded(DeviceFact):
+class DriftEnded(DeviceFact, frozen=True, kw_only=True):
     """A device that drifted is steady again: as it was before, or at another level for good."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsStored(DeviceFact):
+class RecordsStored(DeviceFact, frozen=True, kw_only=True):
     """The store took in records of a device that it did not have before. Repeats are not told."""
 
     #: New records, and how many of them are `ok`.
@@ -266,15 +246,13 @@ class RecordsStored(DeviceFact):
     ok: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingStarted(Fact):
+class TrainingStarted(Fact, frozen=True, kw_only=True):
     """The training that was asked for runs."""
 
     family: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFinished(Fact):
+class TrainingFinished(Fact, frozen=True, kw_only=True):
     """The training ended and its challengers were judged, whether or not one was published."""
 
     family: str
@@ -287,8 +265,7 @@ class TrainingFinished(Fact):
     kept_champions: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFailed(Fact):
+class TrainingFailed(Fact, frozen=True, kw_only=True):
     """The training ended without a model; it is asked for again after a back-off."""
 
     family: str
@@ -299,36 +276,31 @@ class TrainingFailed(Fact):
     wants_records: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPublished(Fact):
+class ModelPublished(Fact, frozen=True, kw_only=True):
     """A model version is the champion of some devices now."""
 
     version: str
     device_ids: tuple[DeviceId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRolledBack(DeviceFact):
+class ModelRolledBack(DeviceFact, frozen=True, kw_only=True):
     """The champion of a device was taken back to an earlier version (empty: to none)."""
 
     version: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFull(Fact):
+class DiskFull(Fact, frozen=True, kw_only=True):
     """Nothing more can be stored: no lease is granted, and none expires, because results cannot be taken."""
 
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFreed(Fact):
+class DiskFreed(Fact, frozen=True, kw_only=True):
     """There is room again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Fact):
+class Tick(Fact, frozen=True, kw_only=True):
     """Time has passed. Only this expires leases, ends back-offs and opens budgets and windows.
 
     The shell tells it once a turn, after everything that had arrived, and asks `FleetState.is_news` first.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
@@ -23,8 +24,7 @@ _SERVED_KEPT = 16
 _QUARANTINED_KEPT = 1000
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(Struct, forbid_unknown_fields=True):
     """A job that has not ended."""
 
     job: Job

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from agents.values import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Value, frozen=True, kw_only=True):
     """Numbers of the rules in `state.py`; the defaults fit a fleet of real devices."""
 
     #: A lease that no heartbeat renews lasts this long.

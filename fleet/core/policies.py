@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from fleet.core.events import DevicePolicy, TimeWindow
 
 HOUR_SECS = 3600
@@ -18,8 +20,7 @@ DAY_SECS = 86400
 _RESERVE = 2.0
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(Struct, forbid_unknown_fields=True):
     """Device-seconds of one device in the hour and the day (host's local time) that it is in."""
 
     hour: int = 0

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
@@ -30,16 +32,14 @@ class Phase(StrEnum):
     RUNNING = "running"
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(Struct, forbid_unknown_fields=True):
     """A reason that waits for records of its device."""
 
     reason: TrainingReason
     missing: int
 
 
-@dataclass(slots=True)
-class FamilyTriggers:
+class FamilyTriggers(Struct, forbid_unknown_fields=True):
     """What speaks for a training of one family."""
 
     family: str

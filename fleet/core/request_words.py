@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NewType
 
 from agents.records import DeviceId
+from agents.values import Value
 from fleet.core.event_words import Fact
 
 RequestId = NewType("RequestId", str)
@@ -60,8 +60,7 @@ class RequestState(StrEnum):
         return self not in (RequestState.QUEUED, RequestState.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Value, frozen=True, kw_only=True):
     """What somebody asks for."""
 
     #: Of the client's making: sent twice, the request exists once.
@@ -105,15 +104,13 @@ class Request:
         return str(self.arguments.get("family", ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSubmitted(Fact):
+class RequestSubmitted(Fact, frozen=True, kw_only=True):
     """A request waits for its turn. Its id must be new."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestProgressed(Fact):
+class RequestProgressed(Fact, frozen=True, kw_only=True):
     """A running request has come further."""
 
     request_id: RequestId
@@ -128,8 +125,7 @@ class RequestProgressed(Fact):
     is_measuring: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestEnded(Fact):
+class RequestEnded(Fact, frozen=True, kw_only=True):
     """The driver of a request has ended."""
 
     request_id: RequestId
@@ -139,8 +135,7 @@ class RequestEnded(Fact):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCancelled(Fact):
+class RequestCancelled(Fact, frozen=True, kw_only=True):
     """A request is not wanted any more; what works for it alone is stopped."""
 
     request_id: RequestId

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core.event_json import value_from_json, value_to_json
@@ -29,8 +30,7 @@ _DRIVER_GRACE_SECS = 600.0
 _MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
 
 
-@dataclass(slots=True)
-class RequestEntry:
+class RequestEntry(Struct, forbid_unknown_fields=True):
     """A request and what became of it. Times are those of the events; None where it has not come so far."""
 
     request: Request

@@ -142,7 +142,7 @@ def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str,
 
 def _protocol(record: Mapping[str, Any]) -> Protocol:
     try:
-        return protocol_from_json(json.loads(record["protocol"]), record["schema"])
+        return protocol_from_json(json.loads(record["protocol"]))
     except (AgentError, ValueError, TypeError):
         return Protocol()
 

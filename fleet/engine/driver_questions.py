@@ -7,10 +7,11 @@ jobs like others: with leases, journalled, stored by the same hands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from agents.codec import record_to_json
 from agents.device.messages import (

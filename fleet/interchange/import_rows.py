@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from agents.codec import NO_MEMORY_LIMIT_GIB, protocol_to_json
+from agents.codec import protocol_to_json
 from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
 from agents.trust import IMPORTED
 from fleet.interchange.logs.catalog import Measurement, framed
@@ -28,8 +28,9 @@ BATCH_BYTES = 48 << 20
 #: Bytes that one cost takes in memory: as it waits, as a column, and as it is written.
 _SECONDS_BYTES = 100
 
-#: Logs keep no time limits; the protocol needs numbers, so these are beyond any that was used.
+#: Logs keep no limits of time and memory; the protocol needs numbers, so these are beyond any that was used.
 NO_TIME_LIMIT_SECS = 1e6
+NO_MEMORY_LIMIT_GIB = 1e6
 
 #: Logs do not say how many runs one repeat averages.
 UNKNOWN_NUMBER = 1

@@ -6,13 +6,13 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.codec import protocol_by_key
 from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
 from fleet.collection.batch_plan import is_full
@@ -59,7 +59,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
             "predicted": {
                 run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
             },
-            "protocol": protocol_by_key(run.protocol),
+            "protocol": asdict(run.protocol),
             "host": _host(run),
             "versions": {
                 "python": platform.python_version(),

@@ -53,7 +53,7 @@ class DeadLetters:
             StoreError: The disk failed.
         """
         delivery = content_hash(lease.job_id, *(record.record_id for record in records))[:12]
-        about = {"job_id": lease.job_id, "epoch": lease.fencing_token}
+        about = {"job_id": lease.job_id, "fencing_token": lease.fencing_token}
         lines = [json.dumps({**about, "record": record_to_json(record)}) for record in records]
         return self._keep(LATE, f"{device_id}/{lease.fencing_token:08d}-{delivery}", lines)
 
@@ -65,7 +65,7 @@ class DeadLetters:
             StoreError: The disk failed.
         """
         lease = refusal.arrival.lease
-        about = {"job_id": lease.job_id, "epoch": lease.fencing_token} if lease is not None else {}
+        about = {"job_id": lease.job_id, "fencing_token": lease.fencing_token} if lease is not None else {}
         lines = [
             json.dumps({**about, "reason": reason, "record": shown(record)})
             for record, reason in zip(refusal.records, refusal.reasons, strict=True)

@@ -51,14 +51,12 @@ def check_columns(table: pa.Table) -> None:
     if unknown:
         raise StoreError(f"rows cannot be stored: unknown outcomes {', '.join(sorted(unknown))}")
     for schema in pc.unique(table.column("schema")).to_pylist():
-        if not 1 <= schema <= RECORD_SCHEMA:
+        if schema != RECORD_SCHEMA:
             raise StoreError(
-                f"rows cannot be stored: record layout {schema}, this version knows 1 to {RECORD_SCHEMA}"
+                f"rows cannot be stored: record layout {schema}, this version writes {RECORD_SCHEMA} only"
             )
-        for text in pc.unique(
-            table.filter(pc.equal(table.column("schema"), schema)).column("protocol")
-        ).to_pylist():
-            check_protocol(text, schema)
+    for text in pc.unique(table.column("protocol")).to_pylist():
+        check_protocol(text)
     _check_latencies(table)
 
 

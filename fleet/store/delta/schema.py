@@ -113,11 +113,12 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
     columns: dict[str, Sequence[object]] = dict(zip(RECORD_COLUMNS, fields, strict=True))
     columns["record_id"] = ids
     # Hashing a protocol takes longer than all else here, and those of a batch are mostly one object.
-    texts: dict[tuple[int, int], str] = {}
-    for record, one in zip(records, ids, strict=True):
-        if (key := (id(record.protocol), id(record.schema))) not in texts:
-            texts[key] = _protocol_of(record, one)
-    columns["protocol"] = [texts[id(record.protocol), id(record.schema)] for record in records]
+    texts: dict[int, str] = {}
+    for record, record_id in zip(records, ids, strict=True):
+        _check_schema(record, record_id)
+        if id(record.protocol) not in texts:
+            texts[id(record.protocol)] = _protocol_of(record, record_id)
+    columns["protocol"] = [texts[id(record.protocol)] for record in records]
     columns["outcome"] = [record.outcome.value for record in records]
     columns["latency_secs"] = [
         min(record.run_secs) if record.outcome is Outcome.OK and record.run_secs else None
@@ -136,40 +137,39 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
         ) from error
 
 
-def _protocol_of(record: Record, record_id: str) -> str:
-    if not _is_known(record.schema):
+def _check_schema(record: Record, record_id: str) -> None:
+    if record.schema != RECORD_SCHEMA:
         raise StoreError(
-            f"record {record_id}: cannot store record layout {record.schema}, this version knows"
-            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
+            f"record {record_id}: cannot store record layout {record.schema}, this version writes"
+            f" {RECORD_SCHEMA} only"
         )
+
+
+def _protocol_of(record: Record, record_id: str) -> str:
     try:
-        return _protocol_text(record.protocol, record.schema)
+        return _protocol_text(record.protocol)
     except (AgentError, ValueError, TypeError) as error:
         raise StoreError(f"record {record_id} cannot be stored: {error}") from error
 
 
-def _is_known(schema: object) -> bool:
-    return isinstance(schema, int) and 1 <= schema <= RECORD_SCHEMA
+@functools.lru_cache(maxsize=256)
+def _protocol_text(protocol: Protocol) -> str:
+    return canonical_json(protocol_to_json(protocol))
 
 
 @functools.lru_cache(maxsize=256)
-def _protocol_text(protocol: Protocol, schema: int) -> str:
-    return canonical_json(protocol_to_json(protocol, schema))
+def _protocol(text: str) -> Protocol:
+    return protocol_from_json(bounded_json(text))
 
 
-@functools.lru_cache(maxsize=256)
-def _protocol(text: str, schema: int) -> Protocol:
-    return protocol_from_json(bounded_json(text), schema)
-
-
-def check_protocol(text: str, schema: int) -> None:
+def check_protocol(text: str) -> None:
     """Refuse the text of a protocol that no record could be read back with.
 
     Raises:
-        StoreError: It is no protocol of that layout.
+        StoreError: It is no protocol.
     """
     try:
-        _protocol(text, schema)
+        _protocol(text)
     except (AgentError, ValueError, TypeError) as error:
         raise StoreError(f"rows cannot be stored: {error}") from error
 
@@ -197,7 +197,7 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
     """Yield the records in one batch of `RECORD_COLUMNS`, in its order.
 
     Raises:
-        StoreError: A row was written by a newer version, or breaks the record's own rules.
+        StoreError: A row was written by another version, or breaks the record's own rules.
     """
     columns = [batch.column(name).to_pylist() for name in RECORD_COLUMNS]
     for values in zip(*columns, strict=True):
@@ -205,7 +205,7 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
         check_layout(device_id, row["schema"])
         try:
             row["outcome"] = Outcome(row["outcome"])
-            row["protocol"] = _protocol(row["protocol"], row["schema"])
+            row["protocol"] = _protocol(row["protocol"])
         except (AgentError, ValueError, TypeError) as error:
             raise StoreError(f"a record of device {device_id} cannot be read: {error}") from error
         row["run_secs"] = tuple(row["run_secs"])
@@ -216,13 +216,12 @@ def batch_to_records(device_id: str, batch: pa.RecordBatch) -> Iterator[Record]:
 
 
 def check_layout(device_id: str, schema: object) -> None:
-    """Refuse the layout of a record that a newer version wrote.
+    """Refuse the layout of a record that another version wrote.
 
     Raises:
-        StoreError: This version does not know it.
+        StoreError: It is not `RECORD_SCHEMA`.
     """
-    if not _is_known(schema):
+    if schema != RECORD_SCHEMA:
         raise StoreError(
-            f"a record of device {device_id} has layout {schema}, this version knows"
-            f" 1 to {RECORD_SCHEMA}; upgrade tensor-fleet"
+            f"a record of device {device_id} has layout {schema}, this version reads {RECORD_SCHEMA} only"
         )

@@ -41,7 +41,7 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.conftest import run_code
-from tests.record_fixtures import as_layout_1, make_descriptor, make_record, make_spec, make_workload
+from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))
 OTHER = make_workload(2, (("a-network-of-others", 1),))
@@ -241,12 +241,6 @@ def test_a_device_that_was_never_probed_has_a_nearly_empty_descriptor(maker: Mak
     assert len(worker.descriptor.ansor_params) == 8
 
 
-def test_a_record_of_layout_1_is_answered_in_todays_layout(maker: Maker) -> None:
-    old = as_layout_1(recorded(1))
-    [record] = ask(maker([old]), [old])
-    assert (record.schema, record.quality, record.protocol) == (2, "{}", old.protocol)
-
-
 def test_it_is_a_thousand_times_faster_than_the_recorded_time(maker: Maker) -> None:
     rows = [recorded(number) for number in range(640)]
     worker = maker(rows)
@@ -360,7 +354,7 @@ def without(table: pa.Table, name: str) -> pa.Table:
                 ("number", "many", "number: expected a whole number in every row"),
                 ("protocol", "{}", "a protocol cannot be read: record: protocol: keys"),
                 ("protocol", "{", "a protocol cannot be read"),
-                ("schema", 99, "a protocol cannot be read: .*upgrade tensor-fleet"),
+                ("schema", 99, "a protocol cannot be read: .*this version reads 2 only"),
                 ("device_id", "dev-b", "holds no record of device 'dev-a'"),
             )
         ),

@@ -112,7 +112,7 @@ def test_a_device_changes_the_protocol_of_the_fleet_for_itself() -> None:
         ("cache_flush", 1.0),
         ("cooldown_ms", 250.5),
         ("repeat", 3.0),
-        ("run_timeout_sec", 20.0),
+        ("run_timeout_secs", 20.0),
     )
     common = Protocol(max_number=7, repeat=9, cooldown_ms=1.0)
     assert spec.protocol(common) == replace(common, **changes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -213,7 +213,7 @@ def grants(state: FleetState, count: int) -> list[str]:
         job = state.job(lease["job_id"])
         assert job is not None
         made.append(job.request_id)
-        state.apply(finished(300.0 + at_secs, "a", job.job_id, lease["epoch"]))
+        state.apply(finished(300.0 + at_secs, "a", job.job_id, lease["fencing_token"]))
     return made
 
 

@@ -104,7 +104,7 @@ class Fleet:
         return self.of_a(ev.JobCrashed, job_id=JobId(name), **told)
 
     def leases(self) -> dict[str, int]:
-        return {one["job_id"]: one["epoch"] for one in self.show()["leases"]}
+        return {one["job_id"]: one["fencing_token"] for one in self.show()["leases"]}
 
     def verdict(self, name: str, fencing_token: int) -> Verdict:
         return self.state.verdict(A, JobId(name), fencing_token)

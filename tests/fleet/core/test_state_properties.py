@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -125,7 +125,7 @@ class Fleet(RuleBasedStateMachine):
         self, device: str, behind: int, lease: int, done: int, busy: Busy, idle: bool | None, step: float
     ) -> None:
         known = DeviceId(device) in self.world.state.device_ids()
-        fencing_token = self.world.device(device)["epoch"] - lease if known else 1
+        fencing_token = self.world.device(device)["fencing_token"] - lease if known else 1
         self.at(step)
         lease_told = {"fencing_token": None if fencing_token <= 0 else fencing_token, "done": done}
         told = {"incarnation": self.incarnation(device, behind), "busy": busy, "is_host_idle": idle}
@@ -192,7 +192,7 @@ class Fleet(RuleBasedStateMachine):
     def returned(self, device: str, place: int) -> None:
         leases = self.world.device(device)["leases"]
         for lease in leases[place : place + 1]:
-            self.tell(ev.LeaseReturned, device, job_id=lease["job_id"], fencing_token=lease["epoch"])
+            self.tell(ev.LeaseReturned, device, job_id=lease["job_id"], fencing_token=lease["fencing_token"])
 
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
@@ -340,7 +340,7 @@ class Fleet(RuleBasedStateMachine):
     def numbers_never_go_back(self) -> None:
         for name in self.world.state.device_ids():
             shown = self.world.state.describe(name)
-            mark = shown["epoch"], shown["incarnation"]
+            mark = shown["fencing_token"], shown["incarnation"]
             before = self.marks.get(name, (0, 0))
             assert mark[0] >= before[0]
             assert mark[1] >= before[1]
@@ -429,7 +429,7 @@ def test_a_budget_is_overspent_by_one_lease_at_most(
         if leases:
             first = leases[0]
             secs = actual[first["job_id"]]
-            world.tell(finished(world.now, device, first["job_id"], first["epoch"], device_secs=secs))
+            world.tell(finished(world.now, device, first["job_id"], first["fencing_token"], device_secs=secs))
             budget = world.device("a")["budget"]
             assert budget["hour_secs"] <= limit + secs
             assert budget["day_secs"] <= 5 * limit + secs

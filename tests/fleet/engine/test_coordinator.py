@@ -309,7 +309,7 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
             coordinator.turn(0.0)
             fleet.clock.now += 1.1
         transport.freeze(ONE, 1)
-        fencing_token = coordinator.view()["devices"][ONE]["epoch"]
+        fencing_token = coordinator.view()["devices"][ONE]["fencing_token"]
         # The device is stopped beyond its lease; its agent is ended, and another one started.
         fleet.turn(coordinator, 6, 10.0)
         assert coordinator.view()["devices"][ONE]["incarnation"] >= 2
@@ -332,10 +332,10 @@ def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
         view = coordinator.view()
         assert view["coordinator"]["state"] == "disk_full"
         before = view["store"]["records"]
-        epochs = [one["epoch"] for one in view["devices"].values()]
+        epochs = [one["fencing_token"] for one in view["devices"].values()]
         fleet.turn(coordinator, 50, 10.0)  # far beyond any lease
         view = coordinator.view()
-        assert [one["epoch"] for one in view["devices"].values()] == epochs
+        assert [one["fencing_token"] for one in view["devices"].values()] == epochs
         assert view["store"]["records"] == before
         left[0] = 0.0
         view = fleet.finish(coordinator)

@@ -160,10 +160,10 @@ def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
             fleet.turn(coordinator, 60, 3.0)
             view = coordinator.view()
             assert view["coordinator"]["state"] == "disk_full"
-            epochs = [one["epoch"] for one in view["devices"].values()]
+            epochs = [one["fencing_token"] for one in view["devices"].values()]
             fleet.turn(coordinator, 30, 10.0)
             view = coordinator.view()
-            assert [one["epoch"] for one in view["devices"].values()] == epochs
+            assert [one["fencing_token"] for one in view["devices"].values()] == epochs
             assert sum("no lease is granted until there is room" in line for line in fleet.lines) == 1
         check_all(fleet, fleet.finish(coordinator, 600))
 

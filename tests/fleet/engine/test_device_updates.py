@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.collection.replay_files import ready
@@ -212,7 +213,7 @@ def test_a_request_retires_a_device_whatever_is_killed_meanwhile(lab: Lab) -> No
         assert shown is not None
         assert (shown["state"], shown["result"]["device"]) == ("succeeded", "two")
         assert run.knows(TWO, "retired")
-        again = run.coordinator.desk.submit(replace(asked, request_id=RequestId("again")))
+        again = run.coordinator.desk.submit(structs.replace(asked, request_id=RequestId("again")))
         run.until(again.done, KNOWN_SECS)
         assert "no device 'two' here" in str(again.exception())
         run.end()

@@ -21,7 +21,6 @@ from fleet.store.noise import settled
 from fleet.store.store import Store
 from tests.disk_fixtures import failing
 from tests.record_fixtures import (
-    as_layout_1,
     make_batch,
     make_descriptor,
     make_record,
@@ -62,8 +61,8 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
     store: Store, tmp_path: Path
 ) -> None:
     again = make_record(5, device="dev-a", workload=WORKLOAD.workload_id, attempt=1, origin=NOISE)
-    old = as_layout_1(make_record(50, device="dev-a", workload=WORKLOAD.workload_id))
-    store.append([again, old])
+    other = make_record(50, device="dev-a", workload=WORKLOAD.workload_id)
+    store.append([again, other])
     path = tmp_path / "all.parquet"
     result, table = export(store, path, "parquet"), pq.read_table(path)
     assert (result.records, table.num_rows, result.files) == (44, 44, (path,))

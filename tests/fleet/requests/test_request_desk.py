@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
 from fleet.core.request_words import Request, RequestId
@@ -297,8 +298,10 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
 
 def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
     old = [
-        replace(driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}),
-        replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),
+        structs.replace(
+            driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}
+        ),
+        structs.replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),
     ]
     for kind, arguments in (("tuning", {"device": "one", "trials": 8}), ("collection", {})):
         with pytest.raises(RequestConflict, match="follow it"):

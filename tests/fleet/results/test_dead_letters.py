@@ -125,7 +125,7 @@ def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: 
     [letter] = kept(tmp_path, REFUSED)
     told = json.loads(letter.body)
     assert letter.name.startswith("dev-a/")
-    assert (told["job_id"], told["epoch"], told["reason"]) == ("job", 1, refusal.reasons[0])
+    assert (told["job_id"], told["fencing_token"], told["reason"]) == ("job", 1, refusal.reasons[0])
     assert told["record"]["candidate_id"] == bad.candidate_id
 
 

@@ -10,17 +10,17 @@ import pytest
 from agents.records import CandidateId, DeviceId, content_hash
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates, find_records
-from tests.record_fixtures import make_batch, make_batch_of_layout_1, make_record, make_spec
+from tests.record_fixtures import make_batch, make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Two devices, several files, one of them of an older layout."""
+    """Two devices, several files."""
     with Store.open(tmp_path / "store") as made:
         made.put_device(make_spec())
-        made.append(make_batch_of_layout_1(0, 10))
+        made.append(make_batch(0, 10))
         made.append(make_batch(10, 3000))
         made.append(make_batch(0, 5, device="dev-b"))
         made.append([make_record(7, attempt=1, origin="noise")])
@@ -76,8 +76,8 @@ def _holds(path: Path, candidate_id: CandidateId) -> bool:
     return candidate_id in pq.read_table(path, columns=["candidate_id"]).column(0).to_pylist()
 
 
-def test_all_records_of_some_candidates_are_found_in_every_layout(store: Path) -> None:
-    expected = {make_record(700), make_record(7, attempt=1, origin="noise"), *make_batch_of_layout_1(7, 1)}
+def test_all_records_of_some_candidates_are_found(store: Path) -> None:
+    expected = {make_record(700), make_record(7, attempt=1, origin="noise"), make_record(7)}
     found = list(find_records(Store.read(store), A, {one.candidate_id for one in expected}))
     assert (len(found), set(found)) == (3, expected)
 
