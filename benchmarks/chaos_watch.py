@@ -134,9 +134,11 @@ def _spooled(disk: Path) -> list[str]:
 
 def look(log: HistoryLog, history: Path, disk: Path) -> None:
     """Write down all that is there, by the way that every start takes."""
-    with closing(StateFile(disk / "store" / STATE)) as file:
-        late = late_records(file)
-        state = EventLog(file, Limits()).state
+    with Store.open(disk / "store") as store:
+        stored = tuple(one for _, rows in store.columns(["record_id"]) for one in rows.column(0).to_pylist())
+        with closing(StateFile(disk / "store" / STATE)) as file:
+            late = late_records(file)
+            state = EventLog(file, Limits()).state
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}
@@ -148,8 +150,6 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
     counted = sum(sum(state.describe(one)["outcomes"].values()) for one in state.device_ids())
     if sum(state.job_counts().values()) != state.jobs_submitted:
         raise RuntimeError(f"{state.jobs_submitted} jobs submitted, but {state.job_counts()}")
-    with Store.open(disk / "store") as store:
-        stored = tuple(one for _, rows in store.columns(["record_id"]) for one in rows.column(0).to_pylist())
     spooled = tuple(_spooled(disk))
     changes, halves = look_at_models(disk / "models")
     log.add(

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from agents.records import DeviceId
 from fleet.child_process import remove_discarded
 from fleet.core.events import (
@@ -315,7 +317,7 @@ class Refresher:
         for version, device_id in sorted(pairs):
             last = self._events[-1] if self._events else None
             if isinstance(last, ModelPublished) and last.version == version:
-                self._events[-1] = replace(last, device_ids=(*last.device_ids, device_id))
+                self._events[-1] = structs.replace(last, device_ids=(*last.device_ids, device_id))
             else:
                 now = self._clock()
                 self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
