@@ -274,20 +274,28 @@ def _traced(
 
 
 def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Have batch normalisations see numbers once: with random weights alone a deep network's output is 0."""
+    """Have batch normalisations give numbers around 1: else a deep network of random weights gives 0.
+
+    All channels of a layer get one mean and one variance. A channel of a small image holds few numbers, or
+    one; by its own variance its roundings would be the output.
+    """
     import torch
 
+    def settle(norm: Any, given: tuple[Any, ...]) -> None:
+        variance, mean = torch.var_mean(given[0])
+        if norm.running_var is not None and variance > 0:
+            norm.running_mean.fill_(mean)
+            norm.running_var.fill_(variance)
+            if norm.weight is not None:
+                # What the norm adds to a small variance would make its numbers small.
+                norm.weight.fill_(torch.sqrt(1 + norm.eps / variance))
+
     norms = [one for one in model.modules() if isinstance(one, torch.nn.BatchNorm2d)]
-    for one in norms:
-        one.momentum = 1.0
-        one.train()
-    try:
-        with torch.no_grad():
-            model(*args, **named)
-    except ValueError:  # one number a channel has no variance; those before it have been seen
-        pass
-    for one in norms:
-        one.eval()
+    handles = [one.register_forward_pre_hook(settle) for one in norms]
+    with torch.no_grad():
+        model(*args, **named)
+    for handle in handles:
+        handle.remove()
 
 
 def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
