@@ -6,6 +6,7 @@ called. Nothing is downloaded.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -290,12 +291,17 @@ def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -
                 # What the norm adds to a small variance would make its numbers small.
                 norm.weight.fill_(torch.sqrt(1 + norm.eps / variance))
 
-    norms = [one for one in model.modules() if isinstance(one, torch.nn.BatchNorm2d)]
-    handles = [one.register_forward_pre_hook(settle) for one in norms]
+    kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    if not any(isinstance(one, kinds) for one in model.modules()):
+        return
+    # A run leaves tensors of its type in some models, and they stay when the weights get another.
+    tried = copy.deepcopy(model)
+    for one in tried.modules():
+        if isinstance(one, kinds):
+            one.register_forward_pre_hook(settle)
     with torch.no_grad():
-        model(*args, **named)
-    for handle in handles:
-        handle.remove()
+        tried(*args, **named)
+    model.load_state_dict(tried.state_dict())
 
 
 def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:

@@ -179,7 +179,7 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     assert run_first(f"transformers:gpt2,{_TINY}", tmp_path)["workloads"] > 5
 
 
-@pytest.mark.parametrize("name", ["efficientnet", "resnet"])
+@pytest.mark.parametrize("name", ["efficientnet", "levit", "resnet"])
 def test_batch_norms_of_random_weights_give_numbers_that_half_precision_can_hold(name: str) -> None:
     """Their last images are one pixel: by its own variance a channel would be 0, or nothing but roundings."""
     pytest.importorskip("transformers")
