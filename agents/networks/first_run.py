@@ -16,6 +16,7 @@ from agents.networks.latency import Place, library_run, reference_run
 from agents.networks.library import UNTUNED, compile_library
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import difference, has_finite, tolerance_of
+from agents.networks.roundings import tolerance_for
 from agents.networks.sources import LoadedNetwork, load
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
@@ -56,11 +57,14 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
             f"network {text}: TVM compiles it, but its library does not run: {last_line(error)}"
         ) from None
     precision = loaded.precision()
-    apart = None if expected is None else difference(outputs, expected)
-    if apart is not None and not apart <= (allowed := tolerance_of(precision)):
+    apart = None
+    if expected is not None:
+        apart = difference(outputs, expected)
+        allowed = tolerance_for(loaded, values, expected, apart)
+    if apart is not None and not apart <= allowed:
         raise NetworkRefusedError(
             f"network {text}: TVM computes another output: it is {apart:.1e} of the largest value away from "
-            f"{loaded.reference}'s, and {allowed:.0e} is allowed for {precision}; TVM imports an "
+            f"{loaded.reference}'s, and {allowed:.1e} is allowed for {precision}; TVM imports an "
             f"operator wrongly, or roundings add up: try a wider type, or other operators than some of "
             f"{', '.join(loaded.operators())[:300]}"
         )

@@ -22,7 +22,8 @@ from typing import Any
 from agents.errors import first_line
 from agents.host.host_lock import timing_lock
 from agents.networks.network_name import NetworkRefusedError, read_network_name
-from agents.networks.outputs import array_of, difference, tensor_of, tvm_arrays
+from agents.networks.outputs import array_of, difference, tensor_of, tolerance_of, tvm_arrays
+from agents.networks.roundings import tolerance_for
 from agents.networks.sources import LoadedNetwork, load
 
 #: Runs the network once and gives its outputs as NumPy arrays.
@@ -56,7 +57,8 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         `secs` (median of the turns, by side), `turns` (mean seconds of each turn, by side), `absent` (why a
         side is missing), `reference` (whose output the others are compared with),
         `differences` (largest relative difference from it, by side; None where shapes differ or one alone is
-        no finite number), `precision` (narrowest floating type of the network), `threads`, `inputs`.
+        no finite number), `precision` (narrowest floating type of the network), `tolerance` (how far right
+        libraries may be from it), `threads`, `inputs`.
 
     Raises:
         NetworkRefusedError: The libraries cannot be loaded or run.
@@ -88,15 +90,21 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
                     ) from None
                 runs.pop(side, None)
                 absent[side] = first_line(error)
-        reference, differences = _compared(runs)
+        reference, expected, differences = _compared(runs)
         turns = _timed(runs, question["turn_secs"])
+    farthest = max((one for side, one in differences.items() if side in question["libraries"]), default=0.0)
+    tolerance = tolerance_of(loaded.precision())
+    if reference == "torch_eager":
+        tolerance = tolerance_for(loaded, values, expected, farthest)
     return {
         "secs": {side: statistics.median(found) for side, found in turns.items()},
         "turns": turns,
         "absent": absent,
         "reference": reference,
-        "differences": differences,
+        # JSON knows no infinity.
+        "differences": {side: one if math.isfinite(one) else None for side, one in differences.items()},
         "precision": loaded.precision(),
+        "tolerance": tolerance,
         "threads": threads,
         "inputs": [[name, list(shape), dtype] for name, shape, dtype in loaded.inputs],
     }
@@ -125,15 +133,14 @@ def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
     return found
 
 
-def _compared(runs: dict[str, _Run]) -> tuple[str, dict[str, float | None]]:
-    """Whose output is taken for right, and how far the others are from it, relative to its largest value."""
+def _compared(runs: dict[str, _Run]) -> tuple[str, list[Any], dict[str, float]]:
+    """Whose output is taken for right, that output, and how far others are from it."""
     reference = next(
         (side for side in ("torch_eager", "onnxruntime", "tvm_untuned") if side in runs), next(iter(runs))
     )
     expected = runs[reference]()
     apart = {side: difference(run(), expected) for side, run in runs.items() if side != reference}
-    # JSON knows no infinity.
-    return reference, {side: one if math.isfinite(one) else None for side, one in apart.items()}
+    return reference, expected, apart
 
 
 def library_run(path: str, values: list[Any], place: Place) -> _Run:

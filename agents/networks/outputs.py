@@ -11,7 +11,7 @@ from typing import Any, Final
 #: Largest relative difference of right outputs, by the narrowest type that a network computes in.
 _TOLERANCES: Final = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 #: Of types without one, the narrower first: float8 and the like.
-_COARSEST_TOLERANCE: Final = 2.5e-1
+COARSEST_TOLERANCE: Final = 2.5e-1
 
 
 def tolerance_of(precision: str) -> float:
@@ -20,7 +20,7 @@ def tolerance_of(precision: str) -> float:
     Args:
         precision: As `narrowest` gives it.
     """
-    return _TOLERANCES.get(precision, _COARSEST_TOLERANCE if "float" in precision else 1e-4)
+    return _TOLERANCES.get(precision, COARSEST_TOLERANCE if "float" in precision else 1e-4)
 
 
 def narrowest(dtypes: Iterable[str]) -> str:

@@ -24,7 +24,6 @@ from agents.host.host_lock import host_lock_path, make_lock
 from agents.networks.latency import SIDES
 from agents.networks.library import TUNED, UNTUNED
 from agents.networks.network_name import NetworkName, NetworkRefusedError, read_network_name
-from agents.networks.outputs import tolerance_of
 from agents.networks.reader import ask, checked_answer
 from agents.records import DeviceKind, DeviceSpec, Family, WorkloadId
 from agents.sandbox.scratch import require_executable, scratch_folder
@@ -173,7 +172,7 @@ def deliver(
 
     Returns:
         What `agents.networks.latency.time_sides` and `agents.networks.library.build` give, and: `library`
-        (path; None where no output is right), `kept` (its side), `is_equal`, `tolerance`,
+        (path; None where no output is right), `kept` (its side), `is_equal`,
         `speedup_vs_untuned`.
 
     Raises:
@@ -192,7 +191,7 @@ def deliver(
             # and we would write wherever that leads.
             libraries["tvm_earlier"] = Path(shutil.copyfile(kept, Path(ours) / "earlier.so"))
         timed = time_network(text, spec, libraries, folder)
-        tolerance = tolerance_of(timed["precision"])
+        tolerance = timed["tolerance"]
         chosen = choose_library(timed, tolerance)
         if chosen is not None and chosen != "tvm_earlier":
             _put(libraries[chosen], kept)
@@ -202,7 +201,6 @@ def deliver(
         **timed,
         "library": str(kept) if chosen is not None else None,
         "kept": chosen,
-        "tolerance": tolerance,
         "is_equal": is_right("tvm_tuned", timed, tolerance),
         "speedup_vs_untuned": secs["tvm_untuned"] / secs[chosen] if chosen is not None else None,
     }
@@ -274,6 +272,7 @@ def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]
         "reference": reference,
         "differences": {side: _apart(answer["differences"][side]) for side in others},
         "precision": str(answer["precision"]),
+        "tolerance": _tolerance(answer["tolerance"]),
         "threads": int(answer["threads"]),
         "inputs": [
             [str(name), [int(one) for one in shape], str(dtype)] for name, shape, dtype in answer["inputs"]
@@ -283,6 +282,12 @@ def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]
 
 def _apart(value: Any) -> float | None:
     return None if value is None or not math.isfinite(apart := float(value)) else abs(apart)
+
+
+def _tolerance(value: Any) -> float:
+    if not 0 < (tolerance := float(value)) < 1:
+        raise ValueError(f"{tolerance} is no tolerance")
+    return tolerance
 
 
 def _secs(value: Any) -> float:

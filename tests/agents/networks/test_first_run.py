@@ -59,6 +59,8 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
                 return x @ x * torch.cumsum(x > 0, 1)
             if name == "infinities":
                 return (x @ x).masked_fill(torch.tril(torch.ones(8, 8)) == 0, -torch.inf)
+            if name.startswith("mostly roundings"):
+                return (x @ x + 300) - 300
             if name == "half within":
                 return torch.softmax((x @ x).half() * 3, -1).float()
             if name == "large in half precision":
@@ -144,6 +146,28 @@ def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
     network = save_program(*module_of("infinities"), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*some of aten\.\w+"):
         run_first(str(network), tmp_path)
+
+
+def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
+    network = str(save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2"))
+    from agents.networks import graph
+    from agents.networks.first_run import first_run
+    from agents.networks.sources import load
+    from agents.networks.torch_import import import_program
+
+    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
+    question |= {"threads": 1, "gpu_index": None}
+    assert tolerance_of("bfloat16") < first_run(question, Family.CPU)["difference"] < 0.25
+
+    other = save_program(*module_of("rows of bfloat16"), tmp_path / "other.pt2")
+    wrong = import_program(load(read_network_name(str(other))).program)
+    monkeypatch.setattr(graph, "import_program", lambda _: wrong)
+    (tmp_path / "wrong").mkdir()
+    with pytest.raises(NetworkRefusedError, match=r"and 2\.\de-01 is allowed for bfloat16"):
+        first_run(question | {"folder": str(tmp_path / "wrong")}, Family.CPU)
 
 
 @pytest.mark.data
