@@ -312,7 +312,7 @@ def without(table: pa.Table, name: str) -> pa.Table:
         *(
             (lambda _, entries, changes=changes: head(entries, **changes), words)
             for changes, words in (
-                ({"version": 99}, "upgrade tensor-fleet"),
+                ({"version": 99}, "has version 99, this version reads 1"),
                 ({"version": None}, "does not say its version"),
                 ({"devices": []}, "names no devices"),
                 ({"devices": {"dev-a": {}}}, "without spec"),
