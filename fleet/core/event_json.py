@@ -6,7 +6,7 @@ The journal and its snapshots hold them: `{"event": "AgentDied", "at_secs": ...}
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from fleet.core.events import Event
 from fleet.errors import FleetError
 
 _Value = TypeVar("_Value")
+_CLASSES: dict[Any, Any] = {kind.__struct_config__.tag: kind for kind in get_args(Event)}
 
 
 class EventError(FleetError):
@@ -32,8 +33,11 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     Raises:
         EventError: The event is unknown, or a field is missing, unknown or of the wrong kind.
     """
+    # By the tag: a conversion to the union of all would be planned anew at each call.
+    name = value.get("event")
+    kind: Any = _CLASSES.get(name, Event) if isinstance(name, str) else Event
     try:
-        event: Event = msgspec.convert(value, Event)
+        event: Event = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _error("an event", error, value) from None
     return event
