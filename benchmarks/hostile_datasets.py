@@ -237,6 +237,6 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
         (folder / rng.choice((CARD, README, SUMS))).write_bytes(rng.choice(texts))
     else:
         not_regular(rng, folder)
-    is_readable = all((folder / name).is_file() for name in (RECORDS, CARD, README))
+    is_readable = all((folder / name).is_file() for name in (RECORDS, CARD, README, SUMS))
     if rng.random() < 0.95 and is_readable:
         write_sums(folder)

@@ -1,14 +1,15 @@
 """A file of others, read in a process of its own under a limit of memory: a bomb ends that process alone.
 
 A few bytes of Parquet may stand for gigabytes, and what they stand for is known only by decoding them. So a
-module reads such a file here first, all of it. What it could read within the limit is read again by its
-caller, in the same way.
+module reads such a file here first, all of it: libraries also end their process at some damaged ones. What it
+could read within the limit is read again by its caller, in the same way.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,10 @@ def read_limited(module: str, *arguments: str) -> Any:
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        raise AgentError(_too_much(f"; its reader ended with {done.returncode}")) from None
+        raise AgentError(
+            f"its reader ended with {_ending(done.returncode)}: it is damaged, or takes more than "
+            f"{MOST_BYTES >> 20:,} MiB; get the file again"
+        ) from None
     if "refused" in found:
         raise AgentError(found["refused"])
     return found["value"]
@@ -59,9 +63,11 @@ def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Excep
     except refusals as error:
         found = {"refused": str(error)}
     except MemoryError:
-        found = {"refused": _too_much("")}
+        found = {
+            "refused": f"more than {MOST_BYTES >> 20:,} MiB are needed to read it: no honest file needs that"
+        }
     print(json.dumps(found))
 
 
-def _too_much(how: str) -> str:
-    return f"more than {MOST_BYTES >> 20:,} MiB are needed to read it{how}: no honest file needs that"
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else str(code)

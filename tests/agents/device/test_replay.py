@@ -22,6 +22,7 @@ from agents.codec import device_from_json, workload_from_json
 from agents.device import replay_file
 from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
+from agents.device.replay_records import check_apart
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
 from agents.records import (
@@ -466,6 +467,17 @@ def test_a_small_file_takes_no_gigabytes(name: str, tmp_path: Path) -> None:
     spec = make_spec("sim", kind=DeviceKind.REPLAY, target_json="{}", replay=replay)
     with pytest.raises(FleetError, match="device sim: records: "):
         ready({spec.device_id: spec}, tmp_path)
+
+
+def test_a_file_that_ends_its_reader_is_refused(maker: Maker, tmp_path: Path) -> None:
+    """pyarrow ends its process if the levels of a list differ from those that statistics count."""
+    maker([recorded(1)]).close()
+    path = tmp_path / "records.parquet"
+    optional, required = (b"\x35" + kind + b"\x18\x08run_secs" for kind in (b"\x02", b"\x00"))
+    assert path.read_bytes().count(optional) == 1
+    path.write_bytes(path.read_bytes().replace(optional, required))
+    with pytest.raises(AgentError, match="its reader ended with SIGABRT: it is damaged, or takes more than"):
+        check_apart(path, DeviceId("board"))
 
 
 def test_a_text_that_rows_share_is_decoded_once(maker: Maker) -> None:
