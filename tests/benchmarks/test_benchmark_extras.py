@@ -17,7 +17,7 @@ from benchmarks.extras import EXTRAS, needed_modules
 ROOT = Path(__file__).parents[2]
 PROJECT = ("agents", "benchmarks", "fleet", "transfer")
 #: What the distribution itself needs is there whatever its extras.
-ALWAYS = {"h11", "httpx", "pydantic", "rich", "typer", "yaml"}
+ALWAYS = {"h11", "httpx", "msgspec", "pydantic", "rich", "typer", "yaml"}
 #: An import hook that hides one package, run by each Python that finds its folder.
 HOOK = """
 import os, sys

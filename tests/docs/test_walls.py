@@ -182,7 +182,7 @@ def test_each_heavy_package_has_its_places() -> None:
         "fleet/models/ray_train.py",
     }
     # A network comes from torch, and is timed beside it, in a confined process of its own.
-    names = ("sources", "latency", "outputs", "torch_import", "torch_program")
+    names = ("first_run", "latency", "outputs", "roundings", "sources", "torch_import", "torch_program")
     read = {f"agents/networks/{name}.py" for name in names}
     assert {name.split("/")[0] for name in found["torch"] - read} == {"transfer"}
     # Programs are made, built and timed beside the devices; TVM's own search and models come to the scorer.
@@ -192,7 +192,8 @@ def test_each_heavy_package_has_its_places() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "fleet/core").glob("*.py")), ids=relative)
 def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
-    ours = ("fleet.core", "fleet.errors", "agents.records", "agents.device.messages", "agents.lease")
+    words = ("agents.records", "agents.values", "agents.device.messages", "agents.lease")
+    ours = ("fleet.core", "fleet.errors", *words)
     impure = {"asyncio", "io", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
     names = set(imports(path))
     assert not {name.split(".")[0] for name in names} & impure
