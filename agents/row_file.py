@@ -1,7 +1,7 @@
 """Rows that survive a kill and a power cut: one SQLite file with exactly one owning connection.
 
-`agents.spool.disk_spool` keeps finished records in it; `fleet` its journal, its candidate pools and results
-that were set aside. It knows nothing of what a row means. Standard library only.
+`agents.spool.disk_spool` keeps finished records in it, `fleet.store` rows on their way to the table. It knows
+nothing of what a row means. Standard library only.
 
 SQLite writes ahead (WAL) with `synchronous=FULL`, so a transaction waits for the disk once. The lock is
 exclusive: no second connection, no shared memory. SQLite has sums over the log but none over the pages of the
@@ -11,10 +11,8 @@ file, hence each row has a sum of its own.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sqlite3
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.errors import LayoutError
-from agents.files import free_name, fsync, make_folder, write_durably
+from agents.files import fsync, make_folder
+from agents.sqlite_files import (
+    ERRNOS,
+    copy_aside,
+    ends_in_log,
+    finish_rebuild,
+    gone_after_errors,
+    has_lost_turns,
+    is_damage,
+    log_of,
+    os_error,
+    rebuilt_of,
+    sqlite_code,
+    write_ahead,
+)
 
 #: Pages of the log after which SQLite moves them into the file. The log starts over then, and writing over it
 #: takes half as long as making it longer; with fewer pages, large transactions wait for the file too often.
@@ -41,17 +53,6 @@ _TABLE = (
 )
 _INSERT = "INSERT INTO rows (id, key, body, sum) VALUES (?, ?, ?, ?)"
 _SELECT = "SELECT id, key, body, sum FROM rows WHERE id >= ? ORDER BY id"
-#: Where the file says how long its pages are; SQLite has none that are shorter than this.
-_PAGE_SIZE, _LEAST_PAGE_BYTES = slice(16, 18), 512
-#: Head of the log: two salts are the fifth and sixth number. Head of a frame: page, pages of the file after a
-#: transaction that ends here (else 0), and the salts of its log.
-_LOG_HEAD, _FRAME_HEAD = struct.Struct(">8I"), struct.Struct(">6I")
-
-_ERRNOS = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC,
-    sqlite3.SQLITE_READONLY: errno.EROFS,
-    sqlite3.SQLITE_BUSY: errno.EAGAIN,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class RowFile:
         self.notes: list[str] = []
         self.first_damaged: int | None = None
         make_folder(path.parent)
-        self._finish_rescue()
+        finish_rebuild(self.path)
         try:
             self._open(layout)
         except sqlite3.DatabaseError as error:
@@ -103,31 +104,19 @@ class RowFile:
                 self._open(layout)
 
     def _open(self, layout: int) -> None:
-        ends = ends_in_log(self.path, self._log)
+        ends = ends_in_log(self.path)
         connection = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
-                raise OSError(errno.EIO, "SQLite cannot write ahead here", str(self.path))
-            for pragma in (
-                *("synchronous=FULL", "secure_delete=OFF"),
-                *(f"wal_autocheckpoint={self._checkpoint_pages}", f"journal_size_limit={_SHRINK_BYTES}"),
-            ):
-                connection.execute(f"PRAGMA {pragma}")
-            connection.execute("BEGIN IMMEDIATE")
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                connection.execute(_TABLE)
-                connection.execute(f"PRAGMA user_version={layout}")
-            connection.execute("COMMIT")
-            # A rollback journal that could not be deleted as the file began to write ahead stays, without an
-            # error: the next start would roll back all that is written from here on.
-            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
-            # SQLite itself does not make the name of the file durable.
-            fsync(self.path.parent)
-            _, used, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
-            # Only the last transaction may be torn: those before it were waited for.
-            if any(ends[max(used, 0) : -1]):
-                self._copy_aside(" in its log", [self._log])
+            write_ahead(
+                connection,
+                self.path,
+                [_TABLE, f"PRAGMA user_version={layout}"],
+                checkpoint_pages=self._checkpoint_pages,
+                log_bytes=_SHRINK_BYTES,
+            )
+            if has_lost_turns(connection, ends):
+                self._copy_aside(" in its log", [log_of(self.path)])
             [written] = connection.execute("PRAGMA user_version").fetchone()
             if written != layout:
                 raise LayoutError(
@@ -145,12 +134,8 @@ class RowFile:
         self._connection = connection
 
     @property
-    def _log(self) -> Path:
-        return self.path.with_name(self.path.name + "-wal")
-
-    @property
     def _rebuilt(self) -> Path:
-        return self.path.with_name(self.path.name + ".rebuilt")
+        return rebuilt_of(self.path)
 
     def rows(self) -> Iterator[FileRow]:
         """Yield all rows, oldest first, as the opening found them whole; nothing may be changed meanwhile.
@@ -236,27 +221,19 @@ class RowFile:
 
     def _copy_aside(self, where: str, files: Sequence[Path]) -> list[Path]:
         """Copy damaged files for people, and note it; gives the copies."""
-        # A log may have been kept alone before.
-        aside = free_name(self.path, ".corrupt", "-wal")
-        end = len(self.path.name)
-        copies = {path: aside.with_name(aside.name + path.name[end:]) for path in files if path.exists()}
-        with _gone_after_errors(copies.values()):
-            for path, copy in copies.items():
-                shutil.copyfile(path, copy)
-                fsync(copy)
-            fsync(self.path.parent)
+        aside, copies = copy_aside(self.path, files)
         self.notes.append(f"{self.path} is damaged{where}: kept as {aside.name}, what can be read goes on")
-        return list(copies.values())
+        return copies
 
     def _rescue(self) -> None:
         """Copy the file aside, and put one with its good rows in its place."""
-        copies = self._copy_aside("", [self.path, self._log])
+        copies = self._copy_aside("", [self.path, log_of(self.path)])
         # The damaged file is still in its place: the next opening copies it again.
-        with _gone_after_errors(copies):
+        with gone_after_errors(copies):
             self._rebuild()
         # From here on the copy is all that is left of it.
         fsync(self.path.parent)
-        self._finish_rescue()
+        finish_rebuild(self.path)
 
     def _rebuild(self) -> None:
         """Write a file with the good rows, which waits to be taken."""
@@ -277,14 +254,6 @@ class RowFile:
                 fresh.close()
         fsync(rebuilt)
         rebuilt.replace(self._rebuilt)
-
-    def _finish_rescue(self) -> None:
-        """Take a rebuilt file, if there is one; first the log of the old one goes: its pages are others."""
-        if self._rebuilt.exists():
-            self._log.unlink(missing_ok=True)
-            fsync(self.path.parent)
-            self._rebuilt.replace(self.path)
-            fsync(self.path.parent)
 
 
 def read_rows(path: Path) -> list[FileRow]:
@@ -369,27 +338,6 @@ def _presumed_last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:
     return (rows[-1][0] if rows else 0) + _RESCUE_IDS
 
 
-def ends_in_log(file: Path, log: Path) -> list[bool]:
-    """Whether each frame of a log file ends a transaction; frames of older logs do not count.
-
-    The page size is that of the file, and one salt of two is enough: a flipped bit in a head must not hide
-    what the log has. The file format: https://www.sqlite.org/fileformat2.html#walformat
-    """
-    if not log.exists() or not file.exists():
-        return []
-    with file.open("rb") as stream:
-        page_bytes = int.from_bytes(stream.read(_PAGE_SIZE.stop)[_PAGE_SIZE], "big")
-    data = log.read_bytes()
-    if len(data) < _LOG_HEAD.size or page_bytes < _LEAST_PAGE_BYTES:
-        return []
-    salts = _LOG_HEAD.unpack_from(data)[4:6]
-    frames = range(_LOG_HEAD.size, len(data) - _FRAME_HEAD.size + 1, _FRAME_HEAD.size + page_bytes)
-    heads = [_FRAME_HEAD.unpack_from(data, offset) for offset in frames]
-    is_ours = [one[2] == salts[0] or one[3] == salts[1] for one in heads]
-    count = max((number for number, mine in enumerate(is_ours, 1) if mine), default=0)
-    return [bool(one[1]) and mine for one, mine in zip(heads[:count], is_ours, strict=False)]
-
-
 def _sum(key: str, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(key.encode()))
 
@@ -404,34 +352,10 @@ def _damage(what: str) -> sqlite3.DatabaseError:
     return error
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error of SQLite says that the file does not hold what was written."""
-    # A key with a flipped bit is mostly no text any more: Python's own error, which has no code of SQLite.
-    if isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error):
-        return True
-    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
 def _raise_no_damage(error: sqlite3.Error) -> None:
     """Raise what says nothing of the file: rows that could not be read now must not be taken for lost."""
-    if _code(error) in _ERRNOS:
+    if sqlite_code(error) in ERRNOS:
         raise error
-
-
-def _code(error: sqlite3.Error) -> int:
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
-
-
-@contextmanager
-def _gone_after_errors(copies: Iterable[Path]) -> Iterator[None]:
-    """Remove copies where the system fails, for each further try would leave others."""
-    try:
-        yield
-    except OSError:
-        for copy in copies:
-            with suppress(OSError):
-                copy.unlink()
-        raise
 
 
 @contextmanager
@@ -441,17 +365,3 @@ def _os_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise os_error(error, path) from error
-
-
-def os_error(error: sqlite3.Error, path: Path) -> OSError:
-    """The error of the system that stands behind an error of SQLite."""
-    number = _ERRNOS.get(_code(error))
-    if number is None:
-        try:
-            # SQLite keeps the system's own word to itself: a quota that is used up reads as a broken disk.
-            write_durably(path.with_name(f".{path.name}.probe"), bytes(4096))
-            path.with_name(f".{path.name}.probe").unlink()
-        except OSError as found:
-            return found
-        return OSError(errno.EIO, str(error), str(path))
-    return OSError(number, os.strerror(number), str(path))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import agents.row_file
 import fleet.store.delta.index
@@ -23,6 +24,8 @@ from fleet.store.reader import StoreReader
 #: Records of a batch.
 BATCH = 5
 _MERGE_FILES, _CHECKPOINT_EVERY, _INDEX_IDS, _CHECKPOINT_PAGES = 4, 5, 10, 40
+
+_Part = TypeVar("_Part")
 
 
 class Load:
@@ -57,6 +60,35 @@ class Load:
         records = [*most, replace(last, device_id=DeviceId("other"))]
         self.log.add(Event(kind="measured", records=ids_of(records)))
         return records
+
+    def work_off(
+        self,
+        opened: Callable[[], AbstractContextManager[_Part]],
+        errors: type[Exception],
+        look: Callable[[_Part], None],
+        take: Callable[[_Part, int], None],
+    ) -> None:
+        """Open a part, look at it, and give it all batches; after an error of the disk once more from there.
+
+        A full or failing disk may keep a part from opening, and may leave the end of a batch unknown.
+
+        Args:
+            opened: Opens the part, as a start after a kill does.
+            errors: What the part says of the disk.
+            look: Writes down what is there.
+            take: Takes in one batch.
+        """
+        batches = iter(self.batches)
+        batch = next(batches, None)
+        is_first = True
+        while batch is not None or is_first:
+            with suppress(errors), opened() as part:
+                look(part)
+                is_first = False
+                while batch is not None:
+                    take(part, batch)
+                    batch = next(batches, None)
+        self.finish()
 
     def finish(self) -> None:
         """Tell how many steps there were."""

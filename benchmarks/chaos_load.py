@@ -13,6 +13,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +55,18 @@ _BALLAST_PIECE_BYTES = 1 << 14
 def spool_load(arguments: dict[str, Any]) -> None:
     """Put batches, acknowledge some of the pending ones."""
     load = Load(arguments)
-    batches = iter(load.batches)
-    batch = next(batches, None)
-    is_first = True
-    while batch is not None or is_first:
-        # A full or failing disk may keep the spool from opening, and a failing one from going on.
-        with (
-            contextlib.suppress(SpoolError),
-            Spool(load.disk / "spool") as spool,
-        ):
-            load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
-            is_first = False
-            while batch is not None:
-                records = load.measured(batch)
-                _put(spool, records)
-                load.log.add(Event(kind="acknowledged", by="spool", records=ids_of(records)))
-                if batch % 3 == 2:
-                    _acknowledge_some(load, spool)
-                batch = next(batches, None)
-    load.finish()
+
+    def look(spool: Spool) -> None:
+        load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
+
+    def take(spool: Spool, batch: int) -> None:
+        records = load.measured(batch)
+        _put(spool, records)
+        load.log.add(Event(kind="acknowledged", by="spool", records=ids_of(records)))
+        if batch % 3 == 2:
+            _acknowledge_some(load, spool)
+
+    load.work_off(lambda: _spool(load), SpoolError, look, take)
 
 
 def _spool(load: Load) -> Spool:
@@ -95,33 +89,31 @@ def _acknowledge_some(load: Load, spool: Spool) -> None:
 def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None) -> None:
     """Append batches, through an intake if there are settings for one; upkeep now and then."""
     load = Load(arguments)
-    batches = iter(load.batches)
-    batch = next(batches, None)
-    is_first = True
-    while batch is not None or is_first:
-        # A full disk may keep the store from opening, and a commit may end in an unknown state: once more.
-        with (
-            contextlib.suppress(StoreError),
-            Store.open(load.disk / "store") as store,
-            contextlib.ExitStack() as stack,
-        ):
-            load.log.add(Event(kind="look", places={"store": stored_in(store)}))
-            is_first = False
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[Store, Store | Intake]]:
+        with Store.open(load.disk / "store") as store, contextlib.ExitStack() as stack:
             keeper = store if settings is None else Intake(store, settings)
             if isinstance(keeper, Intake):  # also after a failure, so that the next opening may have the file
                 stack.callback(keeper.log.close)
-            while batch is not None:
-                records = load.measured(batch)
-                with contextlib.suppress(StoreFull):
-                    keeper.append(records)
-                    load.log.add(Event(kind="acknowledged", by="store", records=ids_of(records)))
-                if batch % _UPKEEP_EVERY == _UPKEEP_EVERY - 1:
-                    with contextlib.suppress(StoreFull):
-                        store.upkeep(retention_hours=0)
-                batch = next(batches, None)
+            yield store, keeper
             if isinstance(keeper, Intake):
                 keeper.close()
-    load.finish()
+
+    def look(part: tuple[Store, Store | Intake]) -> None:
+        load.log.add(Event(kind="look", places={"store": stored_in(part[0])}))
+
+    def take(part: tuple[Store, Store | Intake], batch: int) -> None:
+        store, keeper = part
+        records = load.measured(batch)
+        with contextlib.suppress(StoreFull):
+            keeper.append(records)
+            load.log.add(Event(kind="acknowledged", by="store", records=ids_of(records)))
+        if batch % _UPKEEP_EVERY == _UPKEEP_EVERY - 1:
+            with contextlib.suppress(StoreFull):
+                store.upkeep(retention_hours=0)
+
+    load.work_off(opened, StoreError, look, take)
 
 
 def intake_load(arguments: dict[str, Any]) -> None:

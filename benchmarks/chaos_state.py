@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -36,27 +37,25 @@ def state_load(arguments: dict[str, Any]) -> None:
     load = Load(arguments)
     fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
     store = load.disk / "store"
-    batches = iter(load.batches)
-    batch = next(batches, None)
-    is_first = True
-    while batch is not None or is_first:
-        # A full or failing disk may keep it from opening, and the end of a turn may not be known: once more.
-        with (
-            contextlib.suppress(StoreError),
-            contextlib.closing(StateFile(store / "state.sqlite")) as state,
-        ):
-            table = RecordsTable(store / RECORDS, state)
-            _look(load, state, table)
-            is_first = False
-            while batch is not None:
-                with contextlib.suppress(StoreFull):
-                    _turn(load, state, batch)
-                    if batch % _FLUSH_EVERY == 0:
-                        table.flush(list(state.waiting_counts()))
-                        if table.version % _SUM_UP_EVERY == 0:
-                            table.checkpoint()
-                batch = next(batches, None)
-    load.finish()
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[StateFile, RecordsTable]]:
+        with contextlib.closing(StateFile(store / "state.sqlite")) as state:
+            yield state, RecordsTable(store / RECORDS, state)
+
+    def look(part: tuple[StateFile, RecordsTable]) -> None:
+        _look(load, *part)
+
+    def take(part: tuple[StateFile, RecordsTable], batch: int) -> None:
+        state, table = part
+        with contextlib.suppress(StoreFull):
+            _turn(load, state, batch)
+            if batch % _FLUSH_EVERY == 0:
+                table.flush(list(state.waiting_counts()))
+                if table.version % _SUM_UP_EVERY == 0:
+                    table.checkpoint()
+
+    load.work_off(opened, StoreError, look, take)
 
 
 def _turn(load: Load, state: StateFile, batch: int) -> None:

@@ -22,7 +22,7 @@ from fleet.core.events import Event as FleetEvent
 from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted
 from fleet.core.limits import Limits
 from fleet.engine.event_log import EventLog
-from fleet.results.dead_letters import LATE
+from fleet.state.contents import LATE
 from fleet.state.questions import Questions
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile

@@ -23,7 +23,7 @@ class EventError(FleetError):
 
 def event_to_json(event: Event) -> dict[str, Any]:
     """Turn an event into JSON-ready values: `event` is the name of its class, then its fields."""
-    values: dict[str, Any] = msgspec.to_builtins(event)
+    values: dict[str, Any] = value_to_json(event)
     return values
 
 
@@ -36,16 +36,13 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     # By the tag: a conversion to the union of all would be planned anew at each call.
     name = value.get("event")
     kind: Any = _CLASSES.get(name, Event) if isinstance(name, str) else Event
-    try:
-        event: Event = msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _error("an event", error, value) from None
+    event: Event = _read(kind, "an event", value)
     return event
 
 
 def value_to_json(value: Any) -> Any:
     """Turn a value of events and states into JSON-ready values."""
-    return msgspec.to_builtins(value)
+    return msgspec.to_builtins(value, enc_hook=_mapping)
 
 
 def value_from_json(kind: type[_Value], value: Any) -> _Value:
@@ -54,11 +51,18 @@ def value_from_json(kind: type[_Value], value: Any) -> _Value:
     Raises:
         EventError: A field is missing, unknown or of the wrong kind.
     """
+    return _read(kind, kind.__name__, value)
+
+
+def _read(kind: type[_Value], what: str, value: Any) -> _Value:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _error(kind.__name__, error, value) from None
+        raise EventError(f"{what} in the journal cannot be read: {error}; got {value!r:.200}") from None
 
 
-def _error(what: str, error: Exception, value: Any) -> EventError:
-    return EventError(f"{what} in the journal cannot be read: {error}; got {value!r:.200}")
+def _mapping(value: Any) -> dict[Any, Any]:
+    """A mapping that is no dict, as JSON knows it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no value of events and states")

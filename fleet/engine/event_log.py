@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobSubmitted
@@ -139,12 +139,6 @@ class EventLog:
     def _confirm_parts(self) -> None:
         for part in self.parts:
             part.confirm()
-
-
-def read_events(file: StateFile) -> Iterable[dict[str, Any]]:
-    """Yield the events since the snapshot as they are kept, oldest first."""
-    for group in file.events():
-        yield from json.loads(group)
 
 
 def _packed(value: object) -> bytes:

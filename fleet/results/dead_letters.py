@@ -13,11 +13,11 @@ from agents.codec import record_to_json
 from agents.lease import LeaseTag
 from agents.records import DeviceId, Record, content_hash
 from fleet.results.refused_records import Refusal, shown
+from fleet.state.contents import LATE, REFUSED
 from fleet.state.state_file import StateFile
 
 #: Deliveries of either kind, and their bytes. The newest one stays, however long it is.
 MOST_ROWS, MOST_BYTES = 10_000, 64 << 20
-LATE, REFUSED = "late", "refused"
 
 
 class DeadLetters:

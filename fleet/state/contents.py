@@ -156,7 +156,10 @@ class Contents:
 
     def _demand(self, is_whole: bool, what: str) -> None:
         if not is_whole:
-            raise StateDamaged(
-                f"{self.path} is damaged: {what}; `fleet store verify --rebuild` makes it again from what can"
-                " be read"
-            )
+            raise self._damage(what)
+
+    def _damage(self, what: str) -> StateDamaged:
+        return StateDamaged(
+            f"{self.path} is damaged: {what}; `fleet store verify --rebuild` makes it again from what can be"
+            " read"
+        )

@@ -17,16 +17,10 @@ class Labels:
         self._number_of: dict[str, int] = {}
         self._text_of: dict[int, str] = {}
         self._uncommitted: list[str] = []
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read what another connection has added since."""
-        last = max(self._text_of, default=0)
-        for number, text in self._connection.execute(
-            "SELECT number, text FROM label WHERE number > ? ORDER BY number", (last,)
-        ):
+        for number, text in connection.execute("SELECT number, text FROM label"):
             self._number_of[text] = number
             self._text_of[number] = text
+        self._next = max(self._text_of, default=0) + 1
 
     def find(self, text: str) -> int:
         """Number of a text; -1, which no row has, for one that stands nowhere."""
@@ -40,7 +34,8 @@ class Labels:
         """Number of a text; a new one gets one within the open transaction."""
         number = self._number_of.get(text)
         if number is None:
-            number = len(self._text_of) + 1
+            # A file that was made again may lack numbers.
+            number, self._next = self._next, self._next + 1
             self._connection.execute("INSERT INTO label VALUES (?, ?)", (number, text))
             self._number_of[text], self._text_of[number] = number, text
             self._uncommitted.append(text)

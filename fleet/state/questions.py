@@ -11,19 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
-from fleet.errors import StateDamaged
 from fleet.state.contents import Contents
 from fleet.state.labels import Labels
-from fleet.state.rows import (
-    LOST,
-    OK,
-    Result,
-    Tally,
-    unpack_trace,
-)
-from fleet.state.schema import open_reader, state_errors
+from fleet.state.rows import LOST, OK, Result, Tally, unpack_trace
+from fleet.state.schema import IN_GROUP, open_reader, state_errors
 
-_IN_GROUP = "workload = ? AND device = ? AND environment = ?"
 #: Candidates of one question at most; SQLite takes some 32,000 values.
 _MOST_VALUES = 1000
 
@@ -37,7 +29,7 @@ class Questions(Contents):
         with state_errors("reading the state file", self.path):
             for result in results:
                 row = self._connection.execute(
-                    f"SELECT 1 FROM result WHERE {_IN_GROUP} AND candidate = ? AND attempt = ?",
+                    f"SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = ? AND attempt = ?",
                     (
                         *(find(result.workload_id), find(result.device_id), find(result.environment_id)),
                         *(bytes.fromhex(result.candidate_id), result.attempt),
@@ -120,7 +112,7 @@ class Questions(Contents):
             rows = self._connection.execute(
                 "SELECT number, id FROM candidate"
                 " WHERE family = ? AND workload = ? AND number > ? AND NOT is_blocked AND NOT EXISTS"
-                f" (SELECT 1 FROM result WHERE {_IN_GROUP} AND candidate = candidate.id AND outcome != ?)"
+                f" (SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = candidate.id AND outcome != ?)"
                 " ORDER BY number LIMIT ?",
                 (
                     *(find(family), find(workload_id), after),
@@ -136,7 +128,7 @@ class Questions(Contents):
         find = self._labels.find
         with state_errors("reading the state file", self.path):
             for value, attempt in self._connection.execute(
-                f"SELECT candidate, max(attempt) + 1 FROM result WHERE {_IN_GROUP} AND outcome != ?"
+                f"SELECT candidate, max(attempt) + 1 FROM result WHERE {IN_GROUP} AND outcome != ?"
                 " GROUP BY candidate",
                 (find(workload_id), find(device_id), find(environment_id), LOST),
             ):
@@ -149,7 +141,7 @@ class Questions(Contents):
         find = self._labels.find
         with state_errors("reading the state file", self.path):
             rows = self._connection.execute(
-                f"SELECT min(latency_secs), candidate FROM result WHERE {_IN_GROUP} AND outcome = ?"
+                f"SELECT min(latency_secs), candidate FROM result WHERE {IN_GROUP} AND outcome = ?"
                 " AND latency_secs IS NOT NULL GROUP BY candidate ORDER BY 1, 2 LIMIT ?",
                 (find(workload_id), find(device_id), find(environment_id), OK, limit),
             )
@@ -179,7 +171,7 @@ class Questions(Contents):
                         trace=self._trace(value, trace, base, bases),
                     )
                     if candidate.candidate_id != value.hex():
-                        raise self._damaged(value)
+                        raise self._damage(f"the trace of candidate {value.hex()}")
                     found[candidate.candidate_id] = candidate
         return found
 
@@ -203,13 +195,7 @@ class Questions(Contents):
                 bases[base] = unpack_trace(first, None)
             return unpack_trace(packed, None if base is None else bases[base])
         except (ValueError, TypeError) as error:
-            raise self._damaged(value) from error
-
-    def _damaged(self, value: bytes) -> StateDamaged:
-        return StateDamaged(
-            f"{self.path} is damaged: the trace of candidate {value.hex()}; `fleet store verify --rebuild`"
-            " makes it again from the table"
-        )
+            raise self._damage(f"the trace of candidate {value.hex()}") from error
 
 
 class StateReader(Questions):

@@ -15,9 +15,9 @@ from typing import Any
 
 from agents.files import free_name, fsync
 from agents.records import Candidate, WorkloadId
-from agents.row_file import is_damage
+from agents.sqlite_files import finish_rebuild, is_damage, rebuilt_of
 from fleet.state.rows import checksum, unpack_trace
-from fleet.state.schema import REBUILT, finish_rebuild, state_errors
+from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
 
 #: Numbers that are tried behind the last row that can be read.
@@ -41,7 +41,7 @@ def rebuild(path: Path) -> list[str]:
         finish_rebuild(path)
         aside = free_name(path, ".corrupt", "-wal")
         rows = _readable(path)
-        temporary = path.with_name(f"{path.name}{REBUILT}.tmp")
+        temporary = rebuilt_of(path).with_name(f"{rebuilt_of(path).name}.tmp")
         for part in (temporary, Path(f"{temporary}-wal")):
             part.unlink(missing_ok=True)
     with closing(StateFile(temporary)) as fresh, fresh.turn():
@@ -54,7 +54,7 @@ def rebuild(path: Path) -> list[str]:
             with suppress(FileNotFoundError):
                 os.link(f"{path}{name}", f"{aside}{name}")
         fsync(temporary)
-        temporary.rename(path.with_name(path.name + REBUILT))
+        temporary.rename(rebuilt_of(path))
         fsync(path.parent)
         finish_rebuild(path)
     kept = ", ".join(f"{len(some)} of {table}" for table, some in rows.items() if some) or "nothing"
@@ -76,6 +76,7 @@ def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     found["waiting"] = [
         row for row in found["waiting"] if _is_sum(row[5], str(row[2]), row[4]) and row[1] in labels
     ]
+    found["data_file"] = [row for row in found["data_file"] if row[1] in labels]
     found["dead_letter"] = [row for row in found["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])]
     found["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
     begun = found["snapshot"][0][1] if found["snapshot"] else 0

@@ -18,15 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from agents.files import fsync
-from agents.row_file import is_damage, os_error
+from agents.sqlite_files import is_damage, os_error, write_ahead
 from fleet.durable import store_error
 from fleet.errors import StateDamaged, StoreError, StoreLocked
 
 #: Name of the file in a store's folder, and the number of its layout.
 STATE, STATE_SCHEMA = "state.sqlite", 1
-#: Ends the name of a file that is made again and will take the place of the damaged one.
-REBUILT = ".rebuilt"
 #: `PRAGMA application_id`: the letters FLET.
 APPLICATION_ID = 0x464C4554
 #: Pages of 4 KB after which SQLite moves the log into the file. A thousand devices' turn has some hundred.
@@ -131,6 +128,8 @@ CREATE TABLE data_file (
     sha256 TEXT NOT NULL
 ) WITHOUT ROWID;
 """
+#: Results of a workload on a device in an environment: three numbers of labels.
+IN_GROUP = "workload = ? AND device = ? AND environment = ?"
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -144,49 +143,23 @@ def open_writer(path: Path) -> sqlite3.Connection:
     with state_errors("opening the state file", path):
         connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
-            _prepare(connection, path)
+            connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+            write_ahead(
+                connection,
+                path,
+                [
+                    *_TABLES.split(";\n"),
+                    f"PRAGMA application_id={APPLICATION_ID}",
+                    f"PRAGMA user_version={STATE_SCHEMA}",
+                ],
+                checkpoint_pages=CHECKPOINT_PAGES,
+                log_bytes=_LOG_BYTES,
+            )
+            _check_layout(connection, path)
         except BaseException:
             connection.close()
             raise
     return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
-        raise OSError(errno.EIO, "SQLite cannot write ahead here", str(path))
-    for pragma in (
-        *("synchronous=FULL", "secure_delete=OFF", f"cache_size=-{_CACHE_KIB}"),
-        *(f"wal_autocheckpoint={CHECKPOINT_PAGES}", f"journal_size_limit={_LOG_BYTES}"),
-    ):
-        connection.execute(f"PRAGMA {pragma}")
-    connection.execute("BEGIN IMMEDIATE")
-    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        for statement in _TABLES.split(";\n"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={STATE_SCHEMA}")
-    connection.execute("COMMIT")
-    # A rollback journal that could not be deleted as the file began to write ahead stays, without an error:
-    # the next start would roll back all that is written from here on.
-    path.with_name(path.name + "-journal").unlink(missing_ok=True)
-    # SQLite itself does not make the name of the file durable.
-    fsync(path.parent)
-    _check_layout(connection, path)
-
-
-def finish_rebuild(path: Path) -> None:
-    """Let a whole new file, if there is one, take the place of the damaged one.
-
-    Raises:
-        OSError: The disk failed; the next call goes on.
-    """
-    rebuilt = path.with_name(path.name + REBUILT)
-    if rebuilt.exists():
-        # First the log of the old file: its pages are others.
-        path.with_name(path.name + "-wal").unlink(missing_ok=True)
-        fsync(path.parent)
-        rebuilt.replace(path)
-        fsync(path.parent)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

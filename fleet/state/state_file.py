@@ -6,19 +6,18 @@ and the table's writer what a waiting row holds. See decision 65 and `docs/store
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from agents.files import free_name, fsync, make_folder
-from agents.row_file import ends_in_log
+from agents.files import fsync, make_folder
+from agents.sqlite_files import copy_aside, ends_in_log, finish_rebuild, has_lost_turns, log_of
 from fleet.errors import StateDamaged
 from fleet.histogram import Histogram
 from fleet.state.labels import Labels
 from fleet.state.questions import Questions
-from fleet.state.schema import finish_rebuild, open_reader, open_writer, state_errors
+from fleet.state.schema import open_reader, open_writer, state_errors
 from fleet.state.turn import Turn
 
 
@@ -48,21 +47,21 @@ class StateFile(Questions):
         with state_errors("opening the state file", path):
             make_folder(path.parent)
             finish_rebuild(path)
-            ends = ends_in_log(path, self._log)
+            ends = ends_in_log(path)
         connection = open_writer(path)
         try:
             with state_errors("opening the state file", path):
-                self._check_log(connection, ends)
+                if has_lost_turns(connection, ends):
+                    _, [kept] = copy_aside(path, [log_of(path)])
+                    self.notes.append(
+                        f"{path} is damaged in its log: kept as {kept.name}; turns behind the damage are lost"
+                    )
                 super().__init__(connection, Labels(connection), path)
                 if fault := next(self.faults(), None):
                     raise StateDamaged(fault)
         except BaseException:
             connection.close()
             raise
-
-    @property
-    def _log(self) -> Path:
-        return self.path.with_name(self.path.name + "-wal")
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
@@ -92,21 +91,6 @@ class StateFile(Questions):
         """Let another process write. Closing twice does no harm."""
         with suppress(sqlite3.Error):
             self._connection.close()
-
-    def _check_log(self, connection: sqlite3.Connection, ends: Sequence[bool]) -> None:
-        """Keep a copy of a log in which transactions stand behind damage: they are lost.
-
-        Only the last transaction may be torn: those before it were waited for.
-        """
-        _, used, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
-        if any(ends[max(used, 0) : -1]):
-            aside = free_name(self.path, ".corrupt-wal")
-            shutil.copyfile(self._log, aside)
-            fsync(aside)
-            fsync(self.path.parent)
-            self.notes.append(
-                f"{self.path} is damaged in its log: kept as {aside.name}; turns behind the damage are lost"
-            )
 
 
 def back_up(path: Path, target: Path) -> None:

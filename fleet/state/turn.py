@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.labels import Labels
 from fleet.state.rows import LOST, OK, OUTCOME_NUMBERS, Result, TableFile, checksum, pack_trace, unpack_trace
+from fleet.state.schema import IN_GROUP
 
-_KEY = "workload = ? AND device = ? AND environment = ?"
 _ADD_TALLY = """
 INSERT INTO tally VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET
@@ -44,7 +44,7 @@ class Turn:
             key = number(result.workload_id), number(result.device_id), number(result.environment_id)
             candidate = bytes.fromhex(result.candidate_id)
             before = execute(
-                f"SELECT attempt, outcome FROM result WHERE {_KEY} AND candidate = ?", (*key, candidate)
+                f"SELECT attempt, outcome FROM result WHERE {IN_GROUP} AND candidate = ?", (*key, candidate)
             ).fetchall()
             is_new = all(attempt != result.attempt for attempt, _ in before)
             flags.append(is_new)

@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from agents.records import Record
 from fleet.errors import StoreError, StoreFull
+from fleet.state.packed_rows import pack, unpack
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
-from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack, unpack
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device
 from fleet.store.store import Store
 from fleet.store.writer import AppendResult
 

@@ -19,8 +19,7 @@ from agents.row_file import RowFile, copy_rows
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.histogram import Histogram
-from fleet.state.packed_rows import pack as pack
-from fleet.state.packed_rows import unpack as unpack
+from fleet.state.packed_rows import unpack
 
 #: Folder of the log in a store; the file in it, and its own log of pages that are not in it yet.
 INTAKE, FILE, PAGES = "intake", "waiting.sqlite", "waiting.sqlite-wal"

@@ -15,11 +15,12 @@ import pyarrow as pa
 from agents.records import content_hash
 from fleet.durable import fsync, write_durably
 from fleet.errors import StoreError, StoreFull
+from fleet.state.packed_rows import pack
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import lost_tables
 from fleet.store.delta.log import TORN, DataFile, commit_path
-from fleet.store.intake_log import INTAKE, IntakeLog, by_device, pack
+from fleet.store.intake_log import INTAKE, IntakeLog, by_device
 from fleet.store.writer import AppendResult
 
 _LOG = logging.getLogger(__name__)

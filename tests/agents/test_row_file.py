@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents import row_file
+from agents import row_file, sqlite_files
 from agents.errors import LayoutError
 from agents.row_file import RowFile, read_rows
 
@@ -203,7 +203,7 @@ def test_damage_behind_its_back_is_an_error(tmp_path: Path) -> None:
     rows.close()
 
 
-@pytest.mark.parametrize("step", ["_copy_aside", "_finish_rescue", "unlink"])
+@pytest.mark.parametrize("step", ["_copy_aside", "finish_rebuild", "unlink"])
 def test_a_kill_inside_a_rescue_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_kill_inside_a_rescue_loses_nothing(
     path = made(tmp_path / "f")
     flip(path, 20 * 4096 + 2000)
     calls: list[object] = []
-    owner = Path if step == "unlink" else RowFile
+    owner = {"unlink": Path, "finish_rebuild": row_file}.get(step, RowFile)
     real = getattr(owner, step)
 
     def kill(*arguments: object, **options: object) -> object:
@@ -251,7 +251,7 @@ def test_the_words_of_the_system_come_through(tmp_path: Path, monkeypatch: pytes
     def over_quota(path: Path, _: bytes) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
 
-    monkeypatch.setattr(row_file, "write_durably", over_quota)
+    monkeypatch.setattr(sqlite_files, "write_durably", over_quota)
     with pytest.raises(OSError, match="quota"):
         RowFile(tmp_path / "f")
 

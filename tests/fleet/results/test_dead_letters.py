@@ -18,8 +18,9 @@ from agents.lease import LeaseTag
 from agents.records import DeviceId, Record
 from fleet.core.arrivals import Arrival
 from fleet.errors import StoreError, StoreFull
-from fleet.results.dead_letters import LATE, REFUSED, DeadLetters
+from fleet.results.dead_letters import DeadLetters
 from fleet.results.refused_records import find_faults, record_ids, sift
+from fleet.state.contents import LATE, REFUSED
 from fleet.state.questions import StateReader
 from fleet.state.rows import DeadLetter
 from fleet.state.schema import STATE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fleet.cli.app import run
 from fleet.errors import StateDamaged, StoreLocked
 from fleet.state.contents import LATE
 from fleet.state.rebuild import rebuild
+from fleet.state.rows import TableFile
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
@@ -116,3 +119,19 @@ def test_the_command_mends_a_store_that_nobody_writes(
     assert run(["store", "verify", "--store", str(store), "--rebuild"]) == 0
     assert "kept as state.sqlite.corrupt" in capsys.readouterr().out
     assert run(["store", "verify", "--store", str(store)]) == 0
+
+
+def test_a_name_that_is_lost_takes_its_rows_along_and_new_names_get_new_numbers(tmp_path: Path) -> None:
+    with state_of(tmp_path) as state, state.turn() as turn:
+        for name in ("first", "second", "third"):
+            turn.add_waiting(DeviceId(name), 1, name.encode(), 1.0)
+            turn.drop_waiting([], [TableFile(path=name, device_id=DeviceId(name), rows=1, sha256="0" * 64)])
+    with closing(sqlite3.connect(tmp_path / STATE)) as connection:
+        connection.execute("DELETE FROM label WHERE text = 'second'")
+        connection.commit()
+    rebuild(tmp_path / STATE)
+    with state_of(tmp_path) as state:
+        with state.turn() as turn:
+            turn.add_waiting(DeviceId("fourth"), 1, b"fourth", 1.0)
+        assert [rows.device_id for rows in state.waiting()] == ["first", "third", "fourth"]
+        assert [file.path for file in state.files()] == ["first", "third"]

@@ -21,9 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from agents.records import Record
 from agents.row_file import RowFile
 from fleet.errors import StoreError, StoreFull
+from fleet.state.packed_rows import pack, unpack
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.intake import Intake, IntakeSettings
-from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log, pack, unpack
+from fleet.store.intake_log import FILE, INTAKE, IntakeLog, by_device, copy_log
 from fleet.store.store import Store
 from tests.disk_fixtures import Copies, failing, killed
 from tests.record_fixtures import make_batch, make_record
