@@ -1,42 +1,44 @@
 """Records, protocols, workloads and devices as JSON and back, exactly.
 
-For the spool, for files that people exchange, and for messages between processes. Standard library only.
-Readers follow the types of the dataclasses and are strict: what they accept is a whole value of a known
-layout. The store calls the protocol's part alone, so what a layout leaves unsaid is said here once.
+For the spool, for files that people exchange, and for messages between processes. What a value must be stands
+in its declaration (`agents.values`); what a type cannot say is checked here.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Set
-from dataclasses import MISSING, fields, is_dataclass
-from enum import StrEnum
-from functools import cache
 from itertools import islice
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from math import isfinite
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from agents.errors import AgentError
-from agents.records import (
-    RECORD_SCHEMA,
-    Descriptor,
-    DeviceSpec,
-    Protocol,
-    Record,
-    Workload,
-)
+from agents.lease import LeaseTag
+from agents.records import RECORD_SCHEMA, Descriptor, DeviceSpec, Protocol, Record, Workload
+from agents.values import Value
+
+_Value = TypeVar("_Value")
 
 #: Values and keys in one JSON text of a stranger at most, if nothing else is said.
 MOST_VALUES = 1_000_000
 #: One of them, in a text without escaped quotes. A text that does not end goes to the end.
 _VALUE = re.compile(r'"[^"]*+"?|[\[{]|[^\s\[\]{}:,"]++')
-#: Fields of a protocol by their key in JSON.
-_PROTOCOL_FIELDS = {one.metadata.get("key", one.name): one.name for one in fields(Protocol)}
-_RECORD_NAMES = frozenset(one.name for one in fields(Record))
+#: Errors that a value raises which is not what its type says.
+_FAULTS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
-_Read = Callable[[Any], Any]
+
+class SpooledRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """A record and the lease that it was made under."""
+
+    record: Record
+    lease: LeaseTag | None = None
+
+
+_SPOOLED = msgspec.json.Decoder(SpooledRecord)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def bounded_json(text: str, most: int = MOST_VALUES) -> Any:
@@ -54,20 +56,68 @@ def bounded_json(text: str, most: int = MOST_VALUES) -> Any:
     return json.loads(text)
 
 
+def encode_spooled(tagged: SpooledRecord) -> bytes:
+    """Encode a record with its lease; `decode_spooled` gives an equal one back.
+
+    Raises:
+        AgentError: A number is none, or as of `readable`.
+    """
+    record = readable(tagged.record)
+    _check_finite(record)
+    try:
+        return msgspec.json.encode(tagged if record is tagged.record else replace(tagged, record=record))
+    except _FAULTS as fault:
+        raise _error("record", fault) from None
+
+
+def decode_spooled(body: bytes) -> SpooledRecord:
+    """Decode a record with its lease.
+
+    Raises:
+        AgentError: Not one, or one of another layout.
+    """
+    try:
+        tagged = _SPOOLED.decode(body)
+    except _FAULTS as fault:
+        raise _error("record", fault) from None
+    readable(tagged.record)
+    return tagged
+
+
+def readable(record: Record) -> Record:
+    """The record as it can be read back.
+
+    Halves of characters in its error, whose text may have been cut anywhere, are written out.
+
+    Raises:
+        AgentError: It is of another layout, or its `quality` is no JSON object.
+    """
+    check_schema(record.schema)
+    try:
+        _OBJECT.decode(record.quality)
+    except _FAULTS as fault:
+        raise AgentError(f"record: quality: expected the text of a JSON object: {fault}") from None
+    if record.error.isascii():
+        return record
+    error = record.error.encode("utf-8", "backslashreplace").decode()
+    return record if error == record.error else replace(record, error=error)
+
+
+def _check_finite(record: Record) -> None:
+    """Refuse numbers that are none: JSON has a null for them."""
+    numbers = (record.build_secs, record.wait_secs, record.timing_secs, record.measured_at)
+    if not all(map(isfinite, (*record.run_secs, *record.warmup_secs, *numbers))):
+        raise AgentError("record: a number of seconds is not finite")
+
+
 def record_to_json(record: Record) -> dict[str, Any]:
     """Turn a record into values that `json.dumps` takes; `record_from_json` gives an equal record back.
 
     Raises:
-        AgentError: It is of another layout, or `quality` is no JSON object.
+        AgentError: As of `readable`.
     """
-    check_schema(record.schema)
-    _check_quality(record.quality)
-    value: dict[str, Any] = {name: getattr(record, name) for name in _RECORD_NAMES}
-    value["outcome"] = record.outcome.value
-    value["run_secs"] = list(record.run_secs)
-    value["warmup_secs"] = list(record.warmup_secs)
-    value["protocol"] = protocol_to_json(record.protocol)
-    return value
+    values: dict[str, Any] = msgspec.to_builtins(readable(record))
+    return values
 
 
 def record_from_json(value: Any) -> Record:
@@ -76,19 +126,18 @@ def record_from_json(value: Any) -> Record:
     Raises:
         AgentError: Not a record, a key too many or too few, a value of the wrong type, or another layout.
     """
-    if not isinstance(value, dict):
-        raise AgentError(f"record: expected a JSON object, got {type(value).__name__}")
-    check_schema(value.get("schema"))
-    _check_names("record", value, _RECORD_NAMES)
-    readers = _field_readers(Record, "record")
-    values = {name: readers[name](item) for name, item in value.items() if name != "protocol"}
-    _check_quality(values["quality"])
-    return Record(protocol=protocol_from_json(value["protocol"]), **values)
+    if isinstance(value, dict):
+        check_schema(value.get("schema"))
+    _check_complete(Record, value, "record")
+    record = value_from_json(Record, value, "record")
+    _check_complete(Protocol, value["protocol"], "record: protocol")
+    return readable(record)
 
 
 def protocol_to_json(protocol: Protocol) -> dict[str, Any]:
     """Turn a protocol into values that `json.dumps` takes."""
-    return {key: getattr(protocol, name) for key, name in _PROTOCOL_FIELDS.items()}
+    values: dict[str, Any] = msgspec.to_builtins(protocol)
+    return values
 
 
 def protocol_from_json(value: Any) -> Protocol:
@@ -97,16 +146,8 @@ def protocol_from_json(value: Any) -> Protocol:
     Raises:
         AgentError: Not a protocol: a key too many or too few, or a value out of bounds.
     """
-    where = "record: protocol"
-    if not isinstance(value, dict):
-        raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    _check_names(where, value, _PROTOCOL_FIELDS.keys())
-    readers = _field_readers(Protocol, where)
-    values = {_PROTOCOL_FIELDS[key]: readers[_PROTOCOL_FIELDS[key]](item) for key, item in value.items()}
-    try:
-        return Protocol(**values)
-    except ValueError as error:
-        raise AgentError(f"record: {error}") from error
+    _check_complete(Protocol, value, "record: protocol")
+    return value_from_json(Protocol, value, "record: protocol")
 
 
 def check_schema(schema: object) -> None:
@@ -125,8 +166,7 @@ def workload_from_json(value: Any) -> Workload:
     Raises:
         AgentError: A key too many or too few, or a value of the wrong type.
     """
-    workload = _reader(Workload, "workload")(value)
-    assert isinstance(workload, Workload)
+    workload = value_from_json(Workload, value, "workload")
     if len(workload.arg_shapes) != len(workload.arg_dtypes):
         raise AgentError(
             f"workload: {len(workload.arg_shapes)} arg_shapes, but {len(workload.arg_dtypes)} arg_dtypes"
@@ -142,145 +182,38 @@ def device_from_json(spec: Any, descriptor: Any) -> tuple[DeviceSpec, Descriptor
     Raises:
         AgentError: A key too many, a needed one missing, or a value of the wrong type.
     """
-    made = _reader(DeviceSpec, "device spec")(spec)
-    seen = None if descriptor is None else _reader(Descriptor, "descriptor")(descriptor)
-    assert isinstance(made, DeviceSpec)
-    assert seen is None or isinstance(seen, Descriptor)
+    claimed = value_from_json(DeviceSpec, spec, "device spec")
+    probed = None if descriptor is None else value_from_json(Descriptor, descriptor, "descriptor")
     try:
-        is_mapping = isinstance(bounded_json(made.target_json), dict)
+        is_mapping = isinstance(bounded_json(claimed.target_json), dict)
     except (ValueError, RecursionError):
         is_mapping = False
     if not is_mapping:
         raise AgentError("device spec: target_json: expected the text of a JSON object")
-    return made, seen
+    return claimed, probed
 
 
-@cache
-def _reader(kind: Any, where: str) -> _Read:
-    """How JSON becomes a value of a type: built once for each type and place, as thousands are read."""
-    kind = getattr(kind, "__supertype__", kind)
-    if get_origin(kind) is UnionType:
-        read = _reader(get_args(kind)[0], where)
-        return lambda value: None if value is None else read(value)
-    if get_origin(kind) is tuple:
-        return _tuple_reader(get_args(kind), where)
-    if is_dataclass(kind):
-        return _dataclass_reader(kind, where)
-    if kind is float:
-        return _float_reader(where)
-    if issubclass(kind, StrEnum):
-        return _word_reader({one.value: one for one in kind}, where)
+def value_from_json(kind: type[_Value], value: Any, what: str) -> _Value:
+    """Rebuild any declared value from what `json.loads` gives.
 
-    # The tail of a record's error may be cut within a character.
-    if kind is str and not where.startswith("record"):
-        return _text_reader(where)
+    By way of a text again: no text holds numbers that are none, or halves of characters.
 
-    def plain(value: Any) -> Any:
-        # `True` is an int to Python, but never a count.
-        if type(value) is not kind:
-            raise _mismatch(where, kind, value)
-        return value
-
-    return plain
-
-
-@cache
-def _field_readers(kind: Any, where: str) -> dict[str, _Read]:
-    return {name: _reader(hint, f"{where}: {name}") for name, hint in get_type_hints(kind).items()}
-
-
-def _text_reader(where: str) -> _Read:
-    def read(value: Any) -> str:
-        if type(value) is not str:
-            raise _mismatch(where, str, value)
-        try:
-            if not value.isascii():
-                value.encode()
-        except UnicodeEncodeError as error:
-            # No reader of JSON but Python's takes it: a store with one such text could not be read any more.
-            raise AgentError(f"{where}: expected text, got half a character at place {error.start}") from None
-        return value
-
-    return read
-
-
-def _float_reader(where: str) -> _Read:
-    def read(value: Any) -> float:
-        if type(value) is float and math.isfinite(value):
-            return value
-        try:
-            if type(value) is int:
-                return float(value)
-        except OverflowError:
-            pass
-        raise _mismatch(where, float, value)
-
-    return read
-
-
-def _word_reader(words: Mapping[str, StrEnum], where: str) -> _Read:
-    def read(value: Any) -> StrEnum:
-        if type(value) is not str or value not in words:
-            raise AgentError(f"{where}: {value!r:.60} is not known; expected one of {', '.join(words)}")
-        return words[value]
-
-    return read
-
-
-def _tuple_reader(kinds: tuple[Any, ...], where: str) -> _Read:
-    reads = [_reader(kind, where) for kind in kinds if kind is not ...]
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise AgentError(f"{where}: expected a list, got {type(value).__name__}")
-        if kinds[-1] is ...:
-            return tuple(map(reads[0], value))
-        if len(value) != len(kinds):
-            raise AgentError(f"{where}: expected {len(kinds)} values, got {len(value)}")
-        return tuple(one(item) for one, item in zip(reads, value, strict=True))
-
-    return read
-
-
-def _dataclass_reader(kind: Any, where: str) -> _Read:
-    readers = _field_readers(kind, where)
-    needed = {one.name for one in fields(kind) if one.default is MISSING}
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise AgentError(f"{where}: expected a JSON object, got {type(value).__name__}")
-        if missing := sorted(needed - value.keys()):
-            raise AgentError(f"{where}: lacks {', '.join(missing)}")
-        if unknown := sorted(str(name) for name in value.keys() - readers.keys()):
-            raise AgentError(f"{where}: unknown keys {', '.join(unknown)}; upgrade tensor-fleet")
-        return kind(**{name: readers[name](one) for name, one in value.items()})
-
-    return read
-
-
-def _mismatch(where: str, kind: type, value: Any) -> AgentError:
-    names = {bool: "true or false", float: "a finite number", int: "a whole number", str: "text"}
-    return AgentError(f"{where}: expected {names[kind]}, got {type(value).__name__}")
-
-
-def _check_quality(text: str) -> None:
-    """Refuse what `Record.is_suspect` and readers of other languages could not read."""
+    Raises:
+        AgentError: `what` is not one; the message has the path of the field.
+    """
     try:
-        found = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise AgentError(f"record: quality: expected the text of a JSON object: {error}") from error
-    if not isinstance(found, dict):
-        raise AgentError(
-            f"record: quality: expected the text of a JSON object, got that of {type(found).__name__}"
-        )
+        return msgspec.json.decode(msgspec.json.encode(value), type=kind)
+    except _FAULTS as fault:
+        raise _error(what, fault) from None
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+def _check_complete(kind: type[msgspec.Struct], value: Any, what: str) -> None:
+    """Refuse an object that leaves to a default what every writer says."""
+    if isinstance(value, dict) and (missing := set(kind.__struct_encode_fields__) - value.keys()):
+        raise AgentError(f"{what}: lacks {', '.join(sorted(missing))}")
 
 
-def _check_names(where: str, value: Mapping[str, Any], names: Set[str]) -> None:
-    if value.keys() != names:
-        missing = ", ".join(sorted(names - value.keys())) or "none"
-        unknown = ", ".join(sorted(str(name) for name in value.keys() - names)) or "none"
-        raise AgentError(f"{where}: keys do not fit: missing {missing}; unknown {unknown}")
+def _error(what: str, fault: BaseException) -> AgentError:
+    if isinstance(fault, UnicodeEncodeError):
+        return AgentError(f"{what}: expected text, got half a character at place {fault.start} of a text")
+    return AgentError(f"{what}: {fault}")

@@ -1,16 +1,18 @@
 """What a device is: as its YAML claims it, and as the probe saw it.
 
-Standard library only; `agents.records` offers it.
+`agents.records` offers it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NewType
 
+from msgspec.structs import replace
+
 from agents.protocol import Protocol
+from agents.values import Value
 
 DeviceId = NewType("DeviceId", str)
 
@@ -43,8 +45,7 @@ class Family(StrEnum):
     GPU = "gpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Value, frozen=True, kw_only=True):
     """What a device of kind `replay` answers from (`docs/replay.md`)."""
 
     #: Path of the records: a store, or a Parquet file that was exported from one.
@@ -59,8 +60,7 @@ class Replay:
     failures: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSpec:
+class DeviceSpec(Value, frozen=True, kw_only=True):
     """What the YAML of one device claims."""
 
     #: Name of the device; also the file name of its YAML.
@@ -100,8 +100,7 @@ class DeviceSpec:
         return replace(common, **changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptor:
+class Descriptor(Value, frozen=True, kw_only=True):
     """What the probe saw on the host of one device. Sizes in bytes, clocks in MHz; 0 means unknown."""
 
     host: str

@@ -1,7 +1,7 @@
 """The words every part of the project shares: device, workload, candidate, protocol, record.
 
-Standard library only. All types are frozen values that may cross a process, a Ray call or a file;
-none of them knows how it was made or where it is kept. See `docs/words.md` for one line on each word.
+All types are frozen values that may cross a process, a Ray call or a file; none of them knows how it was made
+or where it is kept. See `docs/words.md` for one line on each word.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from functools import cache
-from operator import attrgetter
+from functools import cached_property
 from typing import Any, NewType
+
+import msgspec
 
 # What others import from here, too.
 from agents.devices import ANSOR_HARDWARE_PARAMS as ANSOR_HARDWARE_PARAMS
@@ -26,6 +25,7 @@ from agents.devices import Family as Family
 from agents.devices import Replay as Replay
 from agents.devices import unknown_descriptor as unknown_descriptor
 from agents.protocol import Protocol as Protocol
+from agents.values import Identified, Value
 
 #: Version of the record layout: the only one that is read.
 RECORD_SCHEMA = 2
@@ -72,8 +72,7 @@ def content_hash(*parts: str) -> str:
     return hashlib.sha256(b"".join(pieces)).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Value, frozen=True, kw_only=True):
     """One tensor program to schedule."""
 
     #: TVM's structural hash of the module, 16 hexadecimal digits.
@@ -105,59 +104,7 @@ class Workload:
         return sum(math.prod(shape) * width.get(dtype, 1) for shape, dtype in arguments)
 
 
-class FastPickle:
-    """A frozen dataclass that pickles fast: thousands of a second go from process to process.
-
-    It is rebuilt by its values, in the order of its fields; the dataclasses' own way looks all fields up
-    again for each object.
-    """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kind: Any = type(self)
-        return _rebuilt, (kind, _getter(kind)(self))
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
-
-
-@cache
-def _getter(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    names = _names(kind)
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
-
-
-@cache
-def _setters(kind: Any) -> tuple[Callable[[Any, Any], None], ...]:
-    return tuple(getattr(kind, name).__set__ for name in _names(kind))
-
-
-def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
-    made = object.__new__(kind)
-    for set_field, value in zip(_setters(kind), values, strict=True):
-        set_field(made, value)
-    return made
-
-
-class _Identified(FastPickle):
-    """What a coordinator sees ten thousand of a second: its id is hashed once."""
-
-    __slots__ = ("_id",)
-    _id: str
-
-    def _identify(self, *parts: str) -> str:
-        found = content_hash(*parts)
-        object.__setattr__(self, "_id", found)
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate(_Identified):
+class Candidate(Identified, frozen=True, kw_only=True):
     """A workload and one schedule of it; free of any device, so it lines up across devices."""
 
     workload_id: WorkloadId
@@ -168,13 +115,10 @@ class Candidate(_Identified):
     #: `confirm`, `noise` (A/A run), `canary`.
     origin: str = "random"
 
-    @property
+    @cached_property
     def candidate_id(self) -> CandidateId:
         """Hash of workload, dialect and trace; `origin` is no part of it."""
-        try:
-            return CandidateId(self._id)
-        except AttributeError:
-            return CandidateId(self._identify(self.workload_id, self.dialect, self.trace))
+        return CandidateId(content_hash(self.workload_id, self.dialect, self.trace))
 
 
 def has_flag(quality: str, key: str) -> bool:
@@ -191,8 +135,7 @@ def record_id_of(candidate_id: str, device_id: str, environment_id: str, attempt
     return content_hash(candidate_id, device_id, environment_id, str(attempt))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record(_Identified):
+class Record(Identified, frozen=True, kw_only=True):
     """One candidate on one device, once. Immutable; a failed candidate is a record too."""
 
     device_id: DeviceId
@@ -230,13 +173,10 @@ class Record(_Identified):
     quality: str = "{}"
     schema: int = RECORD_SCHEMA
 
-    @property
+    @cached_property
     def record_id(self) -> str:
         """The same for every delivery of the same measurement: (candidate, device, environment, attempt)."""
-        try:
-            return self._id
-        except AttributeError:
-            return self._identify(self.candidate_id, self.device_id, self.environment_id, str(self.attempt))
+        return record_id_of(self.candidate_id, self.device_id, self.environment_id, self.attempt)
 
     @property
     def is_suspect(self) -> bool:
@@ -265,8 +205,7 @@ class Record(_Identified):
         return min(self.run_secs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRef:
+class ModelRef(Value, frozen=True, kw_only=True):
     """One head of one model version: what agents and clients ask the registry for."""
 
     #: Name of the version, such as `v000012`.
@@ -277,7 +216,7 @@ class ModelRef:
 
 
 def as_json_dict(value: Any) -> dict[str, Any]:
-    """Turn one of this module's dataclasses into JSON-ready values (tuples become lists, enums text)."""
-    result = json.loads(json.dumps(asdict(value)))
+    """Turn a value into JSON-ready ones (tuples become lists, enums text)."""
+    result = json.loads(json.dumps(msgspec.to_builtins(value)))
     assert isinstance(result, dict)
     return result

@@ -6,10 +6,11 @@ import os
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 import agents.row_file
 import fleet.store.delta.index

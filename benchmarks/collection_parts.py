@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from agents.device.batch import Batch
 from agents.device.worker import DeviceWorker

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from agents.errors import AgentError
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol, Replay
@@ -159,8 +161,6 @@ def replay_case(work: Work) -> None:
 
 def replay_spec(work: Work) -> DeviceSpec:
     """The spec of a device that replays the case's records."""
-    from dataclasses import replace
-
     from fleet.collection.replay_files import ready
     from fleet.store.store import Store
 
@@ -179,8 +179,6 @@ def replay_spec(work: Work) -> DeviceSpec:
 
 def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
     """Propose, evolve and measure on a replay device."""
-    from dataclasses import replace
-
     from agents.device.batch import Batch
     from agents.device.replay import ReplayWorker
     from agents.programs.networks import NETWORKS

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Workload
 from fleet.api.app import ApiSources

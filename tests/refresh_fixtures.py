@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from agents.records import Candidate, Record, Workload, WorkloadId, content_hash
@@ -29,7 +30,9 @@ def unlike_workload(number: int) -> Workload:
     """A workload with shapes of its own, so that the rule of the held-out ones looks at each by itself."""
     workload = gmm_workload(f"gmm {number}")
     shapes = ((2, 128, 128 + number), *workload.arg_shapes[1:])
-    return replace(workload, workload_id=WorkloadId(content_hash(f"w{number}")[:16]), arg_shapes=shapes)
+    return msgspec.structs.replace(
+        workload, workload_id=WorkloadId(content_hash(f"w{number}")[:16]), arg_shapes=shapes
+    )
 
 
 def candidates_of(workload: Workload, count: int, seed: int = 0) -> list[Candidate]:
@@ -69,7 +72,7 @@ def records_for(
 ) -> list[Record]:
     """One ok record of each candidate on each device."""
     return [
-        replace(
+        msgspec.structs.replace(
             record_of(one, device, secs_of(one, device, upside_down=upside_down)), measured_at=measured_at
         )
         for workload in workloads

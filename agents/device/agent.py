@@ -11,9 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agents.device.messages import (
     Acknowledge,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agents.records import Candidate, FastPickle, Protocol, Record, Workload, WorkloadId
+from agents.records import Candidate, Protocol, Record, Workload, WorkloadId
+from agents.values import Value
 
 #: A part takes about this long. A dead agent costs that, and the programs that wait to be timed again.
 PART_SECS = 15.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(FastPickle):
+class Batch(Value, frozen=True, kw_only=True):
     """Candidates to measure on one device, and how."""
 
     candidates: tuple[Candidate, ...]

@@ -8,8 +8,9 @@ of the agent's life), so that nothing from a life that is over can be taken for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import field
 
 from agents.device.batch import Batch
 from agents.lease import Lease, LeaseTag
@@ -19,11 +20,11 @@ from agents.records import (
     Descriptor,
     DeviceId,
     DeviceSpec,
-    FastPickle,
     Protocol,
     Record,
     Workload,
 )
+from agents.values import Value
 
 #: A record and the lease that it was made under; None where an earlier version made it.
 TaggedRecord = tuple[LeaseTag | None, Record]
@@ -48,8 +49,7 @@ class Asked(StrEnum):
     ACKNOWLEDGE = "acknowledge"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeRequest(FastPickle):
+class ProposeRequest(Value, frozen=True, kw_only=True):
     """A wish for candidates of one workload."""
 
     #: Chosen by who asks; comes back in `Proposed` or `Failed`.
@@ -66,8 +66,7 @@ class ProposeRequest(FastPickle):
     foreign: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message(FastPickle):
+class Message(Value, frozen=True, kw_only=True):
     """What all messages have."""
 
     device_id: DeviceId
@@ -75,8 +74,7 @@ class Message(FastPickle):
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentUp(Message):
+class AgentUp(Message, frozen=True, kw_only=True):
     """The device may be used; always the first message of an agent that lives."""
 
     descriptor: Descriptor
@@ -91,8 +89,7 @@ class AgentUp(Message):
     has_more: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MorePending(Message):
+class MorePending(Message, frozen=True, kw_only=True):
     """More records of earlier lives: a long spool comes in several messages, ahead of any results."""
 
     pending: tuple[TaggedRecord, ...]
@@ -100,22 +97,19 @@ class MorePending(Message):
     is_last: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described(Message):
+class Described(Message, frozen=True, kw_only=True):
     """More is known of the device than `AgentUp` told: its canaries were timed. Comes ahead of results."""
 
     descriptor: Descriptor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRefused(Message):
+class AgentRefused(Message, frozen=True, kw_only=True):
     """The host cannot be the device that its spec describes; the agent has ended. The last message."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentGone(Message):
+class AgentGone(Message, frozen=True, kw_only=True):
     """The agent has ended, asked or not. The last message: what it leaves is in its spool."""
 
     #: Why, in one line.
@@ -130,8 +124,7 @@ class AgentGone(Message):
     is_host_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """The agent's process is alive, whatever its device is doing."""
 
     #: Leases that it works on or that wait, the running one first.
@@ -145,8 +138,7 @@ class Heartbeat(Message):
     is_host_idle: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results(Message):
+class Results(Message, frozen=True, kw_only=True):
     """Records of one lease, durable in the agent's spool. A batch of slow programs comes in several parts."""
 
     lease: LeaseTag
@@ -157,8 +149,7 @@ class Results(Message):
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed(Message):
+class Proposed(Message, frozen=True, kw_only=True):
     """The answer to a `ProposeRequest`, which comes back without what it excluded."""
 
     request: ProposeRequest
@@ -167,24 +158,21 @@ class Proposed(Message):
     refused: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadsListed(Message):
+class WorkloadsListed(Message, frozen=True, kw_only=True):
     """The workloads of some networks, heaviest first."""
 
     networks: tuple[str, ...]
     workloads: tuple[Workload, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Concluded(Message):
+class Concluded(Message, frozen=True, kw_only=True):
     """The agent measures nothing more; all that it finished has been told."""
 
     #: Leases that are not finished.
     leases: tuple[LeaseTag, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """One request had no result; the agent lives on."""
 
     what: Asked
@@ -199,16 +187,14 @@ class Failed(Message):
     is_blameless: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRequest(FastPickle):
+class AgentRequest(Value, frozen=True, kw_only=True):
     """What all requests have; one to a life that is over is dropped."""
 
     device_id: DeviceId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginAgent(AgentRequest):
+class BeginAgent(AgentRequest, frozen=True, kw_only=True):
     """Begin the life of an agent."""
 
     spec: DeviceSpec
@@ -225,42 +211,36 @@ class BeginAgent(AgentRequest):
     fleet_pids: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop(AgentRequest):
+class Stop(AgentRequest, frozen=True, kw_only=True):
     """End: when what was asked before is done, or at once."""
 
     kill: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure(AgentRequest):
+class Measure(AgentRequest, frozen=True, kw_only=True):
     """Measure a batch under a lease."""
 
     lease: Lease
     batch: Batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conclude(AgentRequest):
+class Conclude(AgentRequest, frozen=True, kw_only=True):
     """Begin no further part of any batch from now on, and say which leases are left unfinished."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Propose(AgentRequest):
+class Propose(AgentRequest, frozen=True, kw_only=True):
     """Draw or evolve candidates."""
 
     wish: ProposeRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListWorkloads(AgentRequest):
+class ListWorkloads(AgentRequest, frozen=True, kw_only=True):
     """List the workloads of networks."""
 
     networks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge(AgentRequest):
+class Acknowledge(AgentRequest, frozen=True, kw_only=True):
     """Forget records that the store holds for good."""
 
     record_ids: tuple[str, ...]

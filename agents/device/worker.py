@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from agents.codec import device_from_json, workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part

@@ -1,7 +1,7 @@
 """What every process of this project begins with: where Python looks for modules, who may write its files.
 
 Python may look for modules in the present folder first: a `random.py` that lies there would be run instead of
-the library's. A user without a umask would let everybody write to stores, spools and journals.
+the library's. A user without a umask would let everybody write to stores and spools.
 """
 
 from __future__ import annotations

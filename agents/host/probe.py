@@ -12,10 +12,11 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from agents.host import cpu_features as isa
 from agents.host import procfs as host

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from agents.errors import last_line
 from agents.networks.network_name import NetworkRefusedError, why_value_shaped

@@ -1,6 +1,6 @@
 """From an imported trace to decisions in a design space of our own: nothing else of it is used.
 
-`agents.programs.design_space` calls it and replays the decisions on its own traces; standard library only.
+`agents.programs.design_space` calls it and replays the decisions on its own traces.
 Which of our traces an imported one belongs to is told by its first instructions. They are compared, never
 run.
 """
@@ -8,11 +8,11 @@ run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
-from agents.records import Candidate, FastPickle, canonical_json
+from agents.records import Candidate, canonical_json
+from agents.values import Value
 
 #: Blocks had another name in TVM before 0.22.
 _RENAMED = {"GetBlock": "GetSBlock"}
@@ -30,8 +30,7 @@ _OF_TARGET = frozenset(
 Step = str
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation(FastPickle):
+class Derivation(Value, frozen=True):
     """What became of imported candidates."""
 
     #: Candidates of our own, without repeats.

@@ -87,7 +87,8 @@ def workload_from_module(
         arg_dtypes=dtypes,
         flops=float(estimate_tir_flops(module)),
         networks=tuple(sorted(networks)),
-        module_json=tvm.ir.save_json(module),
+        # TVM's own kind of text is no text to an encoder.
+        module_json=str(tvm.ir.save_json(module)),
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.codec import workload_from_json
+from agents.codec import protocol_from_json, workload_from_json
 from agents.errors import AgentError
 from agents.host.host_lock import HostLockError, timing_lock
 from agents.host.probe import environment
@@ -100,7 +100,8 @@ class ChildWorker:
                 workload = workload_from_json(message["workload"])
                 self._workloads[workload.workload_id] = workload
             elif operation == "measure":
-                workload, protocol = self._workloads[message["workload_id"]], Protocol(**message["protocol"])
+                workload = self._workloads[message["workload_id"]]
+                protocol = protocol_from_json(message["protocol"])
                 job = _Job(workload=workload, protocol=protocol, **message["job"])
                 self._retiming.note(job.workload.workload_id, job.best_secs)
                 try:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, field
+from msgspec.structs import replace
 
 from agents.programs.quality import interval_quality
 from agents.records import Candidate, Outcome, Protocol, Workload
+from agents.values import Value
+
+#: No clock of a job gives more seconds: sums of such numbers stay finite, and fit into the files of records.
+_MOST_SECS = 1e12
+#: Repeats, or warm-up runs, of one program at most.
+_MOST_RUNS = 100_000
+Seconds = Annotated[float, Meta(ge=0, le=_MOST_SECS)]
+#: Seconds of warm-up runs; and of repeats: no program takes no time.
+Runs = Annotated[tuple[Seconds, ...], Meta(max_length=_MOST_RUNS)]
+Repeats = Annotated[tuple[Annotated[float, Meta(gt=0, le=_MOST_SECS)], ...], Meta(max_length=_MOST_RUNS)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+#: Real texts take some 2,000 characters.
+MOST_CHARS = 1 << 20
+Text = Annotated[str, Meta(max_length=MOST_CHARS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +43,19 @@ class CandidateJob:
     is_canary: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
+class JobResult(Value, frozen=True, kw_only=True):
     """How one job ended: the measured part of a record."""
 
     #: Number of the job in the order in which jobs were handed in.
-    job: int
+    job: Count
     outcome: Outcome
-    run_secs: tuple[float, ...] = ()
-    warmup_secs: tuple[float, ...] = ()
-    number: int = 0
-    build_secs: float = 0.0
-    wait_secs: float = 0.0
-    timing_secs: float = 0.0
-    error: str = ""
+    run_secs: Repeats = ()
+    warmup_secs: Runs = ()
+    number: Count = 0
+    build_secs: Seconds = 0.0
+    wait_secs: Seconds = 0.0
+    timing_secs: Seconds = 0.0
+    error: Text = ""
     #: Unix seconds when it ended.
     ended_at: float = field(default_factory=time.time)
     environment: dict[str, Any] = field(default_factory=dict)

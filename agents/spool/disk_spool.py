@@ -1,17 +1,15 @@
 """Finished records on the device's host until the coordinator has acknowledged them.
 
 `agents.device.worker` puts every record here before it hands it over, so neither a lost message nor a dead
-coordinator costs a measurement. Standard library only; it knows nothing of who fetches the records.
+coordinator costs a measurement. It knows nothing of who fetches the records.
 
-A spool is a folder with one file of rows (`agents.row_file`). A row is JSON with a `record` and the `lease`
-that it was made under.
+A spool is a folder with one file of rows (`agents.row_file`). A row is a `SpooledRecord` in JSON.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import time
@@ -20,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.codec import record_from_json, record_to_json
+from agents.codec import SpooledRecord, decode_spooled, encode_spooled
 from agents.errors import AgentError, SpoolError, SpoolFull
 from agents.files import make_folder
-from agents.lease import LeaseTag, tag_from_json
+from agents.lease import LeaseTag
 from agents.records import Record
-from agents.row_file import FileRow, RowFile
+from agents.row_file import RowFile
 
 _LOG = logging.getLogger(__name__)
 
@@ -106,9 +104,9 @@ class Spool:
         }
         if not fresh:
             return
-        lease = {} if tag is None else {"lease": tag.as_json()}
         added = [
-            (record_id, _packed({"record": record_to_json(one), **lease})) for record_id, one in fresh.items()
+            (record_id, encode_spooled(SpooledRecord(record=record, lease=tag)))
+            for record_id, record in fresh.items()
         ]
         asked = sum(len(body) for _, body in added)
         what = f"{len(fresh)} records of {asked} bytes"
@@ -142,7 +140,9 @@ class Spool:
         """
         rows = self._opened()
         with _disk_errors(f"the spool {self._path} cannot be read"):
-            yield from map(_unpacked, rows.get([place.number for place in self._pending.values()]))
+            for row in rows.get([place.number for place in self._pending.values()]):
+                tagged = decode_spooled(row.body)
+                yield tagged.lease, tagged.record
 
     def acknowledge(self, record_ids: Iterable[str]) -> None:
         """Forget records that the store holds for good; unknown ids are ignored.
@@ -204,21 +204,13 @@ class Spool:
             rows = self._rows = RowFile(self._path / FILE)
             for row in rows.rows():
                 where = f"{rows.path}, row {row.number}"
-                tag, record = _unpacked(row)
-                self._keep_place(record.record_id, _Place(row.number, len(row.body), tag))
-        except (AgentError, ValueError) as error:
+                tagged = decode_spooled(row.body)
+                place = _Place(row.number, len(row.body), tagged.lease)
+                self._keep_place(tagged.record.record_id, place)
+        except AgentError as error:
             raise SpoolError(f"{where}: {error}") from error
         if rows.notes:
             raise SpoolError("; ".join(rows.notes) + "; open the spool again to go on with the rest")
-
-
-def _packed(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _unpacked(row: FileRow) -> tuple[LeaseTag | None, Record]:
-    value = json.loads(row.body)
-    return tag_from_json(value.get("lease")), record_from_json(value.get("record"))
 
 
 def _lock(path: Path, timeout_secs: float) -> int:

@@ -17,10 +17,13 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from agents.codec import workload_from_json
+from agents.errors import AgentError
 from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.api.scores import MOST_TRACES
 from fleet.errors import FleetError
@@ -199,14 +202,10 @@ def _workload(store: Path, given: str | dict[str, Any]) -> Workload:
                 404, f"unknown workload {given[:80]!r}; give an id of {store}, or a whole workload"
             )
         return next(iter(found.values()))
-    from pydantic import TypeAdapter, ValidationError
-
     try:
-        workload = TypeAdapter(Workload).validate_json(json.dumps(given), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in ("workload", *first["loc"]))
-        raise ScoreRefusalError(422, f"{key}: {first['msg']}") from error
+        workload = workload_from_json(given)
+    except AgentError as error:
+        raise ScoreRefusalError(422, str(error)) from error
     # A given workload may claim any id; facts about another workload must not be applied to it.
     return replace(workload, workload_id=WorkloadId("given"))
 

@@ -8,8 +8,10 @@ best = found.order[0]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from agents.records import Workload
 from fleet.api.client import find_daemon

@@ -10,7 +10,9 @@ import heapq
 import math
 import random
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from agents.records import (
     CONFIRM,

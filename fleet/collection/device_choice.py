@@ -7,8 +7,9 @@ A command asks once. The daemon keeps one and has it look at the folder again an
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agents.host.differences import differences
 from agents.host.probe import probe

@@ -7,11 +7,11 @@ them. Knows no file and no origin of a value.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import urlsplit
 
+from msgspec.structs import fields
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from agents.networks.network_name import NetworkRefusedError, with_absolute_path
-from agents.records import Protocol
+from agents.protocol import Protocol, protocol_bounds
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -242,13 +242,16 @@ class OnboardingSection(Section):
 
 def _protocol_fields() -> dict[str, Any]:
     """Type, default and bounds of every field of the protocol, for pydantic."""
-    hints, found = get_type_hints(Protocol), {}
+    hints, bounds, settings = get_type_hints(Protocol), protocol_bounds(), {}
     for one in fields(Protocol):
-        options = {key: bound for key, bound in one.metadata.items() if key != "key"}
+        options: dict[str, Any] = {}
         if one.name == "memory_limit_gib":
-            options = {"ge": _LEAST_MEMORY_GIB, "le": options["le"]}
-        found[one.name] = (hints[one.name], Field(default=one.default, **options))
-    return found
+            options = {"ge": _LEAST_MEMORY_GIB, "le": bounds[one.name].most}
+        elif one.name in bounds:
+            least, most, is_open = bounds[one.name]
+            options = {"gt" if is_open else "ge": least, "le": most}
+        settings[one.name] = (hints[one.name], Field(default=one.default, **options))
+    return settings
 
 
 _ProtocolFields: Any = create_model("_ProtocolFields", __base__=Section, **_protocol_fields())

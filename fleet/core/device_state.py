@@ -18,7 +18,7 @@ from fleet.core.policies import Budget, Closed, closed_because
 #: Leases that are over and remembered, to tell a second delivery of results from a late one. An agent has two
 #: leases at a time, so whatever it still delivers is far younger.
 _REMEMBERED_TOKENS = 64
-#: A heartbeat is worth its place in the journal if it moves a deadline by this share of a lease.
+#: A heartbeat is worth its place in the event log if it moves a deadline by this share of a lease.
 _NEWS_SHARE = 0.25
 #: An agent is alive that was heard within this share of a lease: more than a heartbeat is held back for.
 _HEARD_SHARE = 0.5
@@ -82,7 +82,7 @@ class Device(Struct, forbid_unknown_fields=True):
     records: int = 0
     ok: int = 0
     late: int = 0
-    #: Since the beginning of the journal.
+    #: Since the beginning of the event log.
     jobs_done: int = 0
     crashes: int = 0
     expiries: int = 0

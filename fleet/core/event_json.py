@@ -1,6 +1,6 @@
 """Events and states as JSON-ready values and back, as their declarations say.
 
-The journal and its snapshots hold them: `{"event": "AgentDied", "at_secs": ...}`.
+The event log and its snapshots hold them: `{"event": "AgentDied", "at_secs": ...}`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLASSES: dict[Any, Any] = {kind.__struct_config__.tag: kind for kind in get_arg
 
 
 class EventError(FleetError):
-    """A journalled event or state is none that this version writes."""
+    """An event or state of the log is none that this version writes."""
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _read(kind: type[_Value], what: str, value: Any) -> _Value:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise EventError(f"{what} in the journal cannot be read: {error}; got {value!r:.200}") from None
+        raise EventError(f"{what} in the event log cannot be read: {error}; got {value!r:.200}") from None
 
 
 def _mapping(value: Any) -> dict[Any, Any]:

@@ -74,7 +74,7 @@ class Verdict(StrEnum):
     COUNTS = "counts"
     #: The lease was taken back: keep them apart, never count them; tell with `ResultArrivedLate`.
     LATE = "late"
-    #: Counted before, or of a job that left with its device or its request, or of a journal that was lost:
+    #: Counted before, or of a job that left with its device or its request, or of an event log that was lost:
     #: store what the store lacks by the record ids, count it for no job, and acknowledge it.
     REPEATED = "repeated"
 

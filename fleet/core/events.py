@@ -1,10 +1,10 @@
 """What happened in the fleet, and what is to be done about it: the words between `state.py` and the shell.
 
 An event is a fact that the coordinator saw; it carries its own time, so the state needs no clock, and it can
-be written to the journal (`event_json.py`). That time, `at_secs`, is Unix time at the start of a coordinator
-and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet` tells.
+be written to the event log (`event_json.py`). That time, `at_secs`, is Unix time at the start of a
+coordinator and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet` tells.
 
-An instruction is what the shell carries out; instructions are never journalled, because applying the same
+An instruction is what the shell carries out; instructions are never logged, because applying the same
 events gives the same ones again. All are frozen values: ids and counts only, no traces, no processes, no
 paths.
 """
@@ -50,7 +50,7 @@ from fleet.core.instructions import (
 from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
-#: Version of the rules by which the state decides: a journal of others would be replayed differently.
+#: Version of the rules by which the state decides: a log of others would be replayed differently.
 RULES = 7
 
 
@@ -145,7 +145,7 @@ class ProbeRefused(AgentFact, frozen=True, kw_only=True):
 class AgentHeartbeat(AgentFact, frozen=True, kw_only=True):
     """A sign of life. It renews the device's leases where it shows progress, or work that may end in some.
 
-    Not every heartbeat is worth its place in the journal: ask `FleetState.is_news`, and neither journal nor
+    Not every heartbeat is worth its place in the event log: ask `FleetState.is_news`, and neither log nor
     apply one that is none.
     """
 

@@ -1,6 +1,6 @@
 """What the state asks of the shell; `fleet.core.events` gives these out again, import them from there.
 
-They are never journalled: the same events give the same instructions again.
+They are never logged: the same events give the same instructions again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state of the fleet: events in, instructions out. Pure: no clock, no Ray, no disk, no random.
 
-The coordinator applies what it saw and carries out what is answered; after a restart the journal's events are
+The coordinator applies what it saw and carries out what is answered; after a restart the logged events are
 applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
 `model_events.py`, by the rules of `leases.py`, `policies.py` and `refresh_triggers.py`.
 
@@ -77,9 +77,9 @@ class FleetState:
         return instructions
 
     def is_news(self, event: Event) -> bool:
-        """Whether an event changes anything: many heartbeats and ticks do not; the journal lacks them.
+        """Whether an event changes anything: many heartbeats and ticks do not; the event log lacks them.
 
-        One that is no news must not be applied either, or a replay of the journal would miss it.
+        One that is no news must not be applied either, or a replay of the log would miss it.
         """
         leasing = self._core.leasing
         if isinstance(event, ev.AgentHeartbeat):
@@ -112,7 +112,7 @@ class FleetState:
         return entry.state if entry else None
 
     def job_counts(self) -> dict[JobState, int]:
-        """Jobs by state; done, quarantined and cancelled ones since the beginning of the journal."""
+        """Jobs by state; done, quarantined and cancelled ones since the beginning of the event log."""
         return dict(self._core.leasing.jobs.counts)
 
     @property
@@ -173,7 +173,7 @@ class FleetState:
         return [one.request for one in self._core.requests.open()]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole state, JSON-ready, for a snapshot of the journal."""
+        """The whole state, JSON-ready, for a snapshot of the event log."""
         return {
             "schema": _SCHEMA,
             "rules": ev.RULES,

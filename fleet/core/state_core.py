@@ -42,8 +42,8 @@ class Core:
         device = self.leasing.devices.get(device_id)
         if device is None:
             return Verdict.LATE
-        # A token above the last is of a journal that is gone. No job can be counted for it, and nobody took
-        # the lease back: its records are as good as any. The token may be granted again meanwhile, to another
+        # A token above the last is of a log that is gone. No job can be counted for it, and nobody took the
+        # lease back: its records are as good as any. The token may be granted again meanwhile, to another
         # job, but an agent gets no lease before its spool is stored, and the store knows each record's id.
         if fencing_token in device.counted_tokens or fencing_token > device.fencing_token:
             return Verdict.REPEATED
@@ -98,7 +98,7 @@ class Core:
         recent = self.recent.get(device_id, ()) if device_id is not None else ()
         lines = "".join(f"\n  {one}" for one in recent) or "\n  none"
         return StateError(
-            f"impossible: {why}; got {event}. It is a fault of the coordinator, or the journal is "
+            f"impossible: {why}; got {event}. It is a fault of the coordinator, or the event log is "
             f"not its own. Last events of {device_id or 'the fleet'}:{lines}"
         )
 

@@ -366,7 +366,7 @@ def _held(root: Path, store: Path) -> Iterator[None]:
 
 
 def _claim(root: Path, store: Path) -> None:
-    """Keep a folder to one store: its journal speaks of the jobs and devices of that one.
+    """Keep a folder to one store: its event log speaks of the jobs and devices of that one.
 
     Raises:
         FleetError: It belongs to another.

@@ -10,11 +10,12 @@ again adds nothing.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from agents.errors import AgentError
 from agents.host.limited_reader import answer, read_limited

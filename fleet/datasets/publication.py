@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -59,7 +60,7 @@ class _PublishedSource(Source):
         self._hosts = hosts
         self.entry = replace(
             entry,
-            spec=replace(entry.spec, tracker="", key=""),
+            spec=msgspec.structs.replace(entry.spec, tracker="", key=""),
             descriptor=None if seen is None else _nameless(seen, hosts[seen.host]),
         )
         self._is_wired = entry.spec.kind is DeviceKind.RPC
@@ -107,7 +108,7 @@ def _nameless(seen: Descriptor, host: str) -> Descriptor:
         tuple(tuple(pair for pair in card if pair[0] != "uuid") for card in cards)
         for cards in (seen.cuda_devices, seen.rocm_devices)
     )
-    return replace(seen, host=host, cuda_devices=cuda, rocm_devices=rocm)
+    return msgspec.structs.replace(seen, host=host, cuda_devices=cuda, rocm_devices=rocm)
 
 
 def _rewritten(batch: pa.RecordBatch, name: str, change: Callable[[str], str]) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from agents.records import REPEATS, DeviceId, Record, Workload
 from fleet.collection.progress import PHASES
 from fleet.requests.session import EngineSession
 
-#: Least seconds between two reports: each is journalled.
+#: Least seconds between two reports: each is logged.
 _PAUSE_SECS = 1.0
 
 

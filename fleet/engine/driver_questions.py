@@ -1,7 +1,7 @@
 """What the drivers of requests ask for: jobs, agents' answers, the store. Nothing here waits.
 
 `fleet.engine.request_drivers` hands each message of a driver over. A message becomes a question to agents, or
-jobs like others: with leases, journalled, stored by the same hands.
+jobs like others: with leases, logged, stored by the same hands.
 """
 
 from __future__ import annotations

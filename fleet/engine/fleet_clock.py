@@ -43,7 +43,7 @@ class FleetClock:
     ) -> None:
         self._wall, self._steady = wall, steady
         self._steady_at, self._wall_at = steady(), wall()
-        #: Unix seconds to begin with: what a journal of before waits for goes on.
+        #: Unix seconds to begin with: what an event log of before waits for goes on.
         self._now = self._wall_at
         self._has_begun = False
         self.gaps = self.steps = 0

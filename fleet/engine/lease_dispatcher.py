@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import REPEATS, Candidate, CandidateId, Workload, WorkloadId
@@ -87,7 +89,7 @@ class LeaseDispatcher:
         workloads = self._workloads(job)
         candidates = [
             # Otherwise its origin is that of the first measurement, which the pools know.
-            replace(found[one], origin=job.origin) if job.origin in REPEATS else found[one]
+            msgspec.structs.replace(found[one], origin=job.origin) if job.origin in REPEATS else found[one]
             for one in left
             if one in found and found[one].workload_id in workloads
         ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection as Programs
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
 from fleet.collection.collect import Collection

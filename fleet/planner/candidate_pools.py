@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from fleet.core.events import Origin

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.collection.batch_plan import BATCH_SIZE
@@ -152,7 +154,9 @@ class JobPlanner:
         fresh = [one for one in candidates if one.candidate_id not in known]
         chosen = {one.candidate_id: one for one in fresh[: ask.count]}
         if version:
-            chosen = {key: replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()}
+            chosen = {
+                key: msgspec.structs.replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()
+            }
             pending.versions.update(dict.fromkeys(chosen, version))
         self._know(self._families[device_id], ask.workload_id, chosen)
         self._take(pending, device_id, ask.workload_id, chosen)

@@ -1,8 +1,8 @@
 """Finds out what the devices measure: from what was kept, else from the first agent that is up.
 
 `fleet.engine.coordinator` reports agents and their lists. To list the operators of networks takes an agent
-some seconds, so the choice is kept beside the journal and a restart begins at once. The file may be deleted;
-the same settings choose the same again.
+some seconds, so the choice is kept beside the event log and a restart begins at once. The file may be
+deleted; the same settings choose the same again.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from agents.host.probe import installed_version
@@ -59,7 +59,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
             "predicted": {
                 run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
             },
-            "protocol": asdict(run.protocol),
+            "protocol": msgspec.structs.asdict(run.protocol),
             "host": _host(run),
             "versions": {
                 "python": platform.python_version(),

@@ -1,7 +1,7 @@
 """What becomes of records that arrived: into the store, or apart if late or refused; and what to tell of it.
 
 `fleet.engine.coordinator` calls it once a turn with all that arrived. When it returns, everything is on the
-disk, so the records may be acknowledged as soon as the events are journalled.
+disk, so the records may be acknowledged as soon as the events are logged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Taken:
     events: list[Event] = field(default_factory=list)
     #: New records by device.
     fresh: dict[DeviceId, list[Record]] = field(default_factory=dict)
-    #: To be told to the agents once the events are journalled.
+    #: To be told to the agents once the events are logged.
     acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = field(default_factory=list)
     #: Records that the store refused; they are set aside.
     refusals: list[Refusal] = field(default_factory=list)

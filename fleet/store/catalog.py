@@ -11,12 +11,14 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from msgspec.structs import asdict, replace
 
+from agents.codec import value_from_json
+from agents.errors import AgentError
 from agents.records import (
     Descriptor,
     DeviceId,
@@ -45,9 +47,6 @@ _OWN = "own"
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_WORKLOAD = TypeAdapter(Workload)
-_SPEC = TypeAdapter(DeviceSpec)
-_DESCRIPTOR = TypeAdapter(Descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +108,8 @@ def put_workloads(folder: Path, workloads: Iterable[Workload], *, own: bool) -> 
         else:
             new += 1
         # Tuples of texts and numbers all the way down: JSON as it is, without the copies of `as_json_dict`.
-        named = {one.name: getattr(workload, one.name) for one in fields(workload)}
         mark = {_OWN: True} if own else {}
-        waiting[path] = _text({"schema": CATALOG_SCHEMA, "workload": named, **mark})
+        waiting[path] = _text({"schema": CATALOG_SCHEMA, "workload": asdict(workload), **mark})
     write_all_durably(waiting)
     return new
 
@@ -161,7 +159,7 @@ class _Stored(NamedTuple):
 
 def _read_workload(path: Path) -> _Stored:
     value = _entry(path, path.read_text())
-    workload = _valid(_WORKLOAD, value.get("workload"), path)
+    workload = _valid(Workload, value.get("workload"), path)
     is_own = value.get(_OWN) is True and not is_imported(workload.workload_id)
     return _Stored(workload, is_own)
 
@@ -182,14 +180,12 @@ def _entry(path: Path, text: str) -> dict[str, Any]:
 
 
 def _valid(
-    adapter: TypeAdapter[T], value: Any, where: Any, cure: str = "delete the file and store its content again"
+    kind: type[T], value: Any, where: Any, cure: str = "delete the file and store its content again"
 ) -> T:
     try:
-        return adapter.validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{where}: {key}: {first['msg']}; {cure}") from error
+        return value_from_json(kind, value, str(where))
+    except AgentError as error:
+        raise StoreError(f"{error}; {cure}") from error
 
 
 def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) -> bool:
@@ -212,9 +208,9 @@ def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) ->
     }
     # A line that cannot be read back would hide every device. (To Python, True is a number; not to JSON.)
     cure, where = "give the field the type that DeviceSpec says", f"device {spec.device_id} cannot be stored"
-    _valid(_SPEC, value["spec"], where, cure)
+    _valid(DeviceSpec, value["spec"], where, cure)
     if descriptor is not None:
-        _valid(_DESCRIPTOR, value["descriptor"], where, "give the field the type that Descriptor says")
+        _valid(Descriptor, value["descriptor"], where, "give the field the type that Descriptor says")
     before = path.stat().st_size if path.exists() else 0
     with path.open("ab", buffering=0) as stream:
         try:
@@ -251,8 +247,8 @@ def _device_entry(path: Path, line: str) -> DeviceEntry:
     value = _entry(path, line)
     seen = value.get("descriptor")
     return DeviceEntry(
-        spec=_valid(_SPEC, value.get("spec"), path),
-        descriptor=None if seen is None else _valid(_DESCRIPTOR, seen, path),
+        spec=_valid(DeviceSpec, value.get("spec"), path),
+        descriptor=None if seen is None else _valid(Descriptor, seen, path),
         stored_at=float(value.get("stored_at", 0.0)),
     )
 

@@ -6,8 +6,9 @@ asked is done inside `poll`, so two runs with the same calls give the same messa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentGone, AgentRequest, BeginAgent, Heartbeat, Message, Stop

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
 from agents.trust import is_live

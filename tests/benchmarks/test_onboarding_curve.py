@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -80,7 +81,9 @@ def test_what_is_shown_holds_nothing_of_the_target(regime: Regime) -> None:
 def two_networks() -> dict[WorkloadId, Workload]:
     """The workloads, every other one of another network."""
     return {
-        one: replace(make_workload(place), workload_id=one, networks=((f"net{'ab'[place % 2]}", 1),))
+        one: msgspec.structs.replace(
+            make_workload(place), workload_id=one, networks=((f"net{'ab'[place % 2]}", 1),)
+        )
         for place, one in enumerate(DATASET.workload_ids)
     }
 

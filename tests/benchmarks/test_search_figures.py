@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agents.records import Outcome, Record
 from benchmarks.search import FULL, QUICK, _incumbents, _share_seeds, _Task, _tasks

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import typer
+from msgspec.structs import fields, replace
 
 from agents.host.probe import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol

@@ -208,12 +208,12 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray(path: Path) -> None:
         *("programs/trace_rules", "programs/index_maps", "programs/derivation"),
     ],
 )
-def test_shared_words_and_rules_need_the_standard_library_only(name: str) -> None:
+def test_shared_words_and_rules_need_declarations_and_the_standard_library_only(name: str) -> None:
     path = ROOT / f"agents/{name}.py"
-    assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents"}
-    pure = ("agents.records", "agents.errors", "agents.programs.trace_rules", "agents.programs.index_maps")
-    if "/" not in name:
-        pure = ("agents.records", "agents.devices", "agents.protocol")
+    assert {one.split(".")[0] for one in imports(path)} <= {*sys.stdlib_module_names, "agents", "msgspec"}
+    pure = ("agents.records", "agents.values", "agents.errors")
+    rules = ("agents.programs.trace_rules", "agents.programs.index_maps")
+    pure += rules if "/" in name else ("agents.devices", "agents.protocol")
     assert all(one.startswith(pure) for one in of("agents", imports(path)))
 
 

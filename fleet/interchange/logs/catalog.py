@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
 from fleet.interchange.logs.json_values import Rejected, canonical_text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agents.device.agent_host import AgentHost
@@ -69,7 +69,7 @@ class GatedWorker(ReplayWorker):
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         for number, one in enumerate(batch.candidates, 1):
             assert self._gate.acquire(timeout=60)
-            part = self.measure(dataclasses.replace(batch, candidates=(one,)), tag)
+            part = self.measure(msgspec.structs.replace(batch, candidates=(one,)), tag)
             yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
 
     def propose(
@@ -332,7 +332,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
 def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
     for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
         host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=0.0)
-        host.ask([dataclasses.replace(start_of(recorded), fleet_pids=fleet_pids)])
+        host.ask([msgspec.structs.replace(start_of(recorded), fleet_pids=fleet_pids)])
         assert host.work()
         assert (host._load is None) == (fleet_pids is None)
         heartbeats = [one for one in host.take(0, 0)[1] if isinstance(one, Heartbeat)]
@@ -350,7 +350,7 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
 
     class Measuring(ReplayWorker):
         def descriptor_in(self, environment_id: str) -> Descriptor:
-            return dataclasses.replace(self.descriptor, roofline=next(rooflines))
+            return msgspec.structs.replace(self.descriptor, roofline=next(rooflines))
 
     measured = [measure_of(number, number, 1) for number in (1, 2, 3)]
     host, said = done_by(lambda start: Measuring(start.spec), start_of(recorded), *measured)

@@ -19,7 +19,8 @@ from agents.device.messages import (
     Stop,
 )
 from agents.lease import Lease, LeaseTag
-from agents.records import Candidate, DeviceId, FastPickle, Protocol
+from agents.records import Candidate, DeviceId, Protocol
+from agents.values import Value
 from tests.record_fixtures import make_batch, make_workload
 
 A = DeviceId("a")
@@ -47,7 +48,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_a_value_comes_out_as_it_went_in(value: FastPickle) -> None:
+def test_a_value_comes_out_as_it_went_in(value: Value) -> None:
     found = pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     assert found == value
     assert type(found) is type(value)

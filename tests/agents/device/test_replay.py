@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import time
 import zlib
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,7 +89,7 @@ def answers(worker: ReplayWorker, record: Record, attempts: int) -> list[Record]
 
 
 def timeless(records: list[Record]) -> list[Record]:
-    return [dataclasses.replace(record, measured_at=0.0) for record in records]
+    return [msgspec.structs.replace(record, measured_at=0.0) for record in records]
 
 
 def test_a_recorded_candidate_is_answered_with_its_raw_seconds_and_marked(maker: Maker) -> None:
@@ -268,7 +268,7 @@ def test_it_is_a_thousand_times_faster_than_the_recorded_time(maker: Maker) -> N
 def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
     maker: Maker, changes: dict[str, Any], words: str
 ) -> None:
-    spec = dataclasses.replace(maker([recorded(1)]).spec, **changes)
+    spec = msgspec.structs.replace(maker([recorded(1)]).spec, **changes)
     with pytest.raises(DeviceRefusedError, match=words) as refusal:
         ReplayWorker(spec)
     assert "\n" not in str(refusal.value)
@@ -319,7 +319,7 @@ def without(table: pa.Table, name: str) -> pa.Table:
                 ({"devices": {"dev-a": {}}}, "without spec"),
                 (
                     {"devices": {"dev-a": {"spec": 1, "descriptor": None}}},
-                    "device spec: expected a JSON object",
+                    "device spec: Expected `object`, got `int`",
                 ),
                 ({"devices": {}}, "has no device 'dev-a'; it has none"),
             )
@@ -327,7 +327,7 @@ def without(table: pa.Table, name: str) -> pa.Table:
         *(
             (lambda _, entries, text=text: packed(entries, text), words)
             for text, words in (
-                (b"[{}]", "workload: lacks arg_dtypes"),
+                (b"[{}]", "workload: Object missing required field `workload_id`"),
                 (b"{}", "no list"),
                 (b"x", "footer is damaged"),
             )
@@ -353,7 +353,7 @@ def without(table: pa.Table, name: str) -> pa.Table:
                 ("run_secs", "none", "run_secs: expected numbers"),
                 ("warmup_secs", [float("nan")], "warmup_secs: expected finite seconds"),
                 ("number", "many", "number: expected a whole number in every row"),
-                ("protocol", "{}", "a protocol cannot be read: record: protocol: keys"),
+                ("protocol", "{}", "a protocol cannot be read: record: protocol: lacks build_timeout_sec"),
                 ("protocol", "{", "a protocol cannot be read"),
                 ("schema", 99, "a protocol cannot be read: .*this version reads 2 only"),
                 ("device_id", "dev-b", "holds no record of device 'dev-a'"),
@@ -527,11 +527,11 @@ def test_a_descriptor_with_a_foreign_value_is_refused_or_of_the_right_types(name
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({**as_json_dict(WORKLOAD), "colour": 1}, "unknown keys colour"),
+        ({**as_json_dict(WORKLOAD), "colour": 1}, "unknown field `colour`"),
         ({**as_json_dict(WORKLOAD), "arg_dtypes": []}, "3 arg_shapes, but 0 arg_dtypes"),
-        ({**as_json_dict(WORKLOAD), "networks": [["a", 1, 2]]}, "networks: expected 2 values, got 3"),
-        ({**as_json_dict(WORKLOAD), "flops": True}, "flops: expected a finite number, got bool"),
-        ([], "expected a JSON object, got list"),
+        ({**as_json_dict(WORKLOAD), "networks": [["a", 1, 2]]}, r"of length 2 - at `\$\.networks\[0\]`"),
+        ({**as_json_dict(WORKLOAD), "flops": True}, r"got `bool` - at `\$\.flops`"),
+        ([], "Expected `object`, got `array`"),
     ],
 )
 def test_a_workload_that_is_none_is_refused(value: Any, words: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -274,7 +275,9 @@ def test_a_worker_describes_a_board_by_what_its_server_sees(
     lab: Lab, generic_spec: DeviceSpec, tmp_path: Path, key: str
 ) -> None:
     usable = min(os.sched_getaffinity(0))
-    spec = replace(generic_spec, kind=DeviceKind.RPC, tracker=lab.tracker, key=key, cores=(usable,))
+    spec = msgspec.structs.replace(
+        generic_spec, kind=DeviceKind.RPC, tracker=lab.tracker, key=key, cores=(usable,)
+    )
     affinity = psutil.Process().cpu_affinity()
     worker = DeviceWorker(spec, tmp_path / "spool")
     try:
@@ -293,12 +296,14 @@ def test_a_worker_describes_a_board_by_what_its_server_sees(
 
 
 def test_instructions_that_a_board_lacks_are_named(generic_spec: DeviceSpec) -> None:
-    spec = replace(generic_spec, kind=DeviceKind.RPC, target_json='{"kind":"llvm","mcpu":"x86-64-v4"}')
-    seen = replace(probe(), arch="x86_64", isa_flags=("sse4_2",), cpu_model="Board CPU")
+    spec = msgspec.structs.replace(
+        generic_spec, kind=DeviceKind.RPC, target_json='{"kind":"llvm","mcpu":"x86-64-v4"}'
+    )
+    seen = msgspec.structs.replace(probe(), arch="x86_64", isa_flags=("sse4_2",), cpu_model="Board CPU")
     [sentence] = board_differences(spec, seen)
     assert "avx512f" in sentence
     assert "Board CPU" in sentence
-    assert board_differences(replace(spec, target_json='{"kind":"cuda"}'), seen) == []
+    assert board_differences(msgspec.structs.replace(spec, target_json='{"kind":"cuda"}'), seen) == []
 
 
 def test_two_links_take_turns(lab: Lab) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -104,7 +105,7 @@ def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> Non
         with WorkerPool([child_settings()]) as own:
             for check in (False, True):
                 [job] = good(1, check=check)
-                wrong = dataclasses.replace(job.workload, **changes)
+                wrong = msgspec.structs.replace(job.workload, **changes)
                 [result] = own.run([dataclasses.replace(job, workload=wrong)])
                 assert result.outcome is Outcome.BUILD_FAILED
                 assert "the workload names arguments" in result.error
@@ -129,7 +130,7 @@ def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Go
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
     bad = calling("sleeps", "sleep", 600)
-    short = dataclasses.replace(QUICK, run_timeout_secs=2.0)
+    short = msgspec.structs.replace(QUICK, run_timeout_secs=2.0)
     with WorkerPool([child_settings()]) as own:
         own.ask(NOTHING)  # started: only the time-out is timed below
         worker = own.pids[-1]
@@ -147,7 +148,7 @@ def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None
 def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = calling("calls_usleep", "usleep", 50_000)
     # Far more than the program takes with all its extra repeats, and less than the pause.
-    protocol = dataclasses.replace(QUICK, run_timeout_secs=4.0)
+    protocol = msgspec.structs.replace(QUICK, run_timeout_secs=4.0)
     with WorkerPool([child_settings()]) as own:
         paused: list[int] = []
         select = selectors.DefaultSelector.select
@@ -172,7 +173,7 @@ def test_a_program_that_takes_memory_without_end_is_ended(good: Good) -> None:
     # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
     # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
     eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
-    greedy = dataclasses.replace(QUICK, repeat=20, memory_limit_gib=1.0)
+    greedy = msgspec.structs.replace(QUICK, repeat=20, memory_limit_gib=1.0)
     with WorkerPool([child_settings()]) as own:
         results = by_job(list(own.run([*jobs([eats], protocol=greedy), *good(1)])))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
@@ -191,7 +192,7 @@ def test_a_program_that_starts_threads_without_end_is_ended(
         return dataclasses.replace(held, threads=held.threads + more)
 
     monkeypatch.setattr(WorkerProcess, "footprint", crowded)
-    slow = dataclasses.replace(QUICK, repeat=20, min_repeat_ms=50.0)
+    slow = msgspec.structs.replace(QUICK, repeat=20, min_repeat_ms=50.0)
     with WorkerPool([child_settings()]) as own:
         results = by_job(list(own.run(good(2, protocol=slow))))
     assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
@@ -206,7 +207,7 @@ def test_memory_that_is_taken_when_a_program_is_timed_again_ends_its_process(
         return Footprint(memory_bytes=1 << 60 if is_again else 0, threads=1)
 
     monkeypatch.setattr(WorkerProcess, "footprint", grown)
-    again = dataclasses.replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
+    again = msgspec.structs.replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
     with WorkerPool([child_settings()]) as own:
         results = by_job(list(own.run(good(2, protocol=again))))
         assert own.pids[1:] == []
@@ -220,12 +221,12 @@ def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() ->
         [first] = own.run(jobs(pairs[:1]))
         worker = psutil.Process(own.pids[-1])
         limit = (worker.memory_info().rss + (90 << 20)) / 2**30
-        room = dataclasses.replace(QUICK, memory_limit_gib=limit)
+        room = msgspec.structs.replace(QUICK, memory_limit_gib=limit)
         results = by_job(list(own.run(jobs(pairs[1:], protocol=room))))
         assert own.started > 1, "the limit was not met"
         # In a process of its own, too, the memory that is taken is the candidate's.
         started = own.started
-        tight = dataclasses.replace(QUICK, memory_limit_gib=0.05)
+        tight = msgspec.structs.replace(QUICK, memory_limit_gib=0.05)
         [refused] = own.run(jobs(pairs[:1], protocol=tight))
         assert own.started == started + 1
     assert [result.outcome for result in (first, *results)] == [Outcome.OK] * 6
@@ -261,7 +262,7 @@ def test_early_stop_flushed_caches_warm_up_and_cooldown_are_applied(pool: Worker
     best = {good()[0].workload.workload_id: 1e-6}
 
     def result_of(best_secs: dict[str, float], **changes: Any) -> JobResult:
-        protocol = dataclasses.replace(QUICK, **changes)
+        protocol = msgspec.structs.replace(QUICK, **changes)
         [result] = pool.run(good(1, protocol=protocol), best_secs)
         assert result.outcome is Outcome.OK
         return result
@@ -357,7 +358,7 @@ def test_a_process_that_cannot_start_says_what_to_do() -> None:
 
 
 def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(good: Good) -> None:
-    often = dataclasses.replace(QUICK, visits=3, early_stop_ratio=0.0)
+    often = msgspec.structs.replace(QUICK, visits=3, early_stop_ratio=0.0)
     # A front-runner of its workload has timings on top of the others' (`test_retimed_programs.py`).
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
     with WorkerPool([child_settings()]) as own:
@@ -379,7 +380,7 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
 
 def test_what_was_measured_survives_the_process_that_kept_the_program(good: Good) -> None:
     bad = calling("calls_abort", "abort")
-    often = dataclasses.replace(QUICK, visits=5)
+    often = msgspec.structs.replace(QUICK, visits=5)
     with WorkerPool([child_settings()]) as own:
         results = by_job(list(own.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
@@ -391,7 +392,7 @@ def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
     # Without a lock the endless program does not wait for the other one, nor the other way round.
     settings = dataclasses.replace(child_settings(), lock_path="")
     with WorkerPool([settings, settings]) as own:
-        slow = dataclasses.replace(QUICK, run_timeout_secs=60.0)
+        slow = msgspec.structs.replace(QUICK, run_timeout_secs=60.0)
         endless = jobs([calling("sleeps", "sleep", 600)], protocol=slow)
         abandoned = own.run([*good(1, protocol=slow), *endless])
         assert next(abandoned).job == 0
@@ -413,7 +414,7 @@ def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: Worker
 
 
 def test_an_abandoned_batch_leaves_no_program_behind(good: Good) -> None:
-    often = dataclasses.replace(QUICK, visits=2, early_stop_ratio=0.0)
+    often = msgspec.structs.replace(QUICK, visits=2, early_stop_ratio=0.0)
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
     with WorkerPool([child_settings()]) as own:
         running = own.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
@@ -480,7 +481,7 @@ def test_a_process_that_gives_a_damaged_answer_is_replaced(monkeypatch: pytest.M
     monkeypatch.setattr(Channel, "receive_ready", receive)
     question = {"op": "canaries", "family": "cpu"}
     with WorkerPool([child_settings()]) as pool:
-        with pytest.raises(MessageError, match="'canaries' = 7"):
+        with pytest.raises(MessageError, match="'canaries' as none does: Expected .array., got .int."):
             pool.ask(question)
         assert len(pool.ask(question)["canaries"]) == 3
         assert pool.started == 2

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agents.codec import record_to_json
+from agents.codec import SpooledRecord, decode_spooled, encode_spooled, record_to_json
 from agents.errors import AgentError, SpoolError, SpoolFull
-from agents.lease import LeaseTag, tag_from_json
+from agents.lease import LeaseTag
 from agents.records import Record
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
@@ -156,18 +156,18 @@ def test_records_come_back_with_their_lease_and_a_newer_one_replaces_the_older(t
         assert list(spool.pending_tagged()) == expected[:-1]
 
 
-@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), fencing_token=st.integers()))
+@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), fencing_token=st.integers(0, 2**63)))
 def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
-    value = json.loads(json.dumps(None if tag is None else tag.as_json()))
-    assert tag_from_json(value) == tag
+    tagged = SpooledRecord(record=make_record(0), lease=tag)
+    assert decode_spooled(encode_spooled(tagged)) == tagged
 
 
-@pytest.mark.parametrize("value", [0, "j", [], ["j"], ["j", "1"], ["j", True], [1, 1], ["j", 1, 2], {"j": 1}])
+@pytest.mark.parametrize(
+    "value", [0, "j", [], ["j", 1], {"job_id": "j"}, {"job_id": "j", "fencing_token": True}, {"j": 1}]
+)
 def test_what_is_no_tag_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be \[job_id, fencing_token\]"):
-        tag_from_json(value)
     put_row(tmp_path, {"record": record_to_json(make_record(0)), "lease": value})
-    with pytest.raises(SpoolError, match=r"row 1: a lease tag must be"):
+    with pytest.raises(SpoolError, match=r"row 1: record: .*`\$\.lease"):
         Spool(tmp_path)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
+import re
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
 from fleet.api import score_service
 from fleet.api.client import TOKEN
@@ -146,7 +148,7 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
         ({"device": "new.c"}, 404, "no model serves device 'new.c' yet; served: box.a, box.b"),
         ({"workload": "0" * 16}, 404, f"unknown workload '{'0' * 16}'; give an id"),
         ({"workload": "../../etc/passwd"}, 404, "unknown workload '../../etc/passwd'"),
-        ({"workload": {"name": "half"}}, 422, "workload.workload_id: Field required"),
+        ({"workload": {"name": "half"}}, 422, "workload: Object missing required field `workload_id`"),
         ({"version": "v000009"}, 404, "unknown version 'v000009'; the last: v000001, v000002"),
         ({"version": "../models"}, 404, "unknown version '../models'"),
         ({"version": "v000002", "device": B}, 404, "v000002 has no head for device 'box.b'; it has: box.a"),
@@ -188,7 +190,7 @@ def test_numbers_that_no_score_comes_from_are_said(server: ApiServer, made: Path
         answer = post(server, made, asked(workload=asdict(hostile)))
         assert answer.status_code in (200, 422), answer.text
         if answer.status_code == 422:
-            assert "the workload says what cannot be" in answer.json()["detail"]
+            assert re.search("says what cannot be|3 arg_shapes, but 0 arg_dtypes", answer.json()["detail"])
         else:
             assert all(one is None or 0 <= one <= 1 for one in answer.json()["scores"])
     assert post(server, made, asked(workload=asdict(replace(ONE, arg_dtypes=())))).status_code == 422
@@ -303,7 +305,7 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     assert status == 503
     assert json.loads(found)["detail"].startswith("the process that scores took longer than 0 s")
     assert service.view["refused"]["failed"] == 1
-    service.settings = replace(service.settings, score_secs=60.0)
+    service.settings = dataclasses.replace(service.settings, score_secs=60.0)
     # A lock belongs to the loop that used it.
     service._turn = asyncio.Lock()
     with closing(service):

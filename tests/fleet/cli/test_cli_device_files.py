@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.collection.device_choice import DeviceChoice

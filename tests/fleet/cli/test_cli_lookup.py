@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agents.networks.corpus import CORPUS
 from agents.records import Candidate, DeviceKind, Family, Record, Workload

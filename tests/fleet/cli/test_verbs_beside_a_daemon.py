@@ -9,12 +9,12 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.api.client import ask

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.device.batch import Batch
@@ -212,7 +212,7 @@ def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Pa
         second.append(records)
         assert second.devices()[spec.device_id].spec == spec
         assert {one.record_id: one for one in second.records()} == {one.record_id: one for one in records}
-    third = dataclasses.replace(
+    third = msgspec.structs.replace(
         spec,
         device_id=DeviceId("third"),
         replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pickle
 import re
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from agents.records import DeviceId, DeviceKind, Family, Protocol
 from fleet.config.device_files import load_device, parse_device

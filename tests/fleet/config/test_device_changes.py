@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.config.device_changes import DeviceChanges, DeviceFiles, compare

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -129,7 +130,9 @@ def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is
     with mock.patch.object(LocalTransport, "measure", note):
         log = collect(settings)
     common = settings.timing_protocol()
-    assert asked == {ONE: common, TWO: replace(common, repeat=2, cooldown_ms=50.0)}, "each by its own"
+    assert asked == {ONE: common, TWO: msgspec.structs.replace(common, repeat=2, cooldown_ms=50.0)}, (
+        "each by its own"
+    )
     records = stored(settings)
     assert keys(log.records) == keys(records)
     of_one = {one.candidate_id for one in records if one.device_id == ONE}

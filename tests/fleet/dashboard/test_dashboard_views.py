@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.records import CONFIRM, NOISE, Candidate, DeviceId, Outcome, Protocol, Record, canonical_json
 from fleet.config.sections import DaemonSection

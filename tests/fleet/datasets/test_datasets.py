@@ -11,7 +11,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from agents.codec import MOST_VALUES
 from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
@@ -436,7 +436,7 @@ CLAIMS: list[tuple[Change, str]] = [
     (rows(FAST), "column run_secs holds 1e-12"),
     (device("dev-a", "spec", threads=10**400), f"device dev-a: {OUT_OF_RANGE}"),
     (device("dev-b", "descriptor", memory_bytes=2**64), f"device dev-b: {OUT_OF_RANGE}"),
-    (device("dev-b", "descriptor", host="\ud800"), "descriptor: host: expected text, got half a character"),
+    (device("dev-b", "descriptor", host="\ud800"), "descriptor: expected text, got half a character"),
     (rewritten(long_named), r"device 'lab-one\.d{121}' cannot be stored"),
     (workload(arg_shapes=[[-5]], arg_dtypes=["float32"]), OUT_OF_RANGE),
     (workload(arg_shapes=[[2**40] * 9], arg_dtypes=["int8"]), SIZE_OUT_OF_RANGE),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +91,11 @@ FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
     ),
     "other TVM": (
         {},
-        *(replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), Level.WARNING, ("0.28.0",)),
+        *(
+            msgspec.structs.replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)),
+            Level.WARNING,
+            ("0.28.0",),
+        ),
     ),
     "no board": (
         {"unserved": (("pi4", "nobody serves the key 'pi4' at box:9190: start it"),)},
@@ -153,8 +158,8 @@ def test_a_sibling_that_would_build_beside_the_timed_thread_is_found() -> None:
     assert "taskset -c 0,1,3" in found.do
     assert diagnose(x86_host(usable=(0, 1, 3)), [V3], state) == []
     # Neither a replay nor a board behind a wire times on this host's cores.
-    assert diagnose(x86_host(), [replace(V3, kind=DeviceKind.REPLAY)], state) == []
-    board = replace(V3, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    assert diagnose(x86_host(), [msgspec.structs.replace(V3, kind=DeviceKind.REPLAY)], state) == []
+    board = msgspec.structs.replace(V3, kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     assert diagnose(x86_host(), [board], state) == []
 
 
@@ -273,7 +278,7 @@ def test_a_gpu_that_gives_unsteady_numbers_is_found(
     ("version", "crashes"), [("0.1.14.post0", False), ("0.1.15", True), ("0.1.15.post1", True), ("0.2", True)]
 )
 def test_a_foreign_function_layer_that_crashes_is_an_error(version: str, crashes: bool) -> None:
-    host = replace(x86_host(), versions=(("apache-tvm-ffi", version),))
+    host = msgspec.structs.replace(x86_host(), versions=(("apache-tvm-ffi", version),))
     found = diagnose(host, [], QUIET)
     assert [finding.level for finding in found] == ([Level.ERROR] if crashes else [])
     assert all("apache-tvm-ffi==0.1.14.post0" in finding.do for finding in found)
@@ -281,7 +286,8 @@ def test_a_foreign_function_layer_that_crashes_is_an_error(version: str, crashes
 
 def test_devices_that_are_refused_for_one_reason_share_a_finding_and_the_worst_comes_first() -> None:
     specs = [
-        replace(local_spec({"mcpu": "x86-64-v2"}, cores=(9,)), device_id=DeviceId(name)) for name in "ab"
+        msgspec.structs.replace(local_spec({"mcpu": "x86-64-v2"}, cores=(9,)), device_id=DeviceId(name))
+        for name in "ab"
     ]
     assert "devices a, b cannot" in only(diagnose(x86_host(), specs, QUIET)).what
     state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
@@ -418,9 +424,14 @@ def test_boards_are_asked_for_at_their_trackers_and_gpus_are_looked_at(
 ) -> None:
     sentences = {("box:9190", "pi4"): "", ("box:9190", "pi5"): "nobody serves it: start it"}
     monkeypatch.setattr("fleet.doctor.look.served", lambda tracker, key: sentences[tracker, key])
-    board = replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
+    board = msgspec.structs.replace(local_spec({}), kind=DeviceKind.RPC, tracker="box:9190", key="pi4")
     # Without an address its file is at fault, which `differences` says.
-    specs = [board, replace(board, key="pi5"), replace(board, tracker=""), replace(board, key="")]
+    specs = [
+        board,
+        msgspec.structs.replace(board, key="pi5"),
+        msgspec.structs.replace(board, tracker=""),
+        msgspec.structs.replace(board, key=""),
+    ]
     states = {0: {"sm_clock_mhz": 1410}, 2: {}}
     monkeypatch.setattr("fleet.doctor.look.gpu_state", states.__getitem__)
     state = look(tmp_path, specs=[*specs, cuda_spec(), cuda_spec(), cuda_spec(index=2), local_spec({})])

@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, Record
 from fleet.config.settings import FleetConfig

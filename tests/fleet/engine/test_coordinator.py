@@ -7,13 +7,13 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.device.messages import Message, Results, WorkloadsListed
 from agents.device.replay import ReplayWorker

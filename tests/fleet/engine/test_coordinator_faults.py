@@ -15,6 +15,7 @@ from types import MethodType
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -74,8 +75,8 @@ def poisoned_polls(candidates: set[str]) -> Iterator[None]:
                     candidates.add(records[0].candidate_id)
                 for number, record in enumerate(records):
                     if record.candidate_id in candidates:
-                        records[number] = replace(record, run_secs=(math.nan, 1e-3))
-                messages[place] = replace(one, records=tuple(records))
+                        records[number] = msgspec.structs.replace(record, run_secs=(math.nan, 1e-3))
+                messages[place] = msgspec.structs.replace(one, records=tuple(records))
         return messages
 
     with mock.patch.object(LocalTransport, "poll", poll):

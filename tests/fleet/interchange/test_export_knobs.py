@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple, replace
 
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export

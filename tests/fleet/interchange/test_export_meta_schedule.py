@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.sandbox.job import CandidateJob

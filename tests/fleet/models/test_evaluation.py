@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from agents.records import NOISE, Outcome, Record
 from fleet.cli.app import run

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -90,9 +90,9 @@ def test_heads_are_judged_beyond_noise_and_on_what_no_model_chose(tmp_path: Path
     """As a refresh judges: what a model likes is a narrow range, in which any order looks bad."""
     learnt, held = (one := some_workloads(10, 3))[:10], one[10:]
     make_store(tmp_path / "store", [*learnt, *held], candidates=6)
-    chosen = [dataclasses.replace(one, origin="model") for one in records_for(held, 8, seed=1)]
+    chosen = [msgspec.structs.replace(one, origin="model") for one in records_for(held, 8, seed=1)]
     second = [
-        dataclasses.replace(one, origin="remeasure", attempt=1, run_secs=(1.1 * one.run_secs[0],))
+        msgspec.structs.replace(one, origin="remeasure", attempt=1, run_secs=(1.1 * one.run_secs[0],))
         for one in records_for(learnt, 6)
     ]
     append(tmp_path / "store", [*chosen, *second])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -234,10 +235,12 @@ def test_a_summary_counts_kinds() -> None:
 def test_the_rule_looks_at_operator_and_shapes_alone() -> None:
     for number in range(60):
         one = unlike_workload(number)
-        twin = replace(one, workload_id=WorkloadId(f"{number:016x}"), name="other", networks=(("n", 1),))
+        twin = msgspec.structs.replace(
+            one, workload_id=WorkloadId(f"{number:016x}"), name="other", networks=(("n", 1),)
+        )
         assert holdout.is_held_out(one) == holdout.is_held_out(twin)
     shapeless = [
-        replace(gmm_workload(), workload_id=WorkloadId(f"{number:016x}"), arg_shapes=())
+        msgspec.structs.replace(gmm_workload(), workload_id=WorkloadId(f"{number:016x}"), arg_shapes=())
         for number in range(400)
     ]
     assert 0.08 < np.mean([holdout.is_held_out(one) for one in shapeless]) < 0.24

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,22 +35,22 @@ def measured() -> list[Record]:
     return [
         *box[:3],
         again(box[0], run_secs=(5e-4,)),
-        again(dataclasses.replace(box[3], outcome=Outcome.OK), run_secs=(7e-3,)),
-        dataclasses.replace(box[3], quality=SUSPECT),
-        dataclasses.replace(box[4], quality=SUSPECT),
-        dataclasses.replace(box[5], outcome=Outcome.RUN_FAILED, run_secs=()),
+        again(msgspec.structs.replace(box[3], outcome=Outcome.OK), run_secs=(7e-3,)),
+        msgspec.structs.replace(box[3], quality=SUSPECT),
+        msgspec.structs.replace(box[4], quality=SUSPECT),
+        msgspec.structs.replace(box[5], outcome=Outcome.RUN_FAILED, run_secs=()),
         again(box[5], attempt=2, outcome=Outcome.RUN_TIMEOUT, run_secs=()),
-        dataclasses.replace(box[6], outcome=Outcome.REJECTED),
-        dataclasses.replace(box[7], outcome=Outcome.LOST, run_secs=()),
-        dataclasses.replace(box[7], attempt=1),
+        msgspec.structs.replace(box[6], outcome=Outcome.REJECTED),
+        msgspec.structs.replace(box[7], outcome=Outcome.LOST, run_secs=()),
+        msgspec.structs.replace(box[7], attempt=1),
         # The same candidate after the host changed: the newer one counts, unless it says nothing.
         box[8],
-        dataclasses.replace(box[8], environment_id="f", run_secs=(3e-3,), measured_at=9e9),
-        dataclasses.replace(box[9], environment_id="f", outcome=Outcome.REJECTED, measured_at=9e9),
+        msgspec.structs.replace(box[8], environment_id="f", run_secs=(3e-3,), measured_at=9e9),
+        msgspec.structs.replace(box[9], environment_id="f", outcome=Outcome.REJECTED, measured_at=9e9),
         box[9],
         *lab,
         again(lab[0], origin="noise"),
-        dataclasses.replace(lab[1], environment_id="f", quality=SUSPECT),
+        msgspec.structs.replace(lab[1], environment_id="f", quality=SUSPECT),
     ]
 
 
@@ -116,11 +116,11 @@ def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = [
-        record_of(dataclasses.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
+        record_of(msgspec.structs.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
         for one in CANDIDATES[2:10]
         for attempt, secs in ((1, 1e-3), (2, 1.02e-3))
     ]
-    ranked = dataclasses.replace(gmm_candidates(ONE, 8)[-1], origin="model")
+    ranked = msgspec.structs.replace(gmm_candidates(ONE, 8)[-1], origin="model")
     # Of a device on which nothing but a lost one is there, the dataset has no column.
     lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:

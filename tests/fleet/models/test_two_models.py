@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -194,7 +195,7 @@ def test_whoever_serves_scores_with_the_features_that_it_reads(
     model = fleet.load_model(B, served.folder)
     assert model.score(workload, traces) == expected.tolist()
     # A trace that is not known is refused, and the others are scored.
-    asked = [replace(some[0], trace="{}"), *some[1:]]
+    asked = [msgspec.structs.replace(some[0], trace="{}"), *some[1:]]
     assert ranker.rank(workload, B, asked).scores == (0.0, *expected[1:])
 
 
@@ -213,7 +214,7 @@ def test_a_new_device_starts_from_a_fleet_tlp_only(
     served: Registry, trained: MtlTLP, store: Path, tmp_path: Path
 ) -> None:
     reader = Store.read(store)
-    spec = replace(reader.devices()[DeviceId(A)].spec, device_id=DeviceId("new"))
+    spec = msgspec.structs.replace(reader.devices()[DeviceId(A)].spec, device_id=DeviceId("new"))
     assert source_version(served, reader, spec).name == "v000001"
     # Also where it serves nobody any more, and however many versions come after it.
     for _ in range(3):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -131,7 +132,7 @@ def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None
     path = fill(tmp_path / "store", "dev-a")
     with Store.open(path) as store:
         spec, descriptor = cpu_device(NEW)
-        store.put_device(replace(spec, family=Family.GPU), descriptor)
+        store.put_device(msgspec.structs.replace(spec, family=Family.GPU), descriptor)
         with pytest.raises(FleetError, match="none of them a source device of dev-new"):
             source_devices_of(store, DeviceId(NEW), Family.GPU, ("dev-a",), "v000001")
         store.append(records_of(NEW))
@@ -190,7 +191,9 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
     """Workloads of the fingerprint made the rule hold out some of the few that samples were chosen from."""
     plain = gmm_workload()
     workloads = [
-        replace(plain, workload_id=WorkloadId(f"{n:016x}"), arg_shapes=((n + 1, 64), (64, 64), (n + 1, 64)))
+        msgspec.structs.replace(
+            plain, workload_id=WorkloadId(f"{n:016x}"), arg_shapes=((n + 1, 64), (64, 64), (n + 1, 64))
+        )
         for n in range(14)
     ]
     few, others = workloads[:8], workloads[8:]
@@ -361,7 +364,7 @@ def test_an_onboarding_takes_as_many_samples_as_source_devices_measured(
     with Store.open(store) as writer:
         # Candidates whose every record is a rejected one stand in no dataset, so none of them is a sample.
         lost = [record_of(candidate(WORKLOADS[0], 1, 1, 7), "dev-a", 1e-3)]
-        writer.append([replace(one, outcome=Outcome.REJECTED) for one in lost])
+        writer.append([msgspec.structs.replace(one, outcome=Outcome.REJECTED) for one in lost])
     result = onboarded("board", there + 8, store, folder, models)
     assert (result["samples"], result["samples_asked"]) == (there, there + 8)
     assert list(lines_of(result))[:2] == [f"board: {there} samples of {there + 8}", WHY_FEWER]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, Workload, WorkloadId
 from fleet.core.scheduling import NEW_RECORDS, plan

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, WorkloadId
 from fleet.planner.candidate_pools import CandidatePools

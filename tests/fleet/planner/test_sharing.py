@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,4 +137,6 @@ def test_devices_draw_alike_if_their_programs_are_made_alike(tmp_path: Path) -> 
     assert space_of(one) == space_of(other)
     assert space_of(one) != space_of(replay_spec(tmp_path / "y.parquet", "one"))
     spec = make_spec()
-    assert space_of(spec) != space_of(replace(spec, target_json='{"kind":"llvm","num-cores":2}'))
+    assert space_of(spec) != space_of(
+        msgspec.structs.replace(spec, target_json='{"kind":"llvm","num-cores":2}')
+    )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -185,7 +186,9 @@ def test_after_a_drift_a_refresh_learns_what_was_measured_since(
     drifted = registry.add(small_model("box.a"), {"onboarded": "box.a", "environment_since": 150.0})
     first = [one for one in records_for(LEARNT, 12) if one.device_id == "box.a"]
     since = [
-        replace(one, attempt=1, origin="remeasure", measured_at=200.0, run_secs=(2 * one.run_secs[0],))
+        msgspec.structs.replace(
+            one, attempt=1, origin="remeasure", measured_at=200.0, run_secs=(2 * one.run_secs[0],)
+        )
         for one in first[::2]
     ]
     append(Path(refreshed.store), since)
@@ -268,7 +271,7 @@ def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshR
 
     assert look_at_a(refreshed) == "too_few"
     fresh = records_for(LEARNT[:8], 10, seed=5, measured_at=time.time() + 5)
-    append(Path(refreshed.store), [replace(one, origin="model") for one in fresh])
+    append(Path(refreshed.store), [msgspec.structs.replace(one, origin="model") for one in fresh])
     assert look_at_a(refreshed) == "too_few", "a model chose these"
 
     append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6))
@@ -749,7 +752,7 @@ def test_a_process_that_hangs_in_the_kernel_holds_up_no_turn(
 def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
     spec, _ = cpu_device("box.a")
     usable = sorted(os.sched_getaffinity(0))
-    cores = refresh_cores([replace(spec, cores=(usable[0],))])
+    cores = refresh_cores([msgspec.structs.replace(spec, cores=(usable[0],))])
     if len(usable) > 1:
         assert usable[0] not in cores
     assert set() < set(cores) <= set(usable)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agents.records import Outcome, Record
@@ -27,13 +27,13 @@ def made() -> list[Record]:
     return [
         steady,
         again(steady, run_secs=(1.1e-3,)),
-        dataclasses.replace(drifted, quality=SUSPECT),
-        dataclasses.replace(mended, quality=SUSPECT),
+        msgspec.structs.replace(drifted, quality=SUSPECT),
+        msgspec.structs.replace(mended, quality=SUSPECT),
         again(mended, run_secs=(2.5e-3,)),
-        dataclasses.replace(noisy, outcome=Outcome.REJECTED, error="too noisy"),
-        dataclasses.replace(wrong, outcome=Outcome.WRONG_OUTPUT, run_secs=(), error="off by 2"),
-        dataclasses.replace(lost, outcome=Outcome.LOST, run_secs=(), error="gone"),
-        dataclasses.replace(retried, outcome=Outcome.LOST, run_secs=()),
+        msgspec.structs.replace(noisy, outcome=Outcome.REJECTED, error="too noisy"),
+        msgspec.structs.replace(wrong, outcome=Outcome.WRONG_OUTPUT, run_secs=(), error="off by 2"),
+        msgspec.structs.replace(lost, outcome=Outcome.LOST, run_secs=(), error="gone"),
+        msgspec.structs.replace(retried, outcome=Outcome.LOST, run_secs=()),
         again(retried, origin="random"),
     ]
 
@@ -74,8 +74,8 @@ def test_repeatability_compares_steady_measurements_where_there_are_some() -> No
     assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
     assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
     stopped = record_of(CANDIDATES[0], "box", 1e-3)
-    stopped = dataclasses.replace(stopped, quality='{"stopped_early":true}')
+    stopped = msgspec.structs.replace(stopped, quality='{"stopped_early":true}')
     assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
     # Of a device that is never steady it is told all the same.
-    drifted = dataclasses.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
+    drifted = msgspec.structs.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
     assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5

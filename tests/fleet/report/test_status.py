@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agents.records import DeviceId, Outcome, Record
 from fleet.cli.app import run

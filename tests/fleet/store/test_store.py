@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import fleet.store.store as store_module
 import fleet.store.writer as writer_module
@@ -189,7 +189,7 @@ def test_a_record_that_cannot_be_held_refuses_the_batch(
     [
         ("schema", pa.scalar(3, pa.int32()), "has layout 3, this version reads 2 only"),
         ("schema", pa.scalar(1, pa.int32()), "has layout 1, this version reads 2 only"),
-        ("protocol", pa.scalar("{}"), "cannot be read: record: protocol: keys do not fit"),
+        ("protocol", pa.scalar("{}"), "cannot be read: record: protocol: lacks build_timeout_sec"),
         ("protocol", pa.scalar("["), "cannot be read"),
         ("outcome", pa.scalar("fine"), "cannot be read: 'fine'"),
     ],
@@ -788,7 +788,7 @@ def test_a_device_stored_before_it_had_a_tracker_and_protocol_changes_is_still_k
 
 
 def test_a_device_that_could_not_be_read_back_is_not_stored(store: Store) -> None:
-    with pytest.raises(StoreError, match=r"device dev-a cannot be stored: protocol_changes\.0\.1: "):
+    with pytest.raises(StoreError, match=r"device dev-a cannot be stored: .*protocol_changes\[0\]"):
         store.put_device(make_spec(protocol_changes=(("cache_flush", True),)))
     with pytest.raises(StoreError, match="device dev-a cannot be stored: "):
         store.put_device(make_spec(), make_descriptor(cpu_model="half \ud800"))

@@ -7,11 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from agents.device.messages import AgentGone, AgentRefused, AgentUp, Heartbeat, Message
 from agents.records import DeviceId, DeviceSpec

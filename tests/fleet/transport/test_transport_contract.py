@@ -5,14 +5,13 @@ At the end: what only the one in this process can do.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agents.device.messages import (
     AgentGone,
@@ -147,7 +146,7 @@ def test_workloads_are_listed_and_a_failed_request_is_told_and_costs_nothing_els
 ) -> None:
     transport.start(spec, 1)
     transport.list_workloads(spec.device_id, 1, ["bert-tiny"])
-    unknown = dataclasses.replace(batch_of(()), candidates=(None,))
+    unknown = replace(batch_of(()), candidates=(None,))
     transport.measure(lease_of(spec.device_id, 1), 1, unknown)
     transport.measure(lease_of(spec.device_id, 2), 1, batch_of(recorded_candidates(1, 1)))
     _, listed, failed, results = next_of(transport, spec, AgentUp, WorkloadsListed, Failed, Results)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from agents.host.cuda import cuda_devices
 from agents.networks.network_name import NetworkRefusedError, read_network_name

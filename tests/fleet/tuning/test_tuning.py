@@ -7,12 +7,12 @@ import random
 import statistics
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.collection.clock import Clock

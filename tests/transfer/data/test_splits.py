@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -184,7 +185,7 @@ def measured(draw: st.DrawFn) -> tuple[Dataset, dict[WorkloadId, Workload]]:
     for workload_id in made.workload_ids:
         size = draw(st.sampled_from([8, 16]))
         networks = draw(st.sets(st.sampled_from(NAMES), max_size=3))
-        known[workload_id] = replace(
+        known[workload_id] = msgspec.structs.replace(
             gmm_workload(),
             workload_id=workload_id,
             operator=draw(st.sampled_from(["GMM", "C2D"])),
@@ -263,7 +264,7 @@ def test_near_copies_are_found_and_no_others(
 
 
 def test_workloads_of_unknown_shape_are_no_copies_of_each_other(dataset: Dataset) -> None:
-    unknown = {key: replace(one, arg_shapes=()) for key, one in WORKLOADS.items()}
+    unknown = {key: msgspec.structs.replace(one, arg_shapes=()) for key, one in WORKLOADS.items()}
     split = workload_folds(dataset, WORKLOADS, 2, seed=0)[0]
     assert near_copies(dataset, unknown, split) == {}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -292,8 +293,11 @@ def test_no_candidates_give_an_empty_block() -> None:
 
 
 def test_workload_vectors_tell_operators_and_work_apart() -> None:
-    plain, relax = gmm_workload(), replace(gmm_workload("relax"), operator="relax", flops=0.0, arg_shapes=())
-    relax = replace(relax, arg_dtypes=())
+    plain, relax = (
+        gmm_workload(),
+        msgspec.structs.replace(gmm_workload("relax"), operator="relax", flops=0.0, arg_shapes=()),
+    )
+    relax = msgspec.structs.replace(relax, arg_dtypes=())
     candidates = [gmm_candidates(one, 1)[0] for one in (plain, relax)]
     first, second = Extractor().extract([plain, relax], candidates).workload
     names = DEFAULT_SPEC.workload_names
@@ -328,7 +332,9 @@ def test_hardware_follows_the_target_and_not_the_host(
 
 def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v4")
-    less = replace(spec, target_json='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}')
+    less = msgspec.structs.replace(
+        spec, target_json='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}'
+    )
     vector = dict(zip(SLOTS, hardware_vector(less, descriptor).tolist(), strict=True))
     assert (vector["target_avx512"], vector["target_fma"]) == (0, 0)
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
@@ -338,20 +344,22 @@ def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
 def test_a_target_of_a_stranger_may_hold_anything(mattr: str) -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
     plain = hardware_vector(spec, descriptor)
-    odd = replace(spec, target_json=f'{{"kind":"llvm","mattr":{mattr},"mcpu":"x86-64-v3"}}')
+    odd = msgspec.structs.replace(spec, target_json=f'{{"kind":"llvm","mattr":{mattr},"mcpu":"x86-64-v3"}}')
     np.testing.assert_array_equal(hardware_vector(odd, descriptor), plain)
 
 
 def test_sizes_of_a_stranger_may_be_any_whole_numbers() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
-    unknown = hardware_vector(spec, replace(descriptor, memory_bytes=0, l2_bytes=0))
-    odd = hardware_vector(spec, replace(descriptor, memory_bytes=10**400, l2_bytes=-(10**400)))
+    unknown = hardware_vector(spec, msgspec.structs.replace(descriptor, memory_bytes=0, l2_bytes=0))
+    odd = hardware_vector(
+        spec, msgspec.structs.replace(descriptor, memory_bytes=10**400, l2_bytes=-(10**400))
+    )
     np.testing.assert_array_equal(odd, unknown)
 
 
 def test_a_target_without_a_cpu_name_may_say_so() -> None:
     spec, descriptor = cpu_device("dev", "")
-    odd = replace(spec, target_json='{"kind":"llvm","mattr":null,"mcpu":null}')
+    odd = msgspec.structs.replace(spec, target_json='{"kind":"llvm","mattr":null,"mcpu":null}')
     np.testing.assert_array_equal(hardware_vector(odd, descriptor), hardware_vector(spec, descriptor))
 
 
@@ -373,7 +381,7 @@ ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_
 def test_measured_speeds_follow_what_is_claimed() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
     plain = hardware_vector(spec, descriptor)
-    measured = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
+    measured = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
     assert np.array_equal(measured[: len(HARDWARE_NAMES)], plain[: len(HARDWARE_NAMES)])
     assert measured[len(HARDWARE_NAMES) :].tolist() == pytest.approx([36, 33, 28])
     assert not plain[len(HARDWARE_NAMES) :].any()
@@ -382,8 +390,8 @@ def test_measured_speeds_follow_what_is_claimed() -> None:
 def test_a_table_has_measured_speeds_only_where_each_device_has_all() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
     plain = hardware_vector(spec, descriptor)
-    measured = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
-    partly = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE[:2]))
+    measured = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
+    partly = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE[:2]))
     named = len(HARDWARE_NAMES)
     assert np.array_equal(hardware_table([measured, measured]), np.stack([measured, measured]))
     for mixed in ([plain, plain], [measured, plain], [measured, partly], [measured, plain[:named]]):
@@ -392,7 +400,7 @@ def test_a_table_has_measured_speeds_only_where_each_device_has_all() -> None:
 
 def test_a_vector_is_fitted_to_models_with_and_without_measured_speeds() -> None:
     spec, descriptor = cpu_device("dev", "x86-64-v3")
-    whole = hardware_vector(spec, replace(descriptor, roofline=ROOFLINE))
+    whole = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
     named = len(HARDWARE_NAMES)
     assert np.array_equal(fitted_hardware(whole, named), whole[:named])
     longer = fitted_hardware(whole[:named], len(whole))

@@ -5,12 +5,12 @@ import gzip
 import itertools
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.records import WorkloadId, canonical_json
 from benchmarks.interpreted_loops import Loop, LoopNest
