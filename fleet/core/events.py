@@ -2,7 +2,8 @@
 
 An event is a fact that the coordinator saw; it carries its own time, so the state needs no clock, and it can
 be written to the event log (`event_json.py`). That time, `at_secs`, is Unix time at the start of a
-coordinator and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet` tells.
+coordinator and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet`
+tells.
 
 An instruction is what the shell carries out; instructions are never logged, because applying the same
 events gives the same ones again. All are frozen values: ids and counts only, no traces, no processes, no

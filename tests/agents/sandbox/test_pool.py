@@ -481,7 +481,7 @@ def test_a_process_that_gives_a_damaged_answer_is_replaced(monkeypatch: pytest.M
     monkeypatch.setattr(Channel, "receive_ready", receive)
     question = {"op": "canaries", "family": "cpu"}
     with WorkerPool([child_settings()]) as pool:
-        with pytest.raises(MessageError, match="'canaries' as none does: Expected .array., got .int."):
+        with pytest.raises(MessageError, match=r"'canaries' as none does: Expected .array., got .int."):
             pool.ask(question)
         assert len(pool.ask(question)["canaries"]) == 3
         assert pool.started == 2
