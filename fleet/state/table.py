@@ -9,15 +9,13 @@ back: what of it has reached the disk nobody knows. See decision 65.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import (
     ColumnProperties,
     CommitProperties,
@@ -28,13 +26,14 @@ from deltalake import (
     write_deltalake,
 )
 
-from agents.files import free_name, fsync_all
+from agents.files import fsync_all
 from agents.records import DeviceId
 from fleet.durable import disk_errors
 from fleet.errors import StateDamaged, StoreError
 from fleet.state.packed_rows import unpack
-from fleet.state.rows import TableFile, WaitingRows
+from fleet.state.rows import WaitingRows
 from fleet.state.state_file import StateFile
+from fleet.state.table_log import TableLog, added, removed
 from fleet.store.delta.log import delta_errors
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, STORE_SCHEMA, TABLE_SCHEMA
 
@@ -42,6 +41,8 @@ from fleet.store.delta.schema import DICTIONARY_COLUMNS, STORE_SCHEMA, TABLE_SCH
 RECORDS: Final = "records"
 #: A device's rows go on when there are so many, or when the oldest has waited so long.
 LARGE_ROWS, LONG_SECS = 2000, 600.0
+#: Files up to this size are joined with others.
+_JOINED_BYTES: Final = 64 << 20
 #: Key of the layout in the table's metadata, and of the writer's name in what a commit says of itself.
 SCHEMA_KEY, WRITER_KEY = "tensorFleet.storeSchema", "tensorFleet.writer"
 #: The table's metadata says this beside its layout. Statistics over long texts would fill the log.
@@ -77,11 +78,14 @@ class RecordsTable:
     def __init__(self, folder: Path, state: StateFile) -> None:
         self.folder = folder
         self._state = state
-        self.notes: list[str] = []
-        self._log = folder / "_delta_log"
-        with disk_errors("opening the table", folder), delta_errors("opening the table", folder):
+        self._log = TableLog(folder)
+        self.notes = self._log.notes
+        self._open()
+
+    def _open(self) -> None:
+        with disk_errors("opening the table", self.folder), delta_errors("opening the table", self.folder):
             self._settle()
-            self._table = DeltaTable(folder)
+            self._table = DeltaTable(self.folder)
             self._check_layout()
 
     @property
@@ -110,6 +114,7 @@ class RecordsTable:
             StoreFull: No room; the rows wait on.
             StoreError: Somebody else writes to the table, or the disk failed; the rows wait on.
         """
+        self._check_confirmed()
         waiting = [rows for one in device_ids for rows in self._state.waiting(one)]
         if not waiting:
             return 0
@@ -139,21 +144,79 @@ class RecordsTable:
         doing = "writing a checkpoint of the table"
         with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
             self._table.create_checkpoint()
-            name = self._log / f"{self.version:020d}.checkpoint.parquet"
-            fsync_all([path for path in (name, self._log / "_last_checkpoint") if path.exists()])
-            fsync_all([self._log])
+            hint = self._log.folder / "_last_checkpoint"
+            fsync_all([path for path in (self._log.checkpoint_path(self.version), hint) if path.exists()])
+            fsync_all([self._log.folder])
+
+    def compact(self, device_ids: Collection[DeviceId]) -> int:
+        """Join the small files of devices, in one commit; the rows stay as they are.
+
+        Returns:
+            How many files others have taken the place of.
+
+        Raises:
+            StoreFull: No room; the table is as it was.
+            StoreError: Somebody else writes to the table, or the disk failed; the table is as it was.
+        """
+        self._check_confirmed()
+        doing, expected = "joining files of the table", self.version + 1
+        with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
+            figures = self._table.optimize.compact(
+                partition_filters=[("device_id", "in", sorted(device_ids))],
+                target_size=_JOINED_BYTES,
+                max_concurrent_tasks=1,
+                writer_properties=_WRITER,
+                commit_properties=CommitProperties(custom_metadata={WRITER_KEY: "compact"}),
+                post_commithook_properties=_NO_HOOKS,
+            )
+            if self.version == expected - 1:
+                return 0
+            if self.version != expected:
+                raise self._foreign(expected)
+            self._confirm(expected, [])
+        return int(figures["numFilesRemoved"])
+
+    def delete_unused(self, version: int) -> int:
+        """Delete what no version from a given one on needs: data files, commits and checkpoints.
+
+        Args:
+            version: The oldest one that somebody may still read.
+
+        Returns:
+            How many data files went.
+
+        Raises:
+            StoreError: The disk failed, or that version cannot be read any more.
+        """
+        doing = "deleting files that no version needs"
+        with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
+            needed = set(_paths(DeltaTable(self.folder, version=version)))
+            for later in range(version + 1, self.version + 1):
+                needed.update(file.path for file in added(self._log.actions(later)))
+            dead = [file.path for file in self._state.files() if file.path not in needed]
+            for path in dead:
+                (self.folder / path).unlink(missing_ok=True)
+            if dead:
+                with self._state.turn() as turn:
+                    turn.drop_files(dead)
+            self._log.forget_before(version)
+        return len(dead)
+
+    def _check_confirmed(self) -> None:
+        """Take back a version that was written before the disk failed: its rows would come twice."""
+        if self.version != self._state.table_version():
+            self._open()
 
     def _settle(self) -> None:
         """Take back what a killed writer has left, and make the table if there is none."""
         confirmed = self._state.table_version()
-        self._check_checkpoints()
-        versions = self._versions()
-        last = max([*versions, *self._checkpoints()], default=-1)
+        self._log.check_checkpoints()
+        last = self._log.last()
         if confirmed is None:
             if last > 0:
                 raise self._unlike(last, "none")
-            for version in versions:
-                self._set_aside(version)
+            for version in self._log.versions():
+                self._log.set_aside(version)
             self._create()
             return
         if not confirmed <= last <= confirmed + 1:
@@ -174,11 +237,11 @@ class RecordsTable:
         self._confirm(0, [])
 
     def _take_back(self, version: int, confirmed: int) -> None:
-        """Undo a version whose rows wait still; a torn one gets another name."""
+        """Undo a version whose rows wait still, or that joined files; a torn one gets another name."""
         try:
-            actions = self._actions(version)
+            actions = self._log.actions(version)
         except (OSError, ValueError, LookupError, TypeError):
-            return self._set_aside(version)
+            return self._log.set_aside(version)
         if not any(WRITER_KEY in one["commitInfo"] for one in actions if "commitInfo" in one):
             raise self._foreign(version)
         last = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
@@ -187,11 +250,11 @@ class RecordsTable:
             for rows in self._state.waiting()
             if rows.number <= last.get(_application(rows.device_id), 0)
         )
-        files = _added(actions)
-        if waiting != sum(file.rows for file in files):
+        files, old = added(actions), set(removed(actions))
+        before = sum(file.rows for file in self._state.files() if file.path in old)
+        if waiting + before != sum(file.rows for file in files):
             raise self._unlike(version, str(confirmed))
-        self._commit_path(version).unlink()
-        fsync_all([self._log])
+        self._log.take_back(version)
         for file in files:
             (self.folder / file.path).unlink(missing_ok=True)
         return None
@@ -199,63 +262,15 @@ class RecordsTable:
     def _confirm(self, version: int, numbers: Iterable[int]) -> None:
         """Wait for a version to be on the disk, then let its rows go."""
         files = [
-            replace(file, sha256=_sha256(self.folder / file.path)) for file in _added(self._actions(version))
+            replace(file, sha256=_sha256(self.folder / file.path))
+            for file in added(self._log.actions(version))
         ]
         paths = [self.folder / file.path for file in files]
-        fsync_all([*paths, self._commit_path(version)])
-        fsync_all(sorted({path.parent for path in paths} | {self._log, self.folder, self.folder.parent}))
+        fsync_all([*paths, self._log.commit_path(version)])
+        folders = {self._log.folder, self.folder, self.folder.parent}
+        fsync_all(sorted({path.parent for path in paths} | folders))
         with self._state.turn() as turn:
             turn.drop_waiting(numbers, files, version=version)
-
-    def _actions(self, version: int) -> list[dict[str, Any]]:
-        """What a commit says.
-
-        Raises:
-            ValueError: It is torn.
-        """
-        actions = [json.loads(line) for line in self._commit_path(version).read_text().splitlines()]
-        if not any("commitInfo" in action for action in actions):
-            raise ValueError("no commitInfo")
-        return actions
-
-    def _commit_path(self, version: int) -> Path:
-        return self._log / f"{version:020d}.json"
-
-    def _versions(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._log.glob("*.json") if path.stem.isdigit())
-
-    def _checkpoints(self) -> list[int]:
-        names = (path.name.split(".")[0] for path in self._log.glob("*.checkpoint.parquet"))
-        return [int(name) for name in names if name.isdigit()]
-
-    def _check_checkpoints(self) -> None:
-        """Set torn checkpoints aside, and remove a hint that leads nowhere: the commits say the same."""
-        for version in sorted(self._checkpoints(), reverse=True):
-            path = self._log / f"{version:020d}.checkpoint.parquet"
-            try:
-                pq.read_table(path)
-                break
-            except (OSError, pa.ArrowException):
-                self._put_aside(path)
-        hint = self._log / "_last_checkpoint"
-        if hint.exists() and not self._leads_to_checkpoint(hint):
-            hint.unlink()
-
-    def _leads_to_checkpoint(self, hint: Path) -> bool:
-        try:
-            return int(json.loads(hint.read_text())["version"]) in self._checkpoints()
-        except (ValueError, LookupError, TypeError):
-            return False
-
-    def _set_aside(self, version: int) -> None:
-        """Give a torn version another name: what it held waits still."""
-        self._put_aside(self._commit_path(version))
-
-    def _put_aside(self, path: Path) -> None:
-        aside = free_name(path, ".torn")
-        path.rename(aside)
-        fsync_all([self._log])
-        self.notes.append(f"{path} was torn: kept as {aside.name}, nothing in it is lost")
 
     def _check_layout(self) -> None:
         layout = self._table.metadata().configuration.get(SCHEMA_KEY)
@@ -292,17 +307,10 @@ def _commit_properties(waiting: Sequence[WaitingRows]) -> CommitProperties:
     )
 
 
-def _added(actions: Iterable[dict[str, Any]]) -> list[TableFile]:
-    """The data files that a commit adds, without the sums of their bytes."""
-    return [
-        TableFile(
-            path=action["path"],
-            device_id=DeviceId(action["partitionValues"]["device_id"]),
-            rows=json.loads(action["stats"])["numRecords"],
-            sha256="",
-        )
-        for action in (one["add"] for one in actions if "add" in one)
-    ]
+def _paths(table: DeltaTable) -> list[str]:
+    """The data files of a version, as its commits name them."""
+    paths: list[str] = pa.table(table.get_add_actions()).column("path").to_pylist()
+    return paths
 
 
 def _sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
-from fleet.errors import StateDamaged, StoreError
+from fleet.errors import StateDamaged, StoreError, StoreFull
 from fleet.state.packed_rows import pack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
@@ -104,6 +104,77 @@ def test_a_kill_before_the_rows_leave_writes_nothing_twice(
     assert stored(folder / "records") == names(7)
     parquet = list((folder / "records").rglob("*.parquet"))
     assert len(parquet) == 1, "the file of the version that was taken back is gone"
+
+
+@pytest.mark.parametrize("is_compaction", [False, True])
+def test_a_disk_that_fails_before_the_rows_leave_doubles_nothing(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, is_compaction: bool
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    for start in (0, 5):
+        take_in(state, start, 5)
+        if start == 0 or is_compaction:
+            table.flush([DEVICE])
+    before = table.version
+
+    def fail(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.state.table.fsync_all", fail)
+        with pytest.raises(StoreFull):
+            table.compact([DEVICE]) if is_compaction else table.flush([DEVICE])
+    assert table.version == before + 1
+    assert table.compact([DEVICE]) == 2 if is_compaction else table.flush([DEVICE]) == 5
+    assert (table.version, state.table_version()) == (before + 1, before + 1)
+    assert stored(folder / "records") == names(10)
+
+
+def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
+    folder: Path, state: StateFile
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    for start in range(0, 20, 5):
+        take_in(state, start, 5)
+        table.flush([DEVICE])
+    assert table.compact([DeviceId("other")]) == 0
+    assert table.compact([DEVICE]) == 4
+    assert (table.version, state.table_version(), len(state.files())) == (5, 5, 5)
+    assert stored(folder / "records") == names(20)
+    take_in(state, 20, 5)
+    table.flush([DEVICE])
+    table.checkpoint()
+    # Who opened the table before the files were joined reads on.
+    assert table.delete_unused(4) == 0
+    assert DeltaTable(folder / "records", version=4).to_pyarrow_table().num_rows == 20
+    assert table.delete_unused(6) == 4
+    assert {file.rows for file in state.files()} == {20, 5}
+    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
+    assert [path.name for path in (folder / "records" / "_delta_log").glob("*.json")] == [
+        commit_of(folder, 6).name
+    ]
+    again = RecordsTable(folder / "records", state)
+    assert (again.version, again.notes, stored(folder / "records")) == (6, [], names(25))
+
+
+def test_a_kill_before_joined_files_count_leaves_the_old_ones(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    for start in (0, 5):
+        take_in(state, start, 5)
+        table.flush([DEVICE])
+
+    def die(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordsTable, "_confirm", die)
+        with pytest.raises(Cut):
+            table.compact([DEVICE])
+    again = RecordsTable(folder / "records", state)
+    assert (again.version, again.notes, stored(folder / "records")) == (2, [], names(10))
+    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])

@@ -1,0 +1,138 @@
+"""The folder `_delta_log` of the records table: what its commits say, and what a crash has torn there.
+
+`fleet.state.table` decides which of them count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agents.files import free_name, fsync_all
+from agents.records import DeviceId
+from fleet.state.rows import TableFile
+
+_Action = dict[str, Any]
+
+
+class TableLog:
+    """The log of one table, for the process that writes it.
+
+    Args:
+        table: The table's folder.
+
+    Attributes:
+        folder: The log's folder.
+        notes: Torn files that were set aside, one line each; mostly empty.
+    """
+
+    def __init__(self, table: Path) -> None:
+        self.folder = table / "_delta_log"
+        self.notes: list[str] = []
+
+    def commit_path(self, version: int) -> Path:
+        """Where the commit of a version stands."""
+        return self.folder / f"{version:020d}.json"
+
+    def checkpoint_path(self, version: int) -> Path:
+        """Where a checkpoint of a version would stand."""
+        return self.folder / f"{version:020d}.checkpoint.parquet"
+
+    def versions(self) -> list[int]:
+        """Versions whose commits are there, oldest first."""
+        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+
+    def checkpoints(self) -> list[int]:
+        """Versions whose checkpoints are there, newest first."""
+        names = (path.name.split(".")[0] for path in self.folder.glob("*.checkpoint.parquet"))
+        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+    def last(self) -> int:
+        """The newest version that anything speaks of; -1 for none."""
+        return max([*self.versions(), *self.checkpoints()], default=-1)
+
+    def actions(self, version: int) -> list[_Action]:
+        """What a commit says.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is torn.
+        """
+        actions = [json.loads(line) for line in self.commit_path(version).read_text().splitlines()]
+        if not any("commitInfo" in action for action in actions):
+            raise ValueError("no commitInfo")
+        return actions
+
+    def check_checkpoints(self) -> None:
+        """Set torn checkpoints aside, and remove a hint that leads nowhere: the commits say the same."""
+        for version in self.checkpoints():
+            if self._is_readable(version):
+                break
+            self._put_aside(self.checkpoint_path(version))
+        hint = self.folder / "_last_checkpoint"
+        if hint.exists() and not self._leads_to_checkpoint(hint):
+            hint.unlink()
+
+    def set_aside(self, version: int) -> None:
+        """Give a torn version another name."""
+        self._put_aside(self.commit_path(version))
+
+    def take_back(self, version: int) -> None:
+        """Remove a version that does not count."""
+        self.commit_path(version).unlink()
+        fsync_all([self.folder])
+
+    def forget_before(self, version: int) -> None:
+        """Delete commits and checkpoints that no version from a given one on needs.
+
+        deltalake would go by the dates of the files, and so by the wall clock.
+        """
+        first = next((one for one in self.checkpoints() if one <= version and self._is_readable(one)), 0)
+        for one in self.versions():
+            if one < first:
+                self.commit_path(one).unlink()
+        for one in self.checkpoints():
+            if one < first:
+                self.checkpoint_path(one).unlink()
+
+    def _is_readable(self, version: int) -> bool:
+        try:
+            pq.read_table(self.checkpoint_path(version))
+        except (OSError, pa.ArrowException):
+            return False
+        return True
+
+    def _leads_to_checkpoint(self, hint: Path) -> bool:
+        try:
+            return int(json.loads(hint.read_text())["version"]) in self.checkpoints()
+        except (ValueError, LookupError, TypeError):
+            return False
+
+    def _put_aside(self, path: Path) -> None:
+        aside = free_name(path, ".torn")
+        path.rename(aside)
+        fsync_all([self.folder])
+        self.notes.append(f"{path} was torn: kept as {aside.name}, nothing in it is lost")
+
+
+def added(actions: Iterable[_Action]) -> list[TableFile]:
+    """The data files that a commit adds, without the sums of their bytes."""
+    return [
+        TableFile(
+            path=action["path"],
+            device_id=DeviceId(action["partitionValues"]["device_id"]),
+            rows=json.loads(action["stats"])["numRecords"],
+            sha256="",
+        )
+        for action in (one["add"] for one in actions if "add" in one)
+    ]
+
+
+def removed(actions: Iterable[_Action]) -> Iterator[str]:
+    """Yield the paths of data files that a commit takes out of the table."""
+    return (one["remove"]["path"] for one in actions if "remove" in one)
