@@ -80,7 +80,7 @@ def decode_spooled(body: bytes) -> SpooledRecord:
         tagged = _SPOOLED.decode(body)
     except _FAULTS as fault:
         raise _error("record", fault) from None
-    readable(tagged.record)
+    _check(tagged.record)
     return tagged
 
 
@@ -92,15 +92,20 @@ def readable(record: Record) -> Record:
     Raises:
         AgentError: It is of another layout, or its `quality` is no JSON object.
     """
+    _check(record)
+    if record.error.isascii():
+        return record
+    error = record.error.encode("utf-8", "backslashreplace").decode()
+    return record if error == record.error else replace(record, error=error)
+
+
+def _check(record: Record) -> None:
+    """Refuse what the types of a record do not say."""
     check_schema(record.schema)
     try:
         _OBJECT.decode(record.quality)
     except _FAULTS as fault:
         raise AgentError(f"record: quality: expected the text of a JSON object: {fault}") from None
-    if record.error.isascii():
-        return record
-    error = record.error.encode("utf-8", "backslashreplace").decode()
-    return record if error == record.error else replace(record, error=error)
 
 
 def _check_finite(record: Record) -> None:
@@ -131,7 +136,8 @@ def record_from_json(value: Any) -> Record:
     _check_complete(Record, value, "record")
     record = value_from_json(Record, value, "record")
     _check_complete(Protocol, value["protocol"], "record: protocol")
-    return readable(record)
+    _check(record)
+    return record
 
 
 def protocol_to_json(protocol: Protocol) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def replay_case(work: Work) -> None:
     spec = replay_spec(work)
     replay_all(spec)
     assert spec.replay is not None
-    faulty = with_fault(Path(spec.replay.records), random.Random(work.case.name), work.folder)
+    faulty = faulty_copy(Path(spec.replay.records), random.Random(work.case.name), work.folder)
     try:
         # As `fleet` does before an agent opens a file: libraries may end the process that reads it.
         check_apart(faulty, DEVICE)
@@ -199,7 +199,7 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
             )
 
 
-def with_fault(path: Path, rng: random.Random, folder: Path) -> Path:
+def faulty_copy(path: Path, rng: random.Random, folder: Path) -> Path:
     """A copy of an exported file with a fault: in its bytes, in a value, or in the footer."""
     from benchmarks.hostile_parquet import faulty_footer, faulty_values
     from benchmarks.hostile_values import damaged

@@ -26,7 +26,7 @@ from agents.records import (
 )
 from agents.values import Value
 
-#: A record and the lease that it was made under; None where an earlier version made it.
+#: A record and the lease that it was made under; None for one that was made under none.
 TaggedRecord = tuple[LeaseTag | None, Record]
 
 

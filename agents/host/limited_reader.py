@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
 import subprocess
 from collections.abc import Callable
 from typing import Any
 
 from agents.errors import AgentError
 from agents.host.own_program import command, environment
+from agents.host.process_control import signal_name
 
 #: Bytes of data that the process may hold: with its libraries it stays below 1 GiB.
 MOST_BYTES = 768 << 20
@@ -40,8 +40,9 @@ def read_limited(module: str, *arguments: str) -> Any:
     try:
         found = json.loads(done.stdout)
     except ValueError:
+        ending = signal_name(-done.returncode) if done.returncode < 0 else done.returncode
         raise AgentError(
-            f"its reader ended with {_ending(done.returncode)}: it is damaged, or takes more than "
+            f"its reader ended with {ending}: it is damaged, or takes more than "
             f"{MOST_BYTES >> 20:,} MiB; get the file again"
         ) from None
     if "refused" in found:
@@ -67,7 +68,3 @@ def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Excep
             "refused": f"more than {MOST_BYTES >> 20:,} MiB are needed to read it: no honest file needs that"
         }
     print(json.dumps(found))
-
-
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else str(code)

@@ -161,6 +161,14 @@ def _stat(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[19])
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal, for people."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"
+
+
 def close_all_but(*kept: int) -> None:
     """Close every file of this process but the standard ones and these."""
     for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ import psutil
 from agents.errors import MessageError
 from agents.host.cuda import WORKER_ENVIRONMENT
 from agents.host.own_program import command, environment
+from agents.host.process_control import signal_name
 from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.confinement import needs_of
 from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
@@ -52,10 +52,7 @@ def end_of(code: int) -> str:
     """Say how a process ended, from its exit code (negative: a signal)."""
     if code >= 0:
         return f"exited with status {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # most of the real-time signals have no name
-        return f"killed by signal {-code}"
+    return f"killed by {signal_name(-code)}"
 
 
 class Zygote:

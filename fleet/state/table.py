@@ -8,7 +8,6 @@ back: what of it has reached the disk nobody knows. See decision 65.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -34,7 +33,8 @@ from fleet.state.packed_rows import unpack
 from fleet.state.rows import WaitingRows
 from fleet.state.state_file import StateFile
 from fleet.state.table_log import TableLog, added, removed
-from fleet.store.delta.log import delta_errors
+from fleet.store.delta.files import file_sum, forget_old_commits
+from fleet.store.delta.log import delta_errors, load_snapshot
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, STORE_SCHEMA, TABLE_SCHEMA
 
 #: Folder of the table in a store.
@@ -190,7 +190,7 @@ class RecordsTable:
         """
         doing = "deleting files that no version needs"
         with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
-            needed = set(_paths(DeltaTable(self.folder, version=version)))
+            needed = {file.path for file in load_snapshot(self.folder, version).files}
             for later in range(version + 1, self.version + 1):
                 needed.update(file.path for file in added(self._log.actions(later)))
             dead = [file.path for file in self._state.files() if file.path not in needed]
@@ -199,7 +199,7 @@ class RecordsTable:
             if dead:
                 with self._state.turn() as turn:
                     turn.drop_files(dead)
-            self._log.forget_before(version)
+            forget_old_commits(self.folder, version)
         return len(dead)
 
     def _check_confirmed(self) -> None:
@@ -262,7 +262,7 @@ class RecordsTable:
     def _confirm(self, version: int, numbers: Iterable[int]) -> None:
         """Wait for a version to be on the disk, then let its rows go."""
         files = [
-            replace(file, sha256=_sha256(self.folder / file.path))
+            replace(file, sha256=file_sum(self.folder / file.path))
             for file in added(self._log.actions(version))
         ]
         paths = [self.folder / file.path for file in files]
@@ -305,14 +305,3 @@ def _commit_properties(waiting: Sequence[WaitingRows]) -> CommitProperties:
         custom_metadata={WRITER_KEY: "append"},
         app_transactions=[Transaction(_application(one), number, now) for one, number in last.items()],
     )
-
-
-def _paths(table: DeltaTable) -> list[str]:
-    """The data files of a version, as its commits name them."""
-    paths: list[str] = pa.table(table.get_add_actions()).column("path").to_pylist()
-    return paths
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

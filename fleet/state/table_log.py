@@ -71,9 +71,12 @@ class TableLog:
     def check_checkpoints(self) -> None:
         """Set torn checkpoints aside, and remove a hint that leads nowhere: the commits say the same."""
         for version in self.checkpoints():
-            if self._is_readable(version):
+            path = self.checkpoint_path(version)
+            try:
+                pq.read_table(path)
                 break
-            self._put_aside(self.checkpoint_path(version))
+            except (OSError, pa.ArrowException):
+                self._put_aside(path)
         hint = self.folder / "_last_checkpoint"
         if hint.exists() and not self._leads_to_checkpoint(hint):
             hint.unlink()
@@ -86,26 +89,6 @@ class TableLog:
         """Remove a version that does not count."""
         self.commit_path(version).unlink()
         fsync_all([self.folder])
-
-    def forget_before(self, version: int) -> None:
-        """Delete commits and checkpoints that no version from a given one on needs.
-
-        deltalake would go by the dates of the files, and so by the wall clock.
-        """
-        first = next((one for one in self.checkpoints() if one <= version and self._is_readable(one)), 0)
-        for one in self.versions():
-            if one < first:
-                self.commit_path(one).unlink()
-        for one in self.checkpoints():
-            if one < first:
-                self.checkpoint_path(one).unlink()
-
-    def _is_readable(self, version: int) -> bool:
-        try:
-            pq.read_table(self.checkpoint_path(version))
-        except (OSError, pa.ArrowException):
-            return False
-        return True
 
     def _leads_to_checkpoint(self, hint: Path) -> bool:
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+import fleet.state.table
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
 from fleet.errors import StateDamaged, StoreError, StoreFull
@@ -25,6 +27,18 @@ DEVICE = DeviceId("bench")
 
 class Cut(BaseException):
     """A kill, at the place of a call."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], object]) -> None:
+    """Do something whose process ends at its call of a function."""
+
+    def die(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, die)
+        with pytest.raises(Cut):
+            act()
 
 
 def rows_of(records: list[Record]) -> pa.Table:
@@ -88,14 +102,7 @@ def test_a_kill_before_the_rows_leave_writes_nothing_twice(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-
-    def die(*_: object) -> None:
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordsTable, "_confirm", die)
-        with pytest.raises(Cut):
-            table.flush([DEVICE])
+    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.flush([DEVICE]))
     assert stored(folder / "records") == names(5), "the version is there, and the rows wait"
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (0, [], [])
@@ -164,14 +171,7 @@ def test_a_kill_before_joined_files_count_leaves_the_old_ones(
     for start in (0, 5):
         take_in(state, start, 5)
         table.flush([DEVICE])
-
-    def die(*_: object) -> None:
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordsTable, "_confirm", die)
-        with pytest.raises(Cut):
-            table.compact([DEVICE])
+    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (2, [], names(10))
     assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
@@ -183,10 +183,7 @@ def test_a_torn_version_is_set_aside_and_its_rows_wait(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet.state.table.fsync_all", lambda _: (_ for _ in ()).throw(Cut))
-        with pytest.raises(Cut):
-            table.flush([DEVICE])
+    kill_at(monkeypatch, fleet.state.table, "fsync_all", lambda: table.flush([DEVICE]))
     path = commit_of(folder, 1)
     os.truncate(path, left if left >= 0 else path.stat().st_size + left)
     again = RecordsTable(folder / "records", state)
