@@ -72,7 +72,7 @@ class Bench(Campaigns):
         if self.may_mount:
             made["small disk"] = (1, self.small_disk())
             made["fleet on a small disk"] = (1, self.fleet_on_a_small_disk())
-        for load in ("spool", "intake", "state", "store", "models"):
+        for load in ("spool", "state", "store", "models"):
             made[f"{load} kill"] = (1, self.sweep(load, "kill"))
             made[f"{load} torn"] = (1, self.sweep(load, "torn"))
             made[f"{load} power"] = (1, self.sweep(load, "kill", with_power=True))

@@ -1,10 +1,9 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
 The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalTransport`, with the real
-refresher and registry: state file, store with intake, model versions and one spool a
-device, all on the disk under the fault points. What is submitted, kept, acknowledged and published is written
-down where it happens: around the methods that make it durable. `chaos_trouble` hurts agents, trainings and
-the clock.
+refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
+the fault points. What is submitted, kept, acknowledged and published is written down where it happens: around
+the methods that make it durable. `chaos_trouble` hurts agents, trainings and the clock.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 
@@ -57,6 +57,8 @@ _LIMITS = Limits(
     training_retry_secs=10,
 )
 _REFRESH = RefreshSettings(epochs=1, nice=0, keep=KEEP, watch_records=100, watch_secs=20)
+#: Rows go on to the table often enough to be hit.
+_LANES = LaneSettings(devices=2, rows_per_device=20, wait_secs=1.0)
 #: Seconds that the clock goes on from turn to turn; leases and back-offs go by it.
 _TURN_SECS = 1.9
 #: Seconds of ours from turn to turn while a training runs: else it would see little of the fleet.
@@ -162,7 +164,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     )
     specs = {DeviceId(name): _spec(name, recorded, number) for number, name in enumerate(DEVICES)}
     refresher = Refresher(Registry(models), disk / "store", disk / "fleet" / "refresh", _REFRESH, clock)
-    with Store.open(disk / "store") as store:
+    with Store.open(disk / "store", settings=_LANES) as store:
         context = EngineContext(
             root=disk / "fleet",
             store=store,

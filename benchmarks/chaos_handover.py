@@ -15,7 +15,7 @@ from typing import Any
 from agents.codec import record_from_json, record_to_json
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import Load, ids_of, stored_in
+from benchmarks.chaos_life import LANES, Load, ids_of, stored_in
 from benchmarks.patience import patience
 from fleet.store.store import Store
 
@@ -60,7 +60,7 @@ def coordinator_load(arguments: dict[str, Any]) -> None:
     """Fetch batches from the agent, keep them, acknowledge them; acknowledgements get lost or come twice."""
     load = Load(arguments)
     waiting = list(load.batches)
-    with Store.open(load.disk / "store") as store:
+    with Store.open(load.disk / "store", settings=LANES) as store:
         load.log.add(Event(kind="look", places={"store": stored_in(store)}))
         while True:
             with contextlib.suppress(OSError), _connected(arguments["socket"]) as connection:

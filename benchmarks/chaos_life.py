@@ -13,18 +13,20 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 import agents.row_file
-import fleet.store.delta.index
-import fleet.store.intake_log
-import fleet.store.store
+import fleet.state.schema
+import fleet.store.writer
 from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.store import make_records
+from fleet.store.lanes import LaneSettings
 from fleet.store.reader import StoreReader
 
 #: Records of a batch.
 BATCH = 5
-_MERGE_FILES, _CHECKPOINT_EVERY, _INDEX_IDS, _CHECKPOINT_PAGES = 4, 5, 10, 40
+#: The two devices of a batch have a lane each; rows of the first one go on with every other batch.
+LANES = LaneSettings(devices=1, rows_per_device=2 * BATCH - 2, wait_secs=1.0)
+_CHECKPOINT_EVERY, _CHECKPOINT_PAGES = 5, 40
 
 _Part = TypeVar("_Part")
 
@@ -45,11 +47,9 @@ class Load:
         self.log = HistoryLog(self.root / "history.jsonl")
         told = partial(self.log.add, Event(kind="trouble", by="disk fault"))
         self.points = FaultPoints(Plan(**arguments["plan"]), told)
-        # Merges, checkpoints and indexes often enough to be hit.
-        fleet.store.store.MERGE_FILES, fleet.store.store.CHECKPOINT_EVERY = _MERGE_FILES, _CHECKPOINT_EVERY
-        fleet.store.delta.index.LEAST_IDS, fleet.store.delta.index.SAVE_IDS = _INDEX_IDS, 2 * _INDEX_IDS
-        fleet.store.delta.index.SAVE_COMMITS = _CHECKPOINT_EVERY
-        agents.row_file.CHECKPOINT_PAGES = fleet.store.intake_log.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
+        # Checkpoints often enough to be hit.
+        fleet.store.writer.CHECKPOINT_EVERY = _CHECKPOINT_EVERY
+        agents.row_file.CHECKPOINT_PAGES = fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
         self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function

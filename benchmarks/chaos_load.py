@@ -1,8 +1,8 @@
 """What the children of `benchmarks.chaos` do until they are killed; the process that forks them runs this.
 
 Each load opens its part as any process would after a crash, writes down in the history what it finds, and
-goes on working; it never cleans up. The real spool, store, intake, state file and coordinator are used as
-they are, with more frequent checkpoints and merges, so that kills fall into those too. The arguments are
+goes on working; it never cleans up. The real spool, store, state file and coordinator are used as they are,
+with more frequent checkpoints and moves into the table, so that kills fall into those too. The arguments are
 those of `chaos_life.Load`.
 """
 
@@ -13,7 +13,6 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_handover import agent_load, coordinator_load
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import Load, ids_of, stored_in
+from benchmarks.chaos_life import LANES, Load, ids_of, stored_in
 from benchmarks.chaos_models import models_load
 from benchmarks.chaos_observer import observer_load
 from benchmarks.chaos_records import make_recorded
@@ -33,7 +32,6 @@ from benchmarks.chaos_state import state_load
 from benchmarks.chaos_trainer import trainer_load
 from benchmarks.chaos_watch import look_at_fleet
 from fleet.errors import StoreError, StoreFull
-from fleet.store.intake import Intake, IntakeSettings
 from fleet.store.store import Store
 
 _UPKEEP_EVERY = 7
@@ -86,39 +84,24 @@ def _acknowledge_some(load: Load, spool: Spool) -> None:
     spool.acknowledge(gone)
 
 
-def store_load(arguments: dict[str, Any], settings: IntakeSettings | None = None) -> None:
-    """Append batches, through an intake if there are settings for one; upkeep now and then."""
+def store_load(arguments: dict[str, Any]) -> None:
+    """Append batches, of which some rows go on to the table soon; upkeep and a flush now and then."""
     load = Load(arguments)
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[tuple[Store, Store | Intake]]:
-        with Store.open(load.disk / "store") as store, contextlib.ExitStack() as stack:
-            keeper = store if settings is None else Intake(store, settings)
-            if isinstance(keeper, Intake):  # also after a failure, so that the next opening may have the file
-                stack.callback(keeper.log.close)
-            yield store, keeper
-            if isinstance(keeper, Intake):
-                keeper.close()
+    def look(store: Store) -> None:
+        load.log.add(Event(kind="look", places={"store": stored_in(store)}))
 
-    def look(part: tuple[Store, Store | Intake]) -> None:
-        load.log.add(Event(kind="look", places={"store": stored_in(part[0])}))
-
-    def take(part: tuple[Store, Store | Intake], batch: int) -> None:
-        store, keeper = part
+    def take(store: Store, batch: int) -> None:
         records = load.measured(batch)
         with contextlib.suppress(StoreFull):
-            keeper.append(records)
+            store.append(records)
             load.log.add(Event(kind="acknowledged", by="store", records=ids_of(records)))
         if batch % _UPKEEP_EVERY == _UPKEEP_EVERY - 1:
             with contextlib.suppress(StoreFull):
+                store.flush()
                 store.upkeep(retention_hours=0)
 
-    load.work_off(opened, StoreError, look, take)
-
-
-def intake_load(arguments: dict[str, Any]) -> None:
-    """As `store_load`, through the log that makes many devices' records durable at once."""
-    store_load(arguments, IntakeSettings(devices_per_commit=1, commit_every_secs=0, wait_secs=0.02))
+    load.work_off(lambda: Store.open(load.disk / "store", settings=LANES), StoreError, look, take)
 
 
 def look_load(arguments: dict[str, Any]) -> None:
@@ -271,7 +254,6 @@ def main() -> None:
     loads = {
         "spool": spool_load,
         "store": store_load,
-        "intake": intake_load,
         "state": state_load,
         "models": models_load,
         "agent": agent_load,

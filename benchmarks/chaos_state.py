@@ -14,28 +14,27 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-import fleet.state.schema
 from agents.records import Candidate, Record
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, Load, ids_of
 from fleet.errors import StoreError, StoreFull
-from fleet.state.packed_rows import pack, unpack
+from fleet.state.packed_rows import pack, unpack, with_device
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RECORDS, RecordsTable
-from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from fleet.store.delta.schema import records_to_table
+from fleet.store.lanes import Lanes, LaneSettings
 
-#: Pages of the log before SQLite moves them into the file: few, so that kills fall into that too.
-_CHECKPOINT_PAGES = 40
 #: Turns between two moves of rows into the table, and versions between two checkpoints of it.
 _FLUSH_EVERY, _SUM_UP_EVERY = 3, 4
 _FAMILY, _MOST_LETTERS = "cpu", 20
+#: The two devices of a batch have a lane each.
+_LANES = Lanes(LaneSettings(devices=1))
 
 
 def state_load(arguments: dict[str, Any]) -> None:
     """Take in batches, each in a turn; move rows on, join files and put snapshots now and then."""
     load = Load(arguments)
-    fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
     store = load.disk / "store"
 
     @contextlib.contextmanager
@@ -51,7 +50,7 @@ def state_load(arguments: dict[str, Any]) -> None:
         with contextlib.suppress(StoreFull):
             _turn(load, state, batch)
             if batch % _FLUSH_EVERY == 0:
-                table.flush(list(state.waiting_counts()))
+                table.flush({lane for lane, *_ in state.waiting_sizes()})
                 if table.version % _SUM_UP_EVERY == 0:
                     table.compact({file.device_id for file in state.files()})
                     table.checkpoint()
@@ -69,7 +68,8 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
         flags = turn.add_results(map(result_of, records))
         for record, is_new in zip(records, flags, strict=True):
             if is_new:
-                turn.add_waiting(record.device_id, 1, pack(_row(record)), record.measured_at)
+                lane = _LANES.number(record.device_id)
+                turn.add_waiting(lane, [record.device_id], 1, pack(_row(record)), record.measured_at)
         if batch % 4 == 3:
             turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
         else:
@@ -81,7 +81,7 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
 
 
 def _row(record: Record) -> pa.Table:
-    return records_to_table([record]).add_column(0, TABLE_SCHEMA.field("device_id"), [[record.device_id]])
+    return with_device(record.device_id, records_to_table([record]))
 
 
 def _candidate(record: Record) -> Candidate:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
+from benchmarks.chaos_life import stored_in
 from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import Event as FleetEvent
@@ -24,9 +24,6 @@ from fleet.core.limits import Limits
 from fleet.engine.event_log import EventLog
 from fleet.state.contents import LATE
 from fleet.state.questions import Questions
-from fleet.state.schema import STATE
-from fleet.state.state_file import StateFile
-from fleet.store.intake import Intake
 from fleet.store.store import Store
 
 #: Events that may end a job.
@@ -45,7 +42,8 @@ class Watched:
         """Wrap them, for good."""
         Spool.put = self._around_put(Spool.put)  # type: ignore[method-assign]
         Spool.acknowledge = self._around_acknowledge(Spool.acknowledge)  # type: ignore[method-assign]
-        Intake.append = self._around_append(Intake.append)  # type: ignore[method-assign]
+        Store.take = self._around_take(Store.take)  # type: ignore[method-assign]
+        Store.confirm = self._around_confirm(Store.confirm)  # type: ignore[method-assign]
         EventLog._keep = self._around_keep(EventLog._keep)  # type: ignore[method-assign]
         EventLog.commit = self._around_commit(EventLog.commit)  # type: ignore[method-assign]
 
@@ -66,17 +64,28 @@ class Watched:
 
         return acknowledge
 
-    def _around_append(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def append(intake: Intake, records: Sequence[Record]) -> Any:
+    def _around_take(self, real: Callable[..., list[Record]]) -> Callable[..., list[Record]]:
+        def take(store: Store, records: Sequence[Record]) -> list[Record]:
             names = tuple(one.record_id for one in records)
             if names:  # they came from agents, whose own word may not be known
                 self._log.add(Event(kind="measured", records=names))
-            result = real(intake, records)
-            if names:
-                self._log.add(Event(kind="acknowledged", by="store", records=names))
-            return result
+            fresh = real(store, records)
+            self._acknowledged(name for name in names if name not in store._pending_ids)
+            return fresh
 
-        return append
+        return take
+
+    def _around_confirm(self, real: Callable[..., None]) -> Callable[..., None]:
+        def confirm(store: Store) -> None:
+            names = tuple(store._pending_ids)
+            real(store)
+            self._acknowledged(names)
+
+        return confirm
+
+    def _acknowledged(self, names: Iterable[str]) -> None:
+        if records := tuple(names):
+            self._log.add(Event(kind="acknowledged", by="store", records=records))
 
     def _around_keep(self, real: Callable[..., None]) -> Callable[..., None]:
         def keep(event_log: EventLog, events: Sequence[FleetEvent]) -> None:
@@ -134,11 +143,13 @@ def _spooled(disk: Path) -> list[str]:
 
 def look(log: HistoryLog, history: Path, disk: Path) -> None:
     """Write down all that is there, by the way that every start takes."""
-    with Store.open(disk / "store") as store:
-        stored = tuple(one for _, rows in store.columns(["record_id"]) for one in rows.column(0).to_pylist())
-        with closing(StateFile(disk / "store" / STATE)) as file:
-            late = late_records(file)
-            state = EventLog(file, Limits()).state
+    store = Store.open(disk / "store")
+    try:
+        stored = stored_in(store)
+        late = late_records(store.state)
+        state = EventLog(store.state, Limits()).state
+    finally:
+        store.abandon()  # what waits for the table waits on
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}

@@ -2,24 +2,24 @@
 
 Six parts, each in a process of its own; `--part NAME` runs one of them here.
 
-- `intake`: records of 1,000 devices become durable (`fleet.store.intake.Intake`), a million of them. The
-  baseline is the store without an intake, one commit a turn, on the same turns; the two take turns.
+- `taking`: records of 1,000 devices become durable, turn by turn, and go on to the table, a million of them:
+  what a coordinator does with its store (`Store.take`, a turn of the state file, `Store.move_on`).
 - `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
-- `open`: a table of 10 million records is opened, for reading and for writing, with and without its index.
-- `start`: a coordinator starts on that table, with the summary of the last one and without
-  (`benchmarks.scale_start`).
+- `open`: a store of 10 million records is opened, for reading and for writing.
+- `start`: a coordinator starts on that store, also after a kill (`benchmarks.scale_start`).
 - `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_transport`),
   from their probe to records in the table.
 - `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
-Rows and records of `intake` and `open` are made up: ids and latencies are random, because only their number
+Rows and records of `taking` and `open` are made up: ids and latencies are random, because only their number
 and their size matter. `fleet` answers from such records too, through `agents.device.replay`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -39,51 +39,49 @@ from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_m
 from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
 from fleet.daemon.garbage_collection import seldom_collected
-from fleet.store.intake import Intake
+from fleet.state.schema import STATE
+from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.store import Store
 
-#: Devices that deliver in one turn of the intake, and records of each: with a turn every 0.2 s, each of 1,000
-#: devices delivers 32 records every 3.2 s.
+#: Devices that deliver in one turn of the part `taking`, and records of each: with a turn every 0.2 s, each
+#: of 1,000 devices delivers 32 records every 3.2 s.
 DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
 
 #: Records before memory counts.
 WARM_UP_RECORDS = 300_000
 
 
-def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: int) -> dict[str, Any]:
-    """Take in records until there are enough; every `baseline` turn goes to a plain store too."""
+def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
+    """Take in records, turn by turn, until there are enough."""
     maker = RecordMaker()
     names = [f"dev-{number:05d}" for number in range(devices)]
-    turns = max(1, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
-    every = max(1, turns // max(1, baseline_turns))
+    turns = max(2, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
     ours: list[float] = []
+    durable: list[float] = []
     ours_cpu = 0.0
-    ours_beside: list[float] = []
-    plain: list[float] = []
     memory: list[dict[str, float]] = []
     lag = 0.0
     at = 0
-    with Store.open(folder / "ours") as store, Store.open(folder / "plain") as other:
-        intake = Intake(store)
+    with Store.open(folder / "ours") as store:
         for turn in range(turns):
             batch: list[Record] = []
             for _ in range(DEVICES_PER_TURN):
                 batch += maker.batch(names[at % devices], RECORDS_PER_BATCH)
                 at += 1
             cpu, wall = time.process_time(), time.perf_counter()
-            intake.append(batch)
+            store.take(batch)
+            with store.state.turn() as opened:
+                store.write(opened)
+            store.confirm()
+            durable.append(time.perf_counter() - wall)
+            store.move_on()
             ours.append(time.perf_counter() - wall)
             ours_cpu += time.process_time() - cpu
-            lag = max(lag, intake.waiting_secs)
-            if turn % every == every - 1 and len(plain) < baseline_turns:
-                wall = time.perf_counter()
-                other.append(batch)
-                plain.append(time.perf_counter() - wall)
-                ours_beside.append(statistics.fmean(ours[-every:]))
+            lag = max(lag, store.waiting_secs)
             if turn % max(1, turns // 65) == 0:
                 memory.append({"records": (turn + 1) * len(batch), **memory_mb()})
         cpu, wall = time.process_time(), time.perf_counter()
-        intake.close()
+        store.flush()
         flushed = time.perf_counter() - wall
         ours_cpu += time.process_time() - cpu
         memory.append({"records": turns * len(batch), **memory_mb()})
@@ -96,7 +94,7 @@ def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: 
     few = max(1, len(settled) // 5)
 
     def growth(what: str) -> float:
-        """Between the first and the last fifth: one sample alone may see rows that are being merged."""
+        """Between the first and the last fifth: one sample alone may see rows that go on to the table."""
         first, last = ([one[what] for one in some] for some in (settled[:few], settled[-few:]))
         return round(statistics.median(last) - statistics.median(first), 1)
 
@@ -110,6 +108,9 @@ def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: 
         "ms_per_turn_median": round(1e3 * statistics.median(ours), 2),
         "ms_per_turn_p99": round(1e3 * statistics.quantiles(ours, n=100)[-1], 2),
         "ms_per_turn_max": round(1e3 * max(ours), 2),
+        # The part of a turn after which its records may be acknowledged.
+        "durable_ms_median": round(1e3 * statistics.median(durable), 2),
+        "durable_ms_p99": round(1e3 * statistics.quantiles(durable, n=100)[-1], 2),
         "flush_secs": round(flushed, 2),
         "longest_wait_for_the_table_secs": round(lag, 1),
         "data_files": files,
@@ -119,15 +120,10 @@ def measure_intake(folder: Path, *, devices: int, records: int, baseline_turns: 
         "memory_growth_with_mapped_files_mb": growth("resident"),
         "memory_peak_mb": round(max(one["own"] for one in memory), 1),
         "memory": [{name: round(value, 1) for name, value in one.items()} for one in memory[::5]],
-        "baseline": "Store.append of the same turns: one commit with a file for each device of the turn",
-        "baseline_turns": len(plain),
-        "baseline_records_per_s": round(per_turn * len(plain) / sum(plain), 1) if plain else None,
-        # Above 1: the intake is faster. Of the turns around those that the baseline had too.
-        "ratio_to_baseline": round(sum(plain) / sum(ours_beside), 2) if plain else None,
     }
 
 
-#: What is done with the large table, in processes of their own: the first argument is the store.
+#: What is done with the large store, in processes of their own: the first argument is the store.
 _OPENING = {
     "for_reading": """
 reader = Store.read(sys.argv[1])
@@ -135,7 +131,7 @@ found = {"version": reader.version, "files": len(reader.data_files())}
 """,
     "for_writing": """
 store = Store.open(sys.argv[1])
-found = {"version": store.version, "ids": len(store._index.ids)}
+found = {"version": store.version, "rows": store.rows}
 """,
 }
 
@@ -171,42 +167,34 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> d
         "records": sum(file.rows for file in Store.read(folder).snapshot.files),
         "fill_secs": filled and round(filled, 1),
         "data_bytes": sum(path.stat().st_size for path in Store.read(folder).data_files()),
-        "index_bytes": sum(path.stat().st_size for path in (folder / "ids").glob("*")),
+        "state_bytes": (folder / STATE).stat().st_size,
     }
     for name, work in _OPENING.items():
         runs = [in_child(work, str(folder)) for _ in range(repeats)]
         result[name] = {**runs[0], "secs": statistics.median(run["secs"] for run in runs), "runs": repeats}
-    result["twice"] = _twice(folder, devices)
-    # The baseline: what opening for writing took before there was an index, and takes once it is deleted.
-    aside = folder.with_name(folder.name + "-ids")
-    (folder / "ids").rename(aside)
-    try:
-        result["for_writing_without_index"] = in_child(_OPENING["for_writing"], str(folder))
-    finally:
-        for path in (folder / "ids").glob("*"):
-            path.unlink()
-        if (folder / "ids").exists():
-            (folder / "ids").rmdir()
-        aside.rename(folder / "ids")
+    result["twice"] = _twice(folder)
     return result
 
 
-def _twice(folder: Path, devices: int) -> dict[str, Any]:
-    """Deliver records again that the large table has, among new ones: each must be known, or not."""
+def _twice(folder: Path) -> dict[str, Any]:
+    """Deliver records again that the large store has, among new ones: each must be known, or not."""
     rng = np.random.default_rng(2)
     with Store.open(folder) as store:
-        known = (
-            next(batch for _, batch in store._batches(("record_id",))).column("record_id").to_pylist()[:500]
-        )
-        new = made_up_rows(rng, 500).column("record_id").to_pylist()
-        found = store.known([*known, *new])
-        asked = made_up_rows(rng, 10_000).column("record_id").to_pylist()
+        device_id = min(store.counts())
+
+        def new(count: int) -> list[Record]:
+            [batch] = made_up_rows(rng, count).combine_chunks().to_batches()
+            return list(batch_to_records(device_id, batch.select(list(RECORD_COLUMNS))))
+
+        known = list(itertools.islice(store.records(device_id), 500))
+        found = store.known([*known, *new(500)])
+        asked = new(10_000)
         started = time.perf_counter()
         store.known(asked)
         secs = time.perf_counter() - started
     return {
-        "known_found": sum(found[:500]),
-        "new_taken_for_known": sum(found[500:]),
+        "known_found": sum(found[: len(known)]),
+        "new_taken_for_known": sum(found[len(known) :]),
         "ms_for_10000_ids": round(1e3 * secs, 2),
     }
 
@@ -230,9 +218,7 @@ def _in_process(part: str, options: argparse.Namespace) -> dict[str, Any]:
 def parts(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     """What each part does."""
     return {
-        "intake": lambda: measure_intake(
-            folder, devices=options.devices, records=options.records, baseline_turns=options.baseline_turns
-        ),
+        "taking": lambda: measure_taking(folder, devices=options.devices, records=options.records),
         "scheduling": lambda: measure_scheduling(devices=options.devices, decisions=options.decisions),
         "open": lambda: measure_open(
             options.store or folder / "large",
@@ -266,11 +252,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "scale",
         "devices": options.devices,
-        "records_per_s": found["intake"]["records_per_s"],
+        "records_per_s": found["taking"]["records_per_s"],
         "fleet_records_per_s": found["fleet"]["records_per_s"],
         "scheduling_decision_ms": found["scheduling"]["decision_ms_median"],
         "scheduling_decision_ms_p99": found["scheduling"]["decision_ms_p99"],
-        "memory_growth_mb": found["intake"]["memory_growth_mb"],
+        "memory_growth_mb": found["taking"]["memory_growth_mb"],
         "open_10m_secs": found["open"]["for_writing"]["secs"],
         "open_10m_records": found["open"]["records"],
         "records_per_s_beside_strangers": found["connections"]["records_per_s"],
@@ -286,12 +272,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument(
         "--part",
-        choices=["intake", "scheduling", "open", "start", "fleet", "connections"],
+        choices=["taking", "scheduling", "open", "start", "fleet", "connections"],
         help="only this one, in this process",
     )
     parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--records", type=int, default=1_300_000, help="records of the part intake")
-    parser.add_argument("--baseline-turns", type=int, default=10, help="turns that the baseline gets too")
+    parser.add_argument("--records", type=int, default=1_300_000, help="records of the part taking")
     parser.add_argument("--decisions", type=int, default=5000)
     parser.add_argument(
         "--open-records", type=int, default=10_000_000, help="records of the parts open and start"

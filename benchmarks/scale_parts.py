@@ -168,7 +168,6 @@ def memory_mb() -> dict[str, float]:
 _CHILD = """
 import json, pathlib, sys, time
 from fleet.store.store import Store
-from fleet.store.delta.files import chunks
 def memory():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines

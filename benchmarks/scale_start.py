@@ -17,11 +17,11 @@ import numpy as np
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
 from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
-from fleet.coverage.table_summary import SAVE_ROWS, SAVE_SHARE, SUMMARY
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 
@@ -39,44 +39,46 @@ def measure_start(folder: Path, *, devices: int, repeats: int) -> dict[str, Any]
     """Start a coordinator on a store that `benchmarks.scale.fill` has made.
 
     Args:
-        folder: The store; its summary is deleted and written anew, and records are added at the end.
+        folder: The store; records are added at the end.
         devices: How many devices it has.
         repeats: How often it is started.
     """
     root = _root(folder)
     shutil.rmtree(root, ignore_errors=True)
-    shutil.rmtree(folder / SUMMARY, ignore_errors=True)
     _prepare(folder, root, devices)
-    # The baseline: what every start took before there was a summary, and takes once it is deleted.
     first = in_child(_WORK, str(folder), str(devices), "close")
     runs = [in_child(_WORK, str(folder), str(devices), "leave") for _ in range(repeats)]
-    summary = folder / SUMMARY
-    summary_bytes = sum(path.stat().st_size for path in summary.glob("*"))
-    # As many rows as the summary lacks at most when its coordinator is killed.
-    rng = np.random.default_rng(5)
-    with Store.open(folder) as store:
-        records = store.rows
-        missing = int(max(SAVE_ROWS, SAVE_SHARE * records)) - devices
-        store.append_tables(
-            {_name(number): made_up_rows(rng, missing // devices) for number in range(devices)}
-        )
+    records = _leave_waiting(folder, devices)
     after_kill = in_child(_WORK, str(folder), str(devices), "leave")
     return {
         "records": records,
         "devices": devices,
-        "without_summary": first,
+        "first": first,
         **runs[0],
         "secs": statistics.median(run["secs"] for run in runs),
         "cpu_secs": statistics.median(run["cpu_secs"] for run in runs),
         "runs": repeats,
-        "summary_bytes": summary_bytes,
-        "rows_since_the_summary": after_kill["records_known"] - records,
+        "rows_that_wait": after_kill["records_known"] - records,
         "after_kill": after_kill,
     }
 
 
+def _leave_waiting(folder: Path, devices: int) -> int:
+    """Leave as many rows as a killed coordinator does at most; return how many there were before."""
+    rng = np.random.default_rng(5)
+    bounds = LaneSettings()
+    # Of all that is known here, nothing goes on by itself.
+    settings = LaneSettings(rows_per_device=1 << 40, wait_secs=1e12, most_rows=1 << 40, most_bytes=1 << 50)
+    store = Store.open(folder, settings=settings)
+    records = store.rows
+    each = max(1, bounds.most_rows // devices)
+    store.append_tables({_name(number): made_up_rows(rng, each) for number in range(devices)})
+    store.abandon()
+    return records
+
+
 def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
-    """Start one here; `close` ends it in order, which writes what the next start needs."""
+    """Start one here; `close` ends it in order, and else it ends as a kill ends it."""
     began = time.perf_counter()
     store = Store.open(folder)
     opened = time.perf_counter()
@@ -98,7 +100,9 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
         "open_store_secs": round(opened - began, 3),
         "rest_secs": round(ended - opened, 3),
         "records_known": sum(one.records for one in parts.record_sink.counts.values()),
-        "candidates_known": sum(len(space.index) for space in parts.coverage.matrix.spaces.values()),
+        "candidates_known": sum(
+            tally.measured for device_id in _specs(devices) for tally in store.state.tallies(device_id)
+        ),
     }
     if ending == "close":
         before = time.perf_counter()

@@ -126,7 +126,7 @@ class StoreView:
         return table.to_pandas() if form == "pandas" else package.from_arrow(table)
 
     def _chosen(self, devices: Collection[str] | None) -> list[DeviceId]:
-        known = sorted({file.device_id for file in self._reader.snapshot.files})
+        known = self._reader.device_ids
         unknown = sorted(set(devices or ()) - set(known))
         if unknown:
             raise StoreError(

@@ -21,6 +21,7 @@ from agents.host.host_lock import host_lock_path
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
+from fleet.state.state_file import StateFile
 
 # A busy machine makes an example slow, not wrong; each test has its own time limit.
 settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -127,3 +128,10 @@ def matmul_candidates(pool: WorkerPool, matmul: Workload) -> list[Candidate]:
     question = {"op": "propose", "workload_id": matmul.workload_id, "family": "cpu", "count": 6, "seed": 1}
     answer = pool.ask({**question, "exclude": []}, matmul)
     return [Candidate(workload_id=matmul.workload_id, trace=trace) for trace in answer["traces"]]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFile]:
+    """An empty state file."""
+    with contextlib.closing(StateFile(tmp_path / "coverage" / "state.sqlite")) as opened:
+        yield opened

@@ -27,7 +27,7 @@ from fleet.interchange.export_store import export
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
-from fleet.store.intake import Intake
+from fleet.state.table import RecordsTable
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
 from fleet.transport.local import LocalTransport
@@ -275,7 +275,7 @@ def without_room(
 
 @contextmanager
 def killed_at(number: int) -> Iterator[Counter[str]]:
-    """Kill before or after the n-th durable step: of the intake, the events, an acknowledgement.
+    """Kill before or after the n-th durable step: of the records, the events, an acknowledgement.
 
     Yields:
         How often each step was reached.
@@ -295,8 +295,9 @@ def killed_at(number: int) -> Iterator[Counter[str]]:
         return step
 
     steps = [
-        (Intake, "append"),
-        (Intake, "flush"),
+        (Store, "take"),
+        (Store, "flush"),
+        (RecordsTable, "_confirm"),
         (EventLog, "_keep"),
         (EventLog, "compact"),
         (LocalTransport, "acknowledge"),

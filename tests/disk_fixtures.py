@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from agents.records import Record
 from agents.row_file import RowFile
+from fleet.state import table
+from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 
 
@@ -45,6 +48,7 @@ def filled(folder: Path, *batches: list[Record]) -> Path:
     with Store.open(folder) as store:
         for batch in batches:
             store.append(batch)
+            store.flush()
     return folder
 
 
@@ -75,10 +79,18 @@ class Copies:
         for name in ("fsync", "link", "unlink", "rename", "replace", "utime"):
             patch.setattr(os, name, self._watched(getattr(os, name)))
         patch.setattr(RowFile, "change", self._watched(RowFile.change))
+        # What SQLite and deltalake do by themselves.
+        patch.setattr(StateFile, "turn", self._watched(StateFile.turn))
+        patch.setattr(table, "write_deltalake", self._watched(write_deltalake))
+        patch.setattr(table, "DeltaTable", _watched_table(self._watched))
 
     def check(self, acknowledged: list[Record]) -> None:
         """Each copy of a store has what was acknowledged by then, once, and takes the rest."""
         for copy, count in self.left_behind:
+            if count:
+                seen = Counter(Store.read(copy).records())
+                assert set(seen.values()) <= {1}
+                assert set(acknowledged[:count]) <= set(seen) <= set(acknowledged)
             with Store.open(copy) as store:
                 assert store.repairs == ()
                 found = Counter(store.records())
@@ -100,3 +112,25 @@ class Copies:
             return call(*args, **kwargs)
 
         return step
+
+
+def _watched_table(watched: Callable[[Any], Any]) -> type[DeltaTable]:
+    """A table of which each step that writes is watched."""
+
+    class Optimizer:
+        def __init__(self, real: Any) -> None:
+            self.compact = watched(real.compact)
+
+    class Watched(DeltaTable):  # type: ignore[misc]
+        @classmethod
+        def create(cls, *args: Any, **kwargs: Any) -> DeltaTable:
+            return watched(DeltaTable.create)(*args, **kwargs)
+
+        @property
+        def optimize(self) -> Optimizer:
+            return Optimizer(super().optimize)
+
+        def create_checkpoint(self) -> None:
+            watched(super().create_checkpoint)()
+
+    return Watched

@@ -25,6 +25,7 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
+    content_hash,
     unknown_descriptor,
 )
 
@@ -193,6 +194,11 @@ def any_records(draw: st.DrawFn) -> Record:
         model_version=draw(_TEXT),
         quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
     )
+
+
+def storable_records() -> st.SearchStrategy[Record]:
+    """Any record that a store takes: ids of candidates are hashes."""
+    return any_records().map(lambda one: replace(one, candidate_id=content_hash(one.candidate_id)))
 
 
 _QUALITIES = ("{}", '{"suspect":true}', '{"suspect":false}', '{"interval":0.01,"stopped_early":true}')

@@ -36,7 +36,6 @@ _DEVICE_GAUGES = (
 #: Name, key in the view's `health`, what it is.
 _HEALTH_GAUGES = (
     ("fleet_event_log_size_bytes", "event_bytes", "Length of the events that a start replays."),
-    ("fleet_intake_log_size_bytes", "intake_bytes", "Log of records on their way to the table."),
     (
         "fleet_oldest_waiting_record_age_seconds",
         "waiting_secs",

@@ -7,11 +7,11 @@ copy. What an earlier backup in the folder has is not copied again.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 from deltalake import DeltaTable
 
@@ -26,8 +26,9 @@ from fleet.archive.backup_folder import (
     copy_durably,
     held,
     is_backup,
-    keep_bytes,
     keep_file,
+    keep_new_file,
+    new_file,
     object_path,
     read_manifest,
     sweep,
@@ -36,22 +37,30 @@ from fleet.archive.backup_folder import (
 from fleet.archive.verify import Verified
 from fleet.durable import FULL_ERRNOS, disk_errors, fsync
 from fleet.errors import StoreError
+from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.state_file import back_up as back_up_state
-from fleet.store.delta.files import file_sum, known_sums
-from fleet.store.delta.log import checkpoints, commit_path, delta_errors, load_snapshot, version_of
-from fleet.store.intake_log import FILE, INTAKE, PAGES, IntakeLog, copy_log
+from fleet.store.delta.files import file_sum
+from fleet.store.delta.log import (
+    TableSnapshot,
+    checkpoints,
+    commit_path,
+    delta_errors,
+    load_snapshot,
+    version_of,
+)
 from fleet.store.lock import check_folder
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Files that are copied at once: each waits for the disk.
 _THREADS = 8
-#: How often a snapshot is taken anew because upkeep has deleted files of it meanwhile.
+#: How often all begins anew because files of the version were deleted meanwhile.
 _TRIES = 3
+_MORE: Final = "`fleet store verify` says more; no backup was made"
 
 
 class _GoneError(Exception):
-    """A file of the snapshot was deleted while it was copied."""
+    """A file of the version was deleted before it was copied."""
 
 
 def back_up(store: Path, folder: Path) -> BackedUp:
@@ -73,8 +82,7 @@ def back_up(store: Path, folder: Path) -> BackedUp:
             except _GoneError as error:
                 if number == _TRIES - 1:
                     raise StoreError(
-                        f"{error} is missing in the store; `fleet store verify` says more. An earlier backup "
-                        f"in {folder} is as it was"
+                        f"{error}; `fleet store verify` says more. An earlier backup in {folder} is as it was"
                     ) from error
         for path in sorted({folder / OBJECTS / one.sha256[:2] for one in manifest.files.values()}):
             fsync(path)
@@ -88,45 +96,39 @@ def back_up(store: Path, folder: Path) -> BackedUp:
 
 
 def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
-    """Copy what the newest snapshot consists of; the order of the steps is what makes it whole."""
-    # First: what leaves the log meanwhile is in the table by then, and so in the snapshot.
-    files, copied, waiting = _copy_intake(store, folder)
-    if (store / STATE).exists():
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            back_up_state(store / STATE, Path(made, STATE))
-            files[STATE], new = keep_file(folder, Path(made, STATE), None)
-        copied += new
-    # Likewise: a log that is noted as read to its end has all of its rows in the table by then.
-    for noted in sorted((store / IMPORTS).glob("[!.]*")):
-        with suppress(FileNotFoundError):  # anybody may delete it
-            kept, new = keep_file(folder, noted, None)
-            files[f"{IMPORTS}/{noted.name}"] = kept
-            copied += new
-    snapshot = load_snapshot(store / RECORDS)
-    table_id = _table_id(store / RECORDS, snapshot.version)
+    """Copy what the store consists of at one moment; the order of the steps is what makes it whole."""
+    table = store / RECORDS
+    # First: a log that is noted as read to its end has all of its rows in the store by then.
+    files, copied = _copy_imports(store, folder)
+    state, files[STATE], new = _copy_state(store, folder)
+    snapshot, table_id = _snapshot(table, state.version)
     if earlier is not None and earlier.about.table_id != table_id:
         raise StoreError(f"{folder} is the backup of another store than {store}; give another folder")
-    sums = known_sums(store / RECORDS, snapshot.version)
-    wanted: dict[str, str | None] = {f"{RECORDS}/{one.path}": sums.get(one.path) for one in snapshot.files}
-    others = _log_of(store / RECORDS, snapshot.version)
+    sums: dict[str, str | None] = {}
+    for file in snapshot.files:
+        if file.path not in state.sums:
+            raise StoreError(f"{store / STATE} does not say what {file.path} must be; {_MORE}")
+        sums[f"{RECORDS}/{file.path}"] = state.sums[file.path]
+    others = _log_of(table, state.version)
     for name in (WORKLOADS, DEVICES):
         others += sorted((store / name).glob("[!.]*"))
-    wanted |= {str(one.relative_to(store)): None for one in others}
+    sums |= {str(path.relative_to(store)): None for path in others}
 
     def keep(path: str) -> tuple[BackedUpFile, int]:
         try:
-            return keep_file(folder, store / path, wanted[path])
+            return keep_file(folder, store / path, sums[path])
         except FileNotFoundError as error:
-            raise _GoneError(path) from error
+            raise _GoneError(f"{path} is missing in the store") from error
 
+    copied += new
     with ThreadPoolExecutor(_THREADS) as threads:
-        for path, (kept, new) in zip(wanted, threads.map(keep, wanted), strict=True):
+        for path, (kept, new) in zip(sums, threads.map(keep, sums), strict=True):
             files[path] = kept
             copied += new
     about = BackedUp(
-        version=snapshot.version,
+        version=state.version,
         records=snapshot.rows,
-        waiting=waiting,
+        waiting=state.waiting,
         made_at=time.time(),
         table_id=table_id,
         copied_bytes=copied,
@@ -134,42 +136,58 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     return Manifest(about=about, files=files)
 
 
-def _copy_intake(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], int, int]:
-    """Copy what is acknowledged and not in the table yet.
-
-    Returns:
-        The files, the bytes that were copied, and how many records there are.
-    """
+def _copy_imports(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], int]:
+    """Copy which logs were imported; return the files and the bytes that were copied."""
     files: dict[str, BackedUpFile] = {}
-    copied = waiting = 0
-    with tempfile.TemporaryDirectory() as made:
-        moment = Path(made)
-        copy_log(store / INTAKE, moment)
-        others = [path for path in (store / INTAKE).glob("*") if path.name not in (FILE, PAGES)]
-        for path in sorted([*moment.iterdir(), *others]):
-            with suppress(FileNotFoundError):  # its rows are in the table now
-                kept, new = keep_bytes(folder, path.read_bytes())
-                files[f"{INTAKE}/{path.name}"] = kept
-                copied += new
-        with closing(IntakeLog(moment)) as log:
-            waiting += sum(rows.num_rows for rows in log.replay([]))
-    return files, copied, waiting
+    copied = 0
+    for noted in sorted((store / IMPORTS).glob("[!.]*")):
+        with suppress(FileNotFoundError):  # anybody may delete it
+            files[f"{IMPORTS}/{noted.name}"], new = keep_file(folder, noted, None)
+            copied += new
+    return files, copied
+
+
+class _State(NamedTuple):
+    """What the copy of a state file says of the table."""
+
+    version: int
+    #: SHA-256 of data files by path.
+    sums: dict[str, str]
+    #: Records that wait for the table.
+    waiting: int
+
+
+def _copy_state(store: Path, folder: Path) -> tuple[_State, BackedUpFile, int]:
+    """Copy the state file as it is at one moment; return the bytes that are new, too."""
+    with new_file(folder) as copy:
+        back_up_state(store / STATE, copy)
+        with StateReader(copy) as reader:
+            version = reader.table_version()
+            if any(reader.faults()) or version is None:
+                raise StoreError(f"{store / STATE} is damaged; {_MORE}")
+            state = _State(
+                version,
+                {file.path: file.sha256 for file in reader.files()},
+                sum(rows for _, _, rows, _ in reader.waiting_sizes()),
+            )
+        return state, *keep_new_file(folder, copy)
+
+
+def _snapshot(table: Path, version: int) -> tuple[TableSnapshot, str]:
+    """The table at a version, and its id."""
+    try:
+        with delta_errors("reading the table", table):
+            return load_snapshot(table, version), str(DeltaTable(table, version=version).metadata().id)
+    except StoreError as error:
+        # Its commits may have gone meanwhile.
+        raise _GoneError(f"version {version} of the table cannot be read: {error}") from error
 
 
 def _log_of(table: Path, version: int) -> list[Path]:
     """The files of the log that make a version: a checkpoint and the commits after it."""
-    found = [path for path in checkpoints(table) if version_of(path) <= version][:1]
-    start = version_of(found[0]) if found else -1
-    found += [commit_path(table, number) for number in range(start + 1, version + 1)]
-    # The commit of the version itself, which caches of the table compare.
-    if start == version and commit_path(table, version).exists():
-        found.append(commit_path(table, version))
-    return found
-
-
-def _table_id(table: Path, version: int) -> str:
-    with delta_errors("reading the table", table):
-        return str(DeltaTable(table, version=version).metadata().id)
+    newest = [path for path in checkpoints(table) if version_of(path) <= version][:1]
+    start = version_of(newest[0]) if newest else -1
+    return newest + [commit_path(table, number) for number in range(start + 1, version + 1)]
 
 
 def restore(backup: Path, folder: Path) -> BackedUp:

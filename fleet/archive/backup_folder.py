@@ -26,18 +26,18 @@ from agents.regular_files import read_regular, regular_chunks
 from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.state.schema import STATE
-from fleet.store.intake_log import INTAKE
+from fleet.store.delta.files import file_sum
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 from fleet.terminal_text import visible
 
 #: Names in the folder of a backup.
 MANIFEST, OBJECTS, LOCK = "backup.json", "objects", "backup.lock"
 #: Layout of it.
-BACKUP_SCHEMA = 1
+BACKUP_SCHEMA = 2
 
 #: Folders and files of a store that are in a backup. The rest is made again, or is a lock.
 IMPORTS = "imports"
-_PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS, INTAKE})
+_PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS})
 #: Bytes of the list at most, some 150 a file; and of one file of a store.
 _MOST_LIST_BYTES, _MOST_FILE_BYTES = 64 << 20, 1 << 40
 
@@ -56,7 +56,7 @@ class BackedUp:
 
     version: int
     records: int
-    #: Records that were acknowledged and not in the table yet.
+    #: Records that wait for the table.
     waiting: int
     made_at: float
     #: Of the table; another store has another one.
@@ -154,23 +154,40 @@ def _keep(
     folder: Path, source: Iterable[bytes], path: Path | None = None, known: str | None = None
 ) -> tuple[BackedUpFile, int]:
     """Copy pieces into a file, and give that the name of its content unless there is one."""
-    temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
-    temporary.parent.mkdir(exist_ok=True)
-    try:
+    with new_file(folder) as temporary:
         found, size = copy_durably(source, temporary)
         if known is not None and found != known:
             raise StoreError(
-                f"{path} is damaged: its SHA-256 is {found[:12]}..., the log says {known[:12]}...; "
+                f"{path} is damaged: its SHA-256 is {found[:12]}..., expected {known[:12]}...; "
                 "`fleet store verify` says what else is. The backup that was there is as it was"
             )
-        kept = object_path(folder, found)
-        kept.parent.mkdir(exist_ok=True)
-        if kept.exists() and kept.stat().st_size == size:
-            return BackedUpFile(found, size), 0
-        temporary.replace(kept)
-        return BackedUpFile(found, size), size
+        return _name_by_content(folder, temporary, BackedUpFile(found, size))
+
+
+def keep_new_file(folder: Path, temporary: Path) -> tuple[BackedUpFile, int]:
+    """Have a file of `new_file`, which is on the disk, as an object; return it and how many bytes are new."""
+    return _name_by_content(folder, temporary, BackedUpFile(file_sum(temporary), temporary.stat().st_size))
+
+
+@contextmanager
+def new_file(folder: Path) -> Iterator[Path]:
+    """Name of a file that may become an object; what is left of it at the end goes."""
+    temporary = folder / OBJECTS / f".{uuid.uuid4().hex}.tmp"
+    temporary.parent.mkdir(exist_ok=True)
+    try:
+        yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        for path in temporary.parent.glob(f"{temporary.name}*"):
+            path.unlink()
+
+
+def _name_by_content(folder: Path, temporary: Path, file: BackedUpFile) -> tuple[BackedUpFile, int]:
+    kept = object_path(folder, file.sha256)
+    kept.parent.mkdir(exist_ok=True)
+    if kept.exists() and kept.stat().st_size == file.bytes:
+        return file, 0
+    temporary.replace(kept)
+    return file, file.bytes
 
 
 def copy_durably(source: Iterable[bytes], target: Path) -> tuple[str, int]:
@@ -219,6 +236,8 @@ def read_manifest(folder: Path) -> Manifest:
             is_inside = len(parts) >= 2 and parts[0] in _PARTS and ".." not in parts
             if name != STATE and not is_inside:
                 raise ValueError(f"{name!r} is no file of a store")
+        if STATE not in listed.files:
+            raise ValueError(f"it lacks {STATE}")
         files = {name: BackedUpFile(*kept) for name, kept in listed.files.items()}
         return Manifest(about=listed.about, files=files)
     except FileNotFoundError as error:
@@ -248,5 +267,5 @@ def sweep(folder: Path, manifest: Manifest) -> None:
     for path in (folder / OBJECTS).glob("*/*"):
         if path.name not in named:
             path.unlink(missing_ok=True)
-    for path in (folder / OBJECTS).glob(".*.tmp"):
+    for path in (folder / OBJECTS).glob(".*.tmp*"):
         path.unlink(missing_ok=True)

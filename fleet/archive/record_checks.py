@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from agents.records import content_hash, record_id_of
 from fleet.errors import StoreError
 from fleet.store.delta.columns import check_columns
 from fleet.store.delta.files import file_sum
-from fleet.store.delta.ids import keys_of_column
 from fleet.store.delta.log import DataFile
 from fleet.store.delta.schema import read_batches
 
@@ -35,14 +34,21 @@ class Seen:
     rows: int = 0
 
 
-def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) -> Iterator[str]:
+def file_faults(
+    table: Path,
+    file: DataFile,
+    known_sum: str | None,
+    seen: Seen,
+    note: Callable[[pa.RecordBatch], None],
+) -> Iterator[str]:
     """Read a data file from its first byte to its last.
 
     Args:
         table: Folder of the table.
         file: What the log says of it.
-        known_sum: What the log says of its bytes; None where the log cannot be read.
+        known_sum: What the state file says of its bytes; None where that cannot be read.
         seen: Gets what its rows say.
+        note: Gets its rows, some at a time.
 
     Yields:
         What is wrong with it; nothing where all is well.
@@ -54,8 +60,8 @@ def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) 
         size = path.stat().st_size
         if size != file.bytes:
             yield f"it has {size} bytes, the log says {file.bytes}"
-        if known_sum is not None and (found := file_sum(path)) != known_sum:
-            yield f"its SHA-256 is {found[:12]}..., the log says {known_sum[:12]}...: bits have changed"
+        if known_sum is not None and (sha256 := file_sum(path)) != known_sum:
+            yield f"its SHA-256 is {sha256[:12]}..., expected {known_sum[:12]}...: bits have changed"
     except FileNotFoundError:
         yield "it is missing"
         return
@@ -66,6 +72,7 @@ def file_faults(table: Path, file: DataFile, known_sum: str | None, seen: Seen) 
     try:
         for batch in read_batches(path):
             yield from row_faults(file.device_id, pa.Table.from_batches([batch]), seen)
+            note(batch)
     except (OSError, pa.ArrowException, StoreError, ValueError) as error:
         yield f"it cannot be decoded: {' '.join(str(error).split())}"
         return
@@ -89,8 +96,16 @@ def row_faults(device_id: str, rows: pa.Table, seen: Seen) -> Iterator[str]:
 
 
 def first_halves(record_ids: pa.Array) -> NDArray[np.uint64]:
-    """The first eight bytes of each id, as in a run of `fleet.store.delta.ids`."""
-    return np.frombuffer(keys_of_column(record_ids), dtype=">u8")[::2].astype(np.uint64)
+    """The first eight bytes of each id."""
+    return np.array([_first_half(record_id) for record_id in record_ids.to_pylist()], np.uint64)
+
+
+def _first_half(record_id: str | None) -> int:
+    try:
+        return int((record_id or "")[:16], 16)
+    except ValueError:
+        # It is no hash of ours, and reported as that.
+        return hash(record_id) % (1 << 64)
 
 
 def _misnamed(device_id: str, rows: pa.Table) -> int:

@@ -25,7 +25,11 @@ def verify(
     changes: SetOption = None,
     as_json: JsonOption = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="First make a damaged state file again from what can be read.")
+        bool,
+        typer.Option(
+            "--rebuild",
+            help="First make a damaged state file again, from its rest and the table.",
+        ),
     ] = False,
 ) -> None:
     """Read every file of the store, or of a backup, and say what is damaged; exit code 1 if anything is.

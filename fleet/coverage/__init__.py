@@ -1,1 +1,1 @@
-"""Which candidates each device has measured: the (candidate, device) matrix."""
+"""Which candidates each device has measured, and which it has not."""

@@ -1,141 +1,180 @@
-"""Which candidates each device has measured: the (candidate, device) matrix, in a few bytes a record.
+"""Which candidates each device has measured, and which it has not: the state file, and what is not in it yet.
 
-`fleet.planner.job_planner` asks it for gaps and counts when it plans; the coordinator tells it of every
-record that the store took in. It is made from the store at the start and never kept. It holds ids and bits,
-no traces, and knows no lease or agent.
-
-Candidates of a (family, workload) have places in one array, in the order in which they became known; a device
-has a row of bits over the places, one row an environment. So a record costs 20 bytes where its candidate is
-new to the family, and one bit where it is not.
+`fleet.planner.job_planner` asks it for gaps and counts when it plans; the coordinator tells it of every new
+record. Ids are looked up in the state file; only counts are in memory. What was told in the present turn is
+not in the file before the turn ends, so it stands in an *overlay* until then. It knows no lease or agent.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-
-import pyarrow as pa
+from dataclasses import dataclass, field
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from fleet.coverage.coverage_rows import COLUMNS, take_rows
-from fleet.coverage.matrix import MAX_LOSSES, Matrix, PlaceBits, Row, Space
-from fleet.coverage.table_summary import TableSummary
-from fleet.store.reader import StoreReader
+from agents.trust import is_imported
+from fleet.coverage.device_rows import DeviceRow
+from fleet.coverage.family_candidates import FamilyCandidates, Space
+from fleet.state.rows import FASTEST
+from fleet.state.state_file import StateFile
+from fleet.state.turn import Turn
+
+#: Candidates that are read at once where gaps are looked for.
+_GAPS_AT_ONCE = 256
+
+#: A device, an environment, and a workload.
+_Group = tuple[DeviceId, str, WorkloadId]
+
+
+@dataclass(slots=True)
+class _Overlay:
+    """What the state file lacks until the turn ends."""
+
+    #: Candidates that a device has measured, each with its latency if it has one.
+    measured: dict[_Group, dict[CandidateId, float | None]] = field(default_factory=lambda: defaultdict(dict))
+    #: Candidates that somebody of a family has measured, or lost.
+    stored: dict[Space, set[CandidateId]] = field(default_factory=lambda: defaultdict(set))
+
+
+@dataclass(slots=True)
+class _Frontier:
+    """How far the candidates of a name in the file were looked through for one device: each row once."""
+
+    #: The last row that was looked at, and the candidates up to it that the device has not measured.
+    number: int = 0
+    open: dict[CandidateId, None] = field(default_factory=dict)
 
 
 class Coverage:
-    """The matrix of one fleet.
+    """What one fleet has measured. It is a part of turns (`fleet.engine.event_log.TurnPart`).
 
     Args:
-        families: Family of each device, those that only the store knows included; devices may come.
+        state: The state file.
+        families: Name under which each device shares candidates; devices may come.
         workload_ids: Workloads that the fleet measures; records of others are passed over.
+        live: As `fleet.coverage.family_names.FamilyNames` has it.
 
     Attributes:
         families: As it was given.
         wanted: Workloads that the fleet measures; not to be changed by others.
-        matrix: What is known of them; not to be changed by others.
-        is_loaded: Whether it knows the store.
+        is_loaded: Whether it has read the state file.
     """
 
-    def __init__(self, families: Mapping[DeviceId, str], workload_ids: Iterable[WorkloadId]) -> None:
+    def __init__(
+        self,
+        state: StateFile,
+        families: Mapping[DeviceId, str],
+        workload_ids: Iterable[WorkloadId],
+        *,
+        live: Collection[str] | None = None,
+    ) -> None:
+        self._state, self._candidates = state, FamilyCandidates(state, live)
         self.families = families
         self.wanted = set(workload_ids)
-        self.matrix = Matrix()
-        self._environments: dict[DeviceId, str] = {}
-        self._exhausted: set[tuple[str, WorkloadId]] = set()
         self.is_loaded = False
+        self._rows: dict[DeviceId, DeviceRow] = defaultdict(DeviceRow)
+        self._overlay = _Overlay()
+        #: Devices that have measured something of a workload, in the order in which they did.
+        self._leaders: dict[Space, dict[DeviceId, None]] = defaultdict(dict)
+        self._exhausted: set[Space] = set()
+        #: By group, and by the name of the family in the file.
+        self._frontiers: dict[_Group, dict[str, _Frontier]] = defaultdict(lambda: defaultdict(_Frontier))
 
     def want(self, workload_ids: Iterable[WorkloadId]) -> None:
         """Take in more workloads; what the store has of them comes with the next `load`."""
         self.wanted.update(workload_ids)
 
-    def load(
-        self,
-        reader: StoreReader,
-        summary: TableSummary | None = None,
-        waiting: Mapping[tuple[str, WorkloadId], Collection[CandidateId]] | None = None,
-    ) -> None:
-        """Read what the store holds of the fleet's workloads; whatever was known before is forgotten.
-
-        Args:
-            reader: The store.
-            summary: What need not be read of it again; without one everything is.
-            waiting: Candidates that nobody has measured, by family and workload.
-        """
+    def load(self) -> None:
+        """Count what the state file has of the fleet's workloads; all records that were told are in it."""
         self._exhausted.clear()
-        self.matrix, fresh = summary.matrix(self.families, self.wanted) if summary else (Matrix(), None)
-        if fresh is not None:
-            take_rows(self.matrix, self.families, self.wanted, fresh)
-        # Whose traces somebody has deleted nobody can measure.
-        if fresh is None or self._has_strangers(waiting or {}):
-            self.matrix = Matrix()
-            every = reader.columns(COLUMNS, device_ids=sorted(self.families))
-            take_rows(self.matrix, self.families, self.wanted, every)
+        self._candidates.load()
+        self._leaders.clear()
+        self._frontiers.clear()
+        self._overlay.measured.clear()
+        self._overlay.stored.clear()
+        for device_id in self.families:
+            self.refresh(device_id)
         self.is_loaded = True
 
-    def _has_strangers(self, waiting: Mapping[tuple[str, WorkloadId], Collection[CandidateId]]) -> bool:
-        """Whether a candidate is neither measured nor waits for it."""
-        lost = {one for row in self.matrix.rows.values() for one in row.lost}
-        return any(
-            space.index.id_at(place) not in lost and space.index.id_at(place) not in waiting.get(key, ())
-            for key, space in self.matrix.spaces.items()
-            for place in space.stored.open_places(len(space.index))
-        )
+    def refresh(self, device_id: DeviceId) -> None:
+        """Count anew what the state file has of a device, as after an import."""
+        family, tallies = self.families.get(device_id), self._state.tallies(device_id)
+        if family is None:
+            return
+        self._rows[device_id].load(tallies, self._state.lost(device_id), self.wanted)
+        for group in [group for group in self._frontiers if group[0] == device_id]:
+            del self._frontiers[group]
+        for tally in tallies:
+            if tally.ok and tally.workload_id in self.wanted:
+                self._leaders[family, tally.workload_id][device_id] = None
 
     def set_environment(self, device_id: DeviceId, environment_id: str) -> None:
         """Say which environment a device has now; losses under its last agent are forgiven."""
-        self._environments[device_id] = environment_id
-        row = self._of(device_id)
-        row.losses.clear()
-        row.given_up.clear()
-
-    def add_rows(self, batches: Iterable[tuple[DeviceId, pa.RecordBatch]]) -> None:
-        """Take in rows that the store has kept now, with the columns of `coverage_rows.COLUMNS`."""
-        take_rows(self.matrix, self.families, self.wanted, batches)
+        self._rows[device_id].enter(environment_id)
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take in records that the store has kept now."""
-        groups: dict[tuple[DeviceId, str, WorkloadId], list[Record]] = {}
+        """Take in new records, which come to the disk with this turn."""
+        groups: dict[_Group, list[Record]] = {}
+        spaces: dict[Space, list[Record]] = {}
         for record in records:
-            name = record.device_id, record.environment_id, record.workload_id
-            groups.setdefault(name, []).append(record)
-        for (device_id, environment_id, workload_id), some in groups.items():
-            if device_id in self.families and workload_id in self.wanted:
-                row = self.matrix.row(device_id, environment_id)
-                space = self.matrix.space(self.families[device_id], workload_id)
-                self._add(row, space, workload_id, some)
-
-    def _add(self, row: Row, space: Space, workload_id: WorkloadId, records: Sequence[Record]) -> None:
-        row.records += len(records)
-        done: list[Record] = []
-        for record in records:
-            if record.is_quarantined:
-                space.quarantine([record.candidate_id])
-            if record.outcome is Outcome.LOST:
-                row.lose(workload_id, space, record.candidate_id, record.attempt)
+            family = self.families.get(record.device_id)
+            if family is None:
                 continue
-            done.append(record)
+            if not is_imported(record.workload_id):
+                spaces.setdefault((family, record.workload_id), []).append(record)
+            if record.workload_id in self.wanted:
+                name = record.device_id, record.environment_id, record.workload_id
+                groups.setdefault(name, []).append(record)
+        for space, some in spaces.items():
+            self._candidates.learn(space, some)
+            self._overlay.stored[space].update(record.candidate_id for record in some)
+        for group, some in groups.items():
+            self._count(group, some)
+
+    def _count(self, group: _Group, records: Sequence[Record]) -> None:
+        device_id, environment_id, workload_id = group
+        space = self.families[device_id], workload_id
+        row = self._rows[device_id]
+        counts = row.of(environment_id)
+        counts.records += len(records)
+        before = self._measured(group, [record.candidate_id for record in records])
+        overlay = self._overlay.measured[group]
+        for record in records:
+            candidate_id = record.candidate_id
+            if record.outcome is Outcome.LOST:
+                if candidate_id not in before and candidate_id not in overlay:
+                    row.lose(environment_id, workload_id, candidate_id, record.attempt)
+                continue
+            if candidate_id not in before and candidate_id not in overlay:
+                counts.measured[workload_id] = counts.measured.get(workload_id, 0) + 1
+            row.close_gap(environment_id, workload_id, candidate_id)
+            for frontier in self._frontiers[group].values() if group in self._frontiers else ():
+                frontier.open.pop(candidate_id, None)
+            secs = record.latency_secs if record.outcome is Outcome.OK and not record.is_suspect else None
+            earlier = overlay.get(candidate_id)
+            overlay[candidate_id] = min((one for one in (secs, earlier) if one is not None), default=None)
+            if secs is not None:
+                self._leaders[space][device_id] = None
             if record.origin == NOISE and record.attempt % 2 == 0:
-                row.noise_at = max(row.noise_at, record.measured_at)
-        if not done:
-            return
-        ids = [one.candidate_id for one in done]
-        row.mark(workload_id, space, space.index.place(ids), PlaceBits.set_few)
-        for one_id in ids if row.lost else ():
-            row.close_gap(workload_id, one_id)
-        for one in done:
-            if one.outcome is Outcome.OK and not one.is_suspect:
-                space.leaders[one.device_id] = None
-                row.keep_best(workload_id, one.latency_secs, one.candidate_id)
+                counts.noise_at = max(counts.noise_at, record.measured_at)
 
     def propose(self, family: str, workload_id: WorkloadId, candidate_ids: Sequence[CandidateId]) -> None:
         """Make new candidates known: each is a gap of every device of the family now."""
-        self.matrix.space(family, workload_id).index.place(candidate_ids)
+        self._candidates.know((family, workload_id), candidate_ids)
 
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
-        """Plan candidates of a family no more: they kill what measures them, or their traces are gone."""
-        self.matrix.space(family, workload_id).blocked.update(candidate_ids)
+        """Plan candidates of a family no more in this life: their traces are gone, or cannot be stored."""
+        self._candidates.blocked((family, workload_id)).update(candidate_ids)
+
+    def write(self, turn: Turn) -> None:
+        """Write what nobody else writes of the turn's news."""
+        self._candidates.write(turn)
+
+    def confirm(self) -> None:
+        """Take all that was told for durable: the turn is on the disk."""
+        self._candidates.confirm()
+        self._overlay = _Overlay()
 
     def exhaust(self, family: str, workload_id: WorkloadId) -> None:
         """Note that no new candidate of a workload is found any more."""
@@ -145,8 +184,7 @@ class Coverage:
         self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]
     ) -> set[CandidateId]:
         """Those of some candidates that are not to be planned."""
-        space = self.matrix.spaces.get((family, workload_id))
-        return space.blocked.intersection(candidate_ids) if space is not None else set()
+        return self._candidates.blocked((family, workload_id)).intersection(candidate_ids)
 
     def counts(
         self, device_id: DeviceId, workload_ids: Iterable[WorkloadId]
@@ -157,40 +195,38 @@ class Coverage:
             The workload, how many candidates of it are measured, how many gaps there are (too few where a
             blocked candidate is measured), and whether no new candidate is found any more.
         """
-        family, row = self.families[device_id], self._of(device_id)
-        for one in workload_ids:
-            space, measured, gaps = self.matrix.spaces.get((family, one)), row.measured.get(one, 0), 0
-            if space is not None:
-                left_alone = row.given_up.get(one, set()) - space.blocked
-                gaps = len(space.index) - len(space.blocked) - measured - len(left_alone)
-            yield one, measured, max(0, gaps), (family, one) in self._exhausted
+        family, row = self.families[device_id], self._rows[device_id]
+        for workload_id in workload_ids:
+            space = family, workload_id
+            measured, blocked = row.now.measured.get(workload_id, 0), self._candidates.blocked(space)
+            left_alone = row.given_up.get(workload_id, set()) - blocked
+            gaps = self.known(*space) - len(blocked) - measured - len(left_alone)
+            yield workload_id, measured, max(0, gaps), space in self._exhausted
 
     def known(self, family: str, workload_id: WorkloadId) -> int:
         """How many candidates of a workload the family knows, those included that nobody has measured yet."""
-        space = self.matrix.spaces.get((family, workload_id))
-        return len(space.index) if space is not None else 0
+        return self._candidates.count((family, workload_id))
 
     def latest(self, family: str, workload_id: WorkloadId, most: int) -> list[CandidateId]:
         """The candidates of a workload that became known last, up to so many, in that order."""
-        space = self.matrix.spaces.get((family, workload_id))
-        return space.index.latest(most) if space is not None else []
+        return self._candidates.latest((family, workload_id), most)
 
     def records(self, device_id: DeviceId) -> int:
         """Records of a device in its present environment."""
-        return self._of(device_id).records
+        return self._rows[device_id].now.records
 
     def other_records(self, device_id: DeviceId) -> int:
         """Records of a device in environments that it has left."""
-        every = sum(row.records for name, row in self.matrix.rows.items() if name[0] == device_id)
+        every = sum(counts.records for counts in self._rows[device_id].environments.values())
         return every - self.records(device_id)
 
     def noise_at(self, device_id: DeviceId) -> float:
         """Unix seconds of the last whole A/A run of a device in its present environment; 0 for never."""
-        return self._of(device_id).noise_at
+        return self._rows[device_id].now.noise_at
 
     def next_attempts(self, device_id: DeviceId) -> Mapping[CandidateId, int]:
         """Attempts of candidates whose earlier ones were lost; 0 for all others."""
-        return self._of(device_id).lost
+        return self._rows[device_id].now.lost
 
     def gaps(
         self, device_id: DeviceId, workload_id: WorkloadId, limit: int, skipped: Collection[CandidateId] = ()
@@ -200,94 +236,124 @@ class Coverage:
         The order is the same for all devices, so that they measure the same ones. Left out are blocked
         candidates, those that the device keeps losing, and `skipped`.
         """
-        family = self.families[device_id]
-        space = self.matrix.spaces.get((family, workload_id))
-        if space is None or limit <= 0:
+        if limit <= 0:
             return []
-        row, blocked = self._of(device_id), space.blocked
-        places = row.rows.get(workload_id, PlaceBits()).open_places(len(space.index))
-        every = (space.index.id_at(place) for place in places)
-        left = (one for one in every if one not in blocked and one not in skipped)
-        return list(islice((one for one in left if row.losses.get(one, 0) < MAX_LOSSES), limit))
+        family, row = self.families[device_id], self._rows[device_id]
+        group = device_id, row.environment_id, workload_id
+        left_out = self._candidates.blocked((family, workload_id)) | row.given_up.get(workload_id, set())
+        measured = self._overlay.measured.get(group, {})
+        gaps: dict[CandidateId, None] = {}
+        for candidate_id in self._open(group, family):
+            if candidate_id in measured or candidate_id in left_out or candidate_id in skipped:
+                continue
+            gaps[candidate_id] = None
+            if len(gaps) == limit:
+                break
+        return list(gaps)
+
+    def _open(self, group: _Group, family: str) -> Iterator[CandidateId]:
+        """Yield candidates that a device has not measured as the file knows, then those that it lacks."""
+        device_id, environment_id, workload_id = group
+        for name in self._candidates.names.of(family):
+            frontier = self._frontiers[group][name]
+            yield from list(frontier.open)
+            while True:
+                rows = self._state.gaps(
+                    name, workload_id, device_id, environment_id, _GAPS_AT_ONCE, after=frontier.number
+                )
+                is_last = len(rows) < _GAPS_AT_ONCE
+                frontier.number = self._state.last_number(name, workload_id) if is_last else rows[-1][0]
+                # What this turn has measured is a gap in the file alone.
+                measured = self._overlay.measured.get(group, {})
+                fresh = [candidate_id for _, candidate_id in rows if candidate_id not in measured]
+                frontier.open.update(dict.fromkeys(fresh))
+                yield from fresh
+                if is_last:
+                    break
+        yield from self._candidates.new((family, workload_id))
 
     def sample(self, device_id: DeviceId, count: int, seed: int) -> list[CandidateId]:
-        """Draw candidates that a device has measured in its present environment, each as likely."""
-        draws, row = random.Random(f"{seed}/sample"), self._of(device_id)
-        total = sum(row.measured.values())
+        """Draw candidates that a device has measured in its present environment.
+
+        Ids are hashes, so the next one behind a random number is as good as a drawn one.
+        """
+        draws, row = random.Random(f"{seed}/sample"), self._rows[device_id]
+        numbers = sorted(row.now.measured.items())
+        total = sum(number for _, number in numbers)
         chosen = sorted(draws.sample(range(total), min(count, total)))
-        family, found, start = self.families[device_id], [], 0
-        for workload_id, bits in sorted(row.rows.items()):
-            end = start + row.measured[workload_id]
-            if inside := [one - start for one in chosen if start <= one < end]:
-                index, places = self.matrix.spaces[family, workload_id].index, bits.places()
-                drawn = [index.id_at(int(places[one])) for one in inside]
-                found += drawn
-            start = end
-        return found
+        sample: list[CandidateId] = []
+        start = 0
+        for workload_id, number in numbers:
+            share = sum(start <= place < start + number for place in chosen)
+            start += number
+            drawn: dict[CandidateId, None] = {}
+            for _ in range(share):
+                first = CandidateId(draws.randbytes(16).hex())
+                # As many more as there are drawn ones that it might meet again.
+                following = self._state.measured_from(
+                    workload_id, device_id, row.environment_id, first, len(drawn) + 1
+                )
+                drawn |= dict.fromkeys([name for name in following if name not in drawn][:1])
+            sample += drawn
+        return sample
 
     def measured_among(
         self, device_id: DeviceId, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
     ) -> set[CandidateId]:
         """Those of some candidates that a device has measured in its present environment."""
-        bits = self._of(device_id).rows.get(workload_id)
-        if bits is None:
-            return set()
-        return self.matrix.spaces[self.families[device_id], workload_id].among(bits, candidate_ids)
+        group = device_id, self._rows[device_id].environment_id, workload_id
+        overlay = self._overlay.measured.get(group, {})
+        return self._measured(group, candidate_ids) | {name for name in candidate_ids if name in overlay}
 
     def by_workload(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
     ) -> dict[WorkloadId, list[CandidateId]]:
         """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
-        found: dict[WorkloadId, list[CandidateId]] = {}
+        sorted_ids: dict[WorkloadId, list[CandidateId]] = {}
         for workload_id in workload_ids:
-            space = self.matrix.spaces.get((family, workload_id))
-            if space is None or not candidate_ids:
-                continue
-            places = space.index.find(candidate_ids)
-            here = [one for one, at in zip(candidate_ids, places, strict=True) if at >= 0]
-            if here:
-                found[workload_id] = here
-                candidate_ids = [one for one, at in zip(candidate_ids, places, strict=True) if at < 0]
-        return found
-
-    def holders(self, family: str, candidate_ids: Collection[CandidateId]) -> list[DeviceId]:
-        """A few devices of a family that have measured some candidates, as far as any has."""
-        left, found = set(candidate_ids), list[DeviceId]()
-        for (name, workload_id), space in self.matrix.spaces.items():
-            here = space.among(space.stored, left) if name == family else set()
-            for (device_id, _), row in self.matrix.rows.items() if here else ():
-                bits = row.rows.get(workload_id) if self.families.get(device_id) == family else None
-                has = space.among(bits, here) if bits is not None else set()
-                if has:
-                    found.append(device_id)
-                    here -= has
-                    left -= has
-                if not here:
-                    break
-        return found
+            if not candidate_ids:
+                break
+            unknown = set(self._candidates.unknown((family, workload_id), candidate_ids))
+            if here := [name for name in candidate_ids if name not in unknown]:
+                sorted_ids[workload_id] = here
+                candidate_ids = [name for name in candidate_ids if name in unknown]
+        return sorted_ids
 
     def stored_among(
         self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
     ) -> set[CandidateId]:
-        """Those of some candidates that the store has, measured by any device in any environment."""
-        space = self.matrix.spaces.get((family, workload_id))
-        return space.among(space.stored, candidate_ids) if space is not None else set()
+        """Those of some candidates that the store has records of: of any device in any environment."""
+        overlay = self._overlay.stored.get((family, workload_id), set())
+        stored = {name for name in candidate_ids if name in overlay}
+        for name in self._candidates.names.of(family):
+            stored |= self._state.known_among(name, workload_id, candidate_ids, is_settled=True)
+        return stored
 
     def best(self, device_id: DeviceId, workload_id: WorkloadId, most: int) -> list[list[CandidateId]]:
         """The fastest candidates of a workload on up to `most` devices of the family, its own first.
 
         Environments that the devices have now count, and within each list the best come first.
         """
-        key = self.families[device_id], workload_id
-        space = self.matrix.spaces.get(key)
-        found: list[list[CandidateId]] = []
-        for one in (device_id, *(space.leaders if space is not None else ())):
-            if len(found) == most:
+        leaders = self._leaders.get((self.families[device_id], workload_id), {})
+        lists: list[list[CandidateId]] = []
+        for name in dict.fromkeys((device_id, *leaders)):
+            if len(lists) == most:
                 break
-            best = self._of(one).best.get(workload_id, ()) if one in self._environments else ()
-            if best and (one != device_id or not found):
-                found.append([each for _, each in best])
-        return found
+            fastest = self._fastest(name, workload_id) if self._rows[name].environment_id else []
+            if fastest:
+                lists.append(fastest)
+        return lists
 
-    def _of(self, device_id: DeviceId) -> Row:
-        return self.matrix.row(device_id, self._environments.get(device_id, ""))
+    def _fastest(self, device_id: DeviceId, workload_id: WorkloadId) -> list[CandidateId]:
+        group = device_id, self._rows[device_id].environment_id, workload_id
+        fastest = {name: secs for secs, name in self._state.fastest(workload_id, device_id, group[1])}
+        for name, secs in self._overlay.measured.get(group, {}).items():
+            if secs is not None:
+                fastest[name] = min(secs, fastest.get(name, secs))
+        return sorted(fastest, key=lambda name: (fastest[name], name))[:FASTEST]
+
+    def _measured(self, group: _Group, candidate_ids: Collection[CandidateId]) -> set[CandidateId]:
+        """Those of some candidates that a device has measured as the file knows."""
+        device_id, environment_id, workload_id = group
+        attempts = self._state.attempts(workload_id, device_id, environment_id, candidate_ids)
+        return {name for name, _, is_lost in attempts if not is_lost}

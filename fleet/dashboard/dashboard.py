@@ -237,7 +237,7 @@ class Dashboard:
                 made.add(str(device_id), batch)
             return made
 
-        made: CandidateMatrix = self._reads.get(("matrix", workload_id, *device_ids, reader.version), read)
+        made: CandidateMatrix = self._reads.get(("matrix", workload_id, *device_ids, reader.moment), read)
         return made
 
     def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class Dashboard:
         devices = sorted(known, key=lambda one: (one != best_on, one))
         facts = self._follower.state.workloads.get(workload_id, {"name": workload_id})
         found = self._reads.get(
-            ("candidate", workload_id, candidate_id, best_on, reader.version),
+            ("candidate", workload_id, candidate_id, best_on, reader.moment),
             lambda: candidate_view(reader, workload_id, candidate_id, devices, best_on),
         )
         return {"workload": dict(facts), **found}

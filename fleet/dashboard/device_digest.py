@@ -50,7 +50,8 @@ class DeviceDigest:
     records: int = 0
     #: Records by number of the period of `SPARK_SECS` in which they were measured.
     periods: dict[int, int] = field(default_factory=dict)
-    #: Of the last records: whether they failed, and whether they are suspect.
+    #: Of the last records: when they were measured, whether they failed, and whether they are suspect.
+    last_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     failed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     suspect: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     noise: list[Reading] = field(default_factory=list)
@@ -59,14 +60,17 @@ class DeviceDigest:
     cells: dict[str, WorkloadCell] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in rows with `DIGEST_COLUMNS`, in the order of the table."""
+        """Take in rows with `DIGEST_COLUMNS`, in any order."""
         self.records += batch.num_rows
         measured_at = np.asarray(batch.column("measured_at"))
         self._count_periods(measured_at)
         failed = np.asarray(pc.not_equal(batch.column("outcome"), Outcome.OK.value))
-        self.failed = np.concatenate([self.failed, failed])[-LAST_RECORDS:]
         suspect = says(batch.column("quality"), "suspect")
-        self.suspect = np.concatenate([self.suspect, suspect])[-LAST_RECORDS:]
+        times = np.concatenate([self.last_at, measured_at])
+        last = np.argsort(times, kind="stable")[-LAST_RECORDS:]
+        self.last_at = times[last]
+        self.failed = np.concatenate([self.failed, failed])[last]
+        self.suspect = np.concatenate([self.suspect, suspect])[last]
         self._note_error(batch, np.flatnonzero(failed), measured_at)
         noise = readings(self.device_id, batch.filter(pc.equal(batch.column("origin"), NOISE)))
         self.noise = last_run([*self.noise, *noise])

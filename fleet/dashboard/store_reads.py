@@ -7,7 +7,7 @@ files in a moment: one call of Arrow reads them without asking for Python's lock
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,12 +17,13 @@ import pyarrow.fs
 
 from agents.records import DeviceId
 from fleet.durable import disk_errors
-from fleet.store.delta.log import delta_errors
+from fleet.state.packed_rows import rows_of
+from fleet.store.delta.log import DataFile, delta_errors
 from fleet.store.delta.schema import TABLE_SCHEMA
 from fleet.store.reader import RECORDS, StoreReader
 
-#: The column with the path of each row's file; the name is Arrow's.
-PATH = "__filename"
+#: The column with the path of each row's file, or the number of the piece that waits; the name is Arrow's.
+PATH, _WAITING = "__filename", "waiting/"
 #: Results that are kept.
 MOST_READS = 64
 _Read = TypeVar("_Read")
@@ -51,8 +52,25 @@ def device_rows(
     wanted, table = set(device_ids), reader.path / RECORDS
     every = {str(table / file.path): file for file in reader.snapshot.files if file.device_id in wanted}
     files = {path: file for path, file in every.items() if paths is None or path in paths}
-    if not files:
-        return
+    if files:
+        yield from _table_rows(reader, names, files, workload_id)
+    for piece in reader.waiting():
+        label = f"{_WAITING}{piece.number}"
+        for device_id in sorted(wanted.intersection(piece.device_ids)) if not paths or label in paths else ():
+            columns = [name for name in names if name != PATH]
+            mine = rows_of(piece.body, device_id, list(dict.fromkeys([*columns, "workload_id"])))
+            if workload_id:
+                mine = mine.filter(pc.equal(mine.column("workload_id"), workload_id))
+            if PATH in names:
+                mine = mine.append_column(PATH, pa.repeat(pa.scalar(label), mine.num_rows))
+            for batch in mine.select(list(names)).combine_chunks().to_batches():
+                yield DeviceId(device_id), batch
+
+
+def _table_rows(
+    reader: StoreReader, names: Sequence[str], files: Mapping[str, DataFile], workload_id: str
+) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
+    table = reader.path / RECORDS
     dataset = ds.FileSystemDataset.from_paths(
         list(files),
         schema=TABLE_SCHEMA,
@@ -64,7 +82,7 @@ def device_rows(
     doing = f"reading version {reader.version}"
     with delta_errors(doing, table), disk_errors(doing, table):
         rows = dataset.to_table(columns=["device_id", *names], filter=where)
-    for device_id in sorted(wanted):
+    for device_id in sorted({file.device_id for file in files.values()}):
         mine = rows.filter(pc.equal(rows.column("device_id"), device_id)).select(list(names))
         for batch in mine.combine_chunks().to_batches():
             yield DeviceId(device_id), batch

@@ -1,28 +1,27 @@
 """Follows the records table in a thread of its own while somebody looks, a little at a time.
 
 The coordinator shares the process, so the thread works no longer than it pauses, and starts with the first
-visitor. Devices whose rows are read already are shown; the others are "loading". New commits cost what they
-added; after anything unexpected (`StaleError`) all rows are read again.
+visitor. Devices whose rows are read already are shown; the others are "loading". Afterwards only what came is
+read: new files of the table, and rows that wait for it.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from agents.records import DeviceId, WorkloadId
 from fleet.dashboard.device_digest import DIGEST_COLUMNS, DeviceDigest, WorkloadCell
 from fleet.dashboard.workload_view import facts_of
 from fleet.errors import FleetError
-from fleet.store.delta.changes import StaleError, changes_since
-from fleet.store.reader import RECORDS, RowParts, StoreReader
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -63,6 +62,54 @@ class TableState:
         }
 
 
+@dataclass(slots=True)
+class FollowedDevice:
+    """What is read of one device.
+
+    Attributes:
+        shown: Of all its rows.
+    """
+
+    device_id: DeviceId
+    #: Of the rows of these files alone, by path with their rows; and the pieces that `shown` has beside them.
+    _in_table: DeviceDigest = field(init=False)
+    _files: dict[str, int] = field(default_factory=dict)
+    _pieces: tuple[int, ...] = ()
+    shown: DeviceDigest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = self._in_table = DeviceDigest(self.device_id)
+
+    def follow(self, reader: StoreReader, files: Mapping[str, int]) -> Iterator[None]:
+        """Read what came, a batch with each step.
+
+        Args:
+            reader: The store.
+            files: The device's files with their rows.
+        """
+        new = set(files) - self._files.keys()
+        pieces = tuple(piece.number for piece in reader.waiting() if self.device_id in piece.device_ids)
+        if sum(files.values()) == self._in_table.records:
+            new = set()  # files were joined, if anything
+        elif not self._files.keys() <= files.keys():
+            self._in_table, new = DeviceDigest(self.device_id), set(files)
+        read = partial(reader.columns, DIGEST_COLUMNS, device_ids=[self.device_id])
+        for _, batch in read(files=new, after=pieces[-1] if pieces else 0) if new else ():
+            self._in_table.add(batch)
+            yield
+        self._files = dict(files)
+        is_longer = bool(self._pieces) and pieces[: len(self._pieces)] == self._pieces
+        if new or not is_longer:
+            self.shown, self._pieces = self._in_table, ()
+        if pieces != self._pieces:
+            # What was shown may be looked at meanwhile.
+            shown = copy.deepcopy(self.shown)
+            for _, batch in read(files=(), after=self._pieces[-1] if self._pieces else 0):
+                shown.add(batch)
+                yield
+            self.shown, self._pieces = shown, pieces
+
+
 class TableFollower:
     """Keeps what the dashboard shows of a store up with its table.
 
@@ -79,7 +126,7 @@ class TableFollower:
         self._lock = threading.Lock()
         self._looked_at = 0.0
         self._reader: StoreReader | None = None
-        self._digests: dict[DeviceId, DeviceDigest] = {}
+        self._devices: dict[DeviceId, FollowedDevice] = {}
         self._told: dict[str, Mapping[str, Any]] = {}
         self._facts: dict[str, Mapping[str, Any]] = {}
         self.state = TableState()
@@ -100,8 +147,8 @@ class TableFollower:
     def cells(self) -> dict[str, dict[str, WorkloadCell]]:
         """What each device has of each workload, by workload and device."""
         found: dict[str, dict[str, WorkloadCell]] = {}
-        for device_id, digest in list(self._digests.items()):
-            for workload_id, cell in list(digest.cells.items()):
+        for device_id, device in list(self._devices.items()):
+            for workload_id, cell in list(device.shown.cells.items()):
                 found.setdefault(workload_id, {})[str(device_id)] = cell
         return found
 
@@ -114,27 +161,30 @@ class TableFollower:
     def follow(self) -> None:
         """Read what came since the last call; the first one reads all."""
         reader = Store.read(self._store)
-        before = self._reader
-        if before is not None and before.version == reader.version:
+        if self._reader is not None and self._reader.moment == reader.moment:
             return
-        parts = _new_parts(before, reader) if before is not None and self.state.state == "ready" else None
-        if parts is None:
-            self._digests, self._told = {}, {}
-        self._read(reader, parts)
-
-    def _read(self, reader: StoreReader, parts: RowParts | None) -> None:
-        done, began = 0, time.monotonic()
-        for device_id, batch in reader.columns(DIGEST_COLUMNS, parts=parts):
-            self._take(device_id, batch)
-            self._learn_workloads(reader, device_id)
-            done += batch.num_rows
-            if parts is None:
+        is_first = self.state.state != "ready"
+        done, files = 0, dict[DeviceId, dict[str, int]]()
+        for file in reader.snapshot.files:
+            files.setdefault(DeviceId(file.device_id), {})[file.path] = file.rows
+        for piece in reader.waiting():
+            for device_id in piece.device_ids:
+                files.setdefault(device_id, {})
+        for device_id in sorted(files):
+            device = self._devices.setdefault(device_id, FollowedDevice(device_id))
+            began = time.monotonic()
+            for _ in device.follow(reader, files[device_id]):
+                if self._pause(_PAUSE_SHARE * (time.monotonic() - began)):
+                    return
+                began = time.monotonic()
+            if device.shown.records != self._told.get(str(device_id), {}).get("records"):
+                self._told[str(device_id)] = device.shown.told()
+                self._learn_workloads(reader, device_id)
+            done += device.shown.records
+            if is_first:
                 self.state = TableState(
                     done=done, of=reader.rows, devices=dict(self._told), workloads=dict(self._facts)
                 )
-            if self._pause(_PAUSE_SHARE * (time.monotonic() - began)):
-                return
-            began = time.monotonic()
         self._reader = reader
         self.state = TableState(
             state="ready",
@@ -145,15 +195,8 @@ class TableFollower:
             workloads=dict(self._facts),
         )
 
-    def _take(self, device_id: DeviceId, batch: pa.RecordBatch) -> None:
-        digest = self._digests.get(device_id)
-        if digest is None:
-            digest = self._digests[device_id] = DeviceDigest(device_id)
-        digest.add(batch)
-        self._told[str(device_id)] = digest.told()
-
     def _learn_workloads(self, reader: StoreReader, device_id: DeviceId) -> None:
-        unknown = self._digests[device_id].cells.keys() - self._facts.keys()
+        unknown = self._devices[device_id].shown.cells.keys() - self._facts.keys()
         if unknown:
             found = reader.workloads([WorkloadId(one) for one in unknown])
             self._facts |= {str(one): facts_of(workload) for one, workload in found.items()}
@@ -175,7 +218,7 @@ class TableFollower:
                 self._failed(repr(error))
             if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (time.monotonic() - began))):
                 return
-        self._digests, self._told, self._facts, self._reader = {}, {}, {}, None
+        self._devices, self._told, self._facts, self._reader = {}, {}, {}, None
         self.state = TableState()
 
     def _failed(self, reason: str) -> None:
@@ -183,14 +226,3 @@ class TableFollower:
         self.state = TableState(
             state="failed", reason=reason, devices=self.state.devices, workloads=self._facts
         )
-
-
-def _new_parts(before: StoreReader, reader: StoreReader) -> RowParts | None:
-    """Where the rows stand that came since; None where that cannot be known."""
-    try:
-        changes = changes_since(reader.path / RECORDS, before.version, reader.version)
-        rows = {file.path: file.rows for file in before.snapshot.files}
-        return dict(changes.new_parts(rows, reader.snapshot))
-    except StaleError as error:
-        _LOG.info("the dashboard reads all records: %s", error)
-        return None

@@ -7,7 +7,6 @@ business.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 
 from agents.device.messages import (
     AgentGone,
@@ -25,9 +24,7 @@ from fleet.core.events import Event, JobId
 from fleet.core.state import FleetState
 
 
-def events_of(
-    message: Message, state: FleetState, now: float, wall: float, *, unsent: Collection[JobId] = ()
-) -> list[Event]:
+def events_of(message: Message, state: FleetState, now: float, wall: float) -> list[Event]:
     """Translate a message.
 
     Args:
@@ -35,7 +32,6 @@ def events_of(
         state: As it was before the message.
         now: Seconds that the state goes by.
         wall: Unix seconds.
-        unsent: Jobs with leases that their agents have not heard of yet.
     """
     device_id, incarnation = message.device_id, message.incarnation
     match message:
@@ -55,7 +51,7 @@ def events_of(
                 reason=reason,
                 is_outage=message.is_host_gone,
             )
-            return [*_blamed(message, state, now, unsent), died]
+            return [*_blamed(message, state, now), died]
         case Heartbeat():
             return [
                 ev.AgentHeartbeat(
@@ -114,12 +110,12 @@ def _utc_offset_secs(wall: float) -> float:
     return float(time.localtime(wall).tm_gmtoff)
 
 
-def _blamed(message: AgentGone, state: FleetState, now: float, unsent: Collection[JobId]) -> list[Event]:
+def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
     """An agent that ends while it works on a job may have ended because of it, unless more is known."""
     at_work = state.at_work(message.device_id)
     is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
     is_known = message.was_asked or message.is_blameless
-    if is_known or at_work is None or not is_current or at_work[0] in unsent:
+    if is_known or at_work is None or not is_current:
         return []
     return [
         ev.JobCrashed(

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from agents.records import NOISE, DeviceId
 from fleet.core.events import JobState, RequestProgressed, RequestSubmitted
 from fleet.core.request_words import RequestKind, RequestState
-from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.ingest import Ingest
@@ -71,8 +69,6 @@ class Chores:
     def _do_round(self, now: float, *, is_over: bool) -> None:
         parts = self._parts
         parts.event_log.compact(parts.planner.queues.jobs())
-        if parts.coverage.is_loaded and parts.summary.is_due(parts.store):
-            parts.thread.do(Saving(), partial(parts.summary.write, parts.pack_summary()))
         self._ingest.end_silent()
         if parts.trainer is not None:
             self._tell_epochs(parts.trainer.view, now)

@@ -14,7 +14,6 @@ from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.table_summary import Packed, TableSummary
 from fleet.durable import disk_errors
 from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
@@ -29,10 +28,8 @@ from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.desk import RequestDesk
 from fleet.results.dead_letters import DeadLetters
+from fleet.results.record_counts import record_counts
 from fleet.results.record_sink import RecordSink
-from fleet.state.schema import STATE
-from fleet.state.state_file import StateFile
-from fleet.store.intake import Intake
 from fleet.store.trace_lookup import StoreThread
 
 
@@ -45,12 +42,9 @@ class Composition(EngineContext):
     up: dict[DeviceId, int]
     #: Descriptors of devices that are not in the store yet.
     descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
-    state_file: StateFile
     event_log: EventLog
-    intake: Intake
     pools: CandidatePools
     coverage: Coverage
-    summary: TableSummary
     thread: StoreThread
     #: Counts by job.
     tallies: Tallies
@@ -69,13 +63,6 @@ class Composition(EngineContext):
         """Of the event log, which alone changes it."""
         return self.event_log.state
 
-    def pack_summary(self) -> Packed:
-        """Take a copy of what the next start wants to know of all records."""
-        coverage, waiting = self.coverage, self.intake.waiting_rows()
-        return self.summary.packed(
-            self.store, coverage.matrix, self.record_sink.counts, coverage.families, coverage.wanted, waiting
-        )
-
     def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
         """Let go of an agent that has ended or was given up: it will answer nothing any more."""
         if self.up.get(device_id) == incarnation:
@@ -88,26 +75,16 @@ def assemble(context: EngineContext) -> Composition:
     """Put a coordinator together."""
     with disk_errors("making the folder of the daemon", context.root):
         make_folder(context.root)
-    state_file = StateFile(context.store.path / STATE)
-    try:
-        return _assemble(context, state_file)
-    except BaseException:
-        state_file.close()
-        raise
-
-
-def _assemble(context: EngineContext, state_file: StateFile) -> Composition:
     root, store, settings = context.root, context.store, context.settings
-    event_log = EventLog(state_file, settings.limits)
+    event_log = EventLog(store.state, settings.limits)
     stored = {one: entry.spec for one, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
-    pools = CandidatePools(state_file, live=roster.live_names)
-    event_log.parts.append(pools)
-    for note in (*store.repairs, *state_file.notes):
+    pools = CandidatePools(store.state, live=roster.live_names)
+    coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
+    event_log.parts += [pools, store, coverage]
+    for note in store.repairs:
         context.notices.alarm("", note, "storage")
-    tallies, up = Tallies(), dict[DeviceId, int]()
-    thread, intake = StoreThread(store.path), Intake(store)
-    coverage, summary = Coverage(roster.sharing, ()), TableSummary.open(store)
+    tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
     planning = PlannerContext(
         coverage=coverage,
         pools=pools,
@@ -132,28 +109,27 @@ def _assemble(context: EngineContext, state_file: StateFile) -> Composition:
         imports=ImportedCandidates(roster.live_names),
     )
     planner = JobPlanner(planning)
-    letters = DeadLetters(state_file)
+    sharing, counts = roster.sharing, record_counts(store.state)
+    record_sink = RecordSink(*(store, counts, coverage, pools, tallies, sharing), DeadLetters(store.state))
     return Composition(
         **{one.name: getattr(context, one.name) for one in fields(context)},
         roster=roster,
         imports=planning.imports,
         up=up,
-        state_file=state_file,
         event_log=event_log,
-        intake=intake,
         pools=pools,
         coverage=coverage,
-        summary=summary,
         thread=thread,
         tallies=tallies,
         planner=planner,
         modules=WorkloadModules(store, roster.known),
         discovery=WorkloadDiscovery(
             *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
-            *({} if settings.limits.requests_only else roster.specs, summary),
+            {} if settings.limits.requests_only else roster.specs,
+            lambda: record_sink.imported_devices,
         ),
-        record_sink=RecordSink(*(intake, summary.counts, coverage, pools, tallies, roster.sharing, letters)),
-        noise=NoiseRuns(coverage, thread, pools, planner, intake, count=settings.noise, seed=settings.seed),
+        record_sink=record_sink,
+        noise=NoiseRuns(coverage, thread, pools, planner, store, count=settings.noise, seed=settings.seed),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
         steadiness=Steadiness(event_log.state.unsteady()),
     )

@@ -22,7 +22,6 @@ from agents.device.messages import Message
 from fleet.core import events as ev
 from fleet.core.arrivals import take_records
 from fleet.core.events import DeviceState
-from fleet.durable import disk_errors
 from fleet.engine.chores import Chores
 from fleet.engine.composition import assemble
 from fleet.engine.context import EngineContext, FixedDevices
@@ -63,7 +62,7 @@ class Coordinator:
         self.desk = self._parts.desk
         self._drivers = RequestDrivers(self._parts)
         dispatcher = LeaseDispatcher(self._parts)
-        self._ingest = Ingest(self._parts, self._drivers, dispatcher)
+        self._ingest = Ingest(self._parts, self._drivers)
         self._effects = EffectRunner(self._parts, self._drivers, dispatcher)
         self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
         self._chores = Chores(self._parts, self._updates, self._ingest)
@@ -107,8 +106,6 @@ class Coordinator:
         """All of a turn but the wait for messages."""
         parts = self._parts
         self._ingest.hear(messages)
-        # First: what is found under a lease that is nearly over goes out under the next one.
-        self._effects.look_after_searches()
         for answer in parts.thread.poll():
             self._effects.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
@@ -166,13 +163,10 @@ class Coordinator:
         self._drivers.close()
         parts.thread.close()
         self._flush()
-        parts.intake.close()
         try:
-            if parts.coverage.is_loaded and parts.summary.is_worth_it(parts.store):
-                with disk_errors("writing the summary of the table", parts.summary.folder):
-                    parts.summary.write(parts.pack_summary())
+            parts.store.flush()
         except StoreError as error:
-            parts.notices.say(f"the next start reads more of the store: {error}")
+            parts.notices.say(f"rows wait for the table until the next start: {error}")
         try:
             parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
@@ -181,8 +175,7 @@ class Coordinator:
 
     def release(self) -> None:
         """Let go of the files as a kill does, so that another coordinator may have them."""
-        self._parts.state_file.close()
-        self._parts.intake.log.close()
+        self._parts.store.abandon()
 
     def view(self) -> dict[str, Any]:
         """The picture of about a second ago (`fleet.engine.fleet_view`), for any thread to read."""
@@ -257,7 +250,7 @@ class Coordinator:
             state="disk_full" if full else "stopping" if stopping else "running",
             store=str(parts.store.path),
             table_version=parts.store.version,
-            waiting=parts.intake.waiting,
+            waiting=parts.store.waiting_count,
             refused=parts.record_sink.letters.refused,
             imports_refused=parts.imports.refused.total(),
             alarms=tuple(parts.notices.alarms),

@@ -54,9 +54,6 @@ class DeviceUpdates:
         if files is None:
             return
         changes = compare(self._parts.roster.specs, files)
-        if changes.added:
-            # Records that wait in the intake are not in the table, which may be read again.
-            self._parts.intake.flush()
         refused: dict[DeviceId, str] = {}
         # First those that leave: one that takes a name or a core over may come in the same moment.
         for device_id in changes.retired:

@@ -165,7 +165,7 @@ class DriverQuestions:
     def _flush(self, key: str) -> None:
         """Bring what was measured into the table, for whoever reads it; on a full disk that waits."""
         try:
-            self._parts.intake.flush()
+            self._parts.store.flush()
         except StoreFull as error:
             self._parts.disk.full(error)
         else:
@@ -238,7 +238,6 @@ class DriverQuestions:
         if not keys:
             return False
         try:
-            parts.intake.flush()
             parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
         except StoreFull:
             # The driver waits for it: the agent is asked again, until there is room.
@@ -278,6 +277,7 @@ class DriverQuestions:
             by_workload.setdefault(one.workload_id, []).append(one)
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
+            parts.coverage.propose(family, workload_id, [one.candidate_id for one in some])
         for part in _parts(fresh):
             pairs = [(one.workload_id, one.candidate_id) for one in part]
             job = replace(

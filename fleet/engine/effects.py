@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction
 from fleet.core.request_words import RequestId
-from fleet.coverage.table_summary import Saving
 from fleet.engine.composition import Composition
 from fleet.engine.context import FixedDevices
-from fleet.engine.lease_dispatcher import LeaseDispatcher, LeaseSearch, LeaseSearches
+from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.context import Drawn
 from fleet.planner.noise_runs import NoisePlan
-from fleet.store.trace_lookup import Answer, Found, ImportedAsked, ParentsAsked
+from fleet.store.trace_lookup import Answer, ImportedAsked
 
 
 class EffectRunner:
@@ -35,8 +32,6 @@ class EffectRunner:
         self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
-        #: Leases whose traces cannot be looked for until there is room on the disk; none expires before.
-        self._held: list[ev.GrantLease] = []
         self.fed: set[DeviceId] = set()
 
     def do(self, instruction: Instruction) -> None:
@@ -94,10 +89,6 @@ class EffectRunner:
             case ev.DeviceRetired(device_id=device_id):
                 self._wants.pop(device_id, None)
                 self._drivers.without_jobs_of(device_id)
-            case ev.DiskFreed():
-                held, self._held = self._held, []
-                for grant in held:
-                    self._grant_again(grant)
             case ev.ModelPublished(device_ids=device_ids):
                 parts.planner.heads.update(device_ids)
             case ev.ModelRolledBack(device_id=device_id, version=""):
@@ -114,9 +105,9 @@ class EffectRunner:
             parts.event_log.tell(ended)
 
     def _flush(self) -> None:
-        """Bring what the intake holds into the table, as far as the disk has room."""
+        """Bring all rows into the table, as far as the disk has room."""
         try:
-            self._parts.intake.flush()
+            self._parts.store.flush()
         except StoreFull as error:
             self._parts.disk.full(error)
 
@@ -139,14 +130,9 @@ class EffectRunner:
     def go_on(self, answer: Answer) -> None:
         """Go on with what was looked up in the store."""
         parts = self._parts
-        if answer.error and isinstance(answer.tag, Saving):
-            parts.notices.say(f"the next start reads more of the store: {answer.error}", kind="summary")
-        elif answer.error and not isinstance(answer.tag, LeaseSearches):
+        if answer.error:
             parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
-            case LeaseSearches() as asked:
-                for grant, search in self._dispatcher.answered(asked, answer, parts.clock()):
-                    self._grant_again(grant, search)
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
@@ -161,61 +147,10 @@ class EffectRunner:
             case ImportedAsked() as imported:
                 traces = list((answer.value or {}).values())
                 parts.planner.found_imported(imported.device_id, imported.request_id, traces)
-            case ParentsAsked() as parents:
-                found: Found = answer.value or Found()
-                parts.pools.remember(parents.family, found.candidates)
-                for device_id, request_id in parents.requests:
-                    parts.planner.searched(device_id, request_id)
 
-    def look_after_searches(self) -> None:
-        """Look again for traces where the store could not be read, and give leases back before they expire.
-
-        Nobody renews a lease that waits for its traces: its agent does not know of it, and must not be ended
-        for that. A batch is sent only under a lease with half of its time left, for its agent to take it up.
-        """
-        parts, now = self._parts, self._parts.clock()
-        self._dispatcher.look_again(now)
-        if parts.disk.is_full:
-            return  # no lease expires
-        until = now + parts.state.limits.lease_secs / 2
-        for grant in self._dispatcher.waiting(until):
-            deadline = parts.state.deadline(grant.device_id, grant.fencing_token)
-            if deadline is not None and deadline > until:  # the heartbeats of another lease renewed it
-                self._dispatcher.renewed(replace(grant, deadline_secs=deadline))
-                continue
-            self._dispatcher.let_go(grant.job_id)
-            if deadline is None:
-                continue
-            device_id, job_id, reason = grant.device_id, grant.job_id, "the store is slow to give its traces"
-            parts.event_log.tell(
-                ev.LeaseReturned(
-                    at_secs=now,
-                    device_id=device_id,
-                    job_id=job_id,
-                    fencing_token=grant.fencing_token,
-                    reason=reason,
-                )
-            )
-            parts.notices.say(f"{device_id}: job {job_id} waits again: {reason}", kind="slow")
-
-    def _grant(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
+    def _grant(self, grant: ev.GrantLease) -> None:
         parts = self._parts
         job = parts.state.job(grant.job_id)
-        if job is None:
-            return
-        try:
-            events = self._dispatcher.grant(grant, job, parts.clock(), searched)
-        except StoreFull as error:
-            self._held.append(grant)
-            parts.disk.full(error)
-            return
-        for event in events:
-            parts.event_log.tell(event)
-
-    def _grant_again(self, grant: ev.GrantLease, searched: LeaseSearch | None = None) -> None:
-        """Go on with a lease, if it still is one."""
-        parts = self._parts
-        verdict = parts.state.verdict(grant.device_id, grant.job_id, grant.fencing_token)
-        is_up = parts.up.get(grant.device_id) == grant.incarnation
-        if verdict is ev.Verdict.COUNTS and is_up:
-            self._grant(grant, searched)
+        if job is not None:
+            for event in self._dispatcher.grant(grant, job, parts.clock()):
+                parts.event_log.tell(event)

@@ -16,10 +16,10 @@ from typing import Any
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import JobState
 from fleet.core.state import FleetState
-from fleet.coverage.table_summary import Counts
 from fleet.engine.composition import Composition
 from fleet.engine.ingest import Ingest
 from fleet.histogram import Histogram
+from fleet.results.record_counts import RecordCounts
 
 #: Seconds over which the rate of records is told.
 RATE_SECS = 60.0
@@ -58,7 +58,7 @@ class Rates:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, dict[DeviceId, int]]] = deque()
 
-    def add(self, now: float, counts: Mapping[DeviceId, Counts]) -> dict[DeviceId, float]:
+    def add(self, now: float, counts: Mapping[DeviceId, RecordCounts]) -> dict[DeviceId, float]:
         """Note the counts of now; returns the rates."""
         # Every few seconds is enough for a rate over a minute.
         if not self._seen or now - self._seen[-1][0] >= RATE_SECS / 12:
@@ -75,7 +75,7 @@ class Rates:
 def make_view(
     state: FleetState,
     specs: Mapping[DeviceId, DeviceSpec],
-    counts: Mapping[DeviceId, Counts],
+    counts: Mapping[DeviceId, RecordCounts],
     rates: Mapping[DeviceId, float],
     around: Around,
 ) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def make_view(
     devices: dict[str, Any] = {}
     for device_id in state.device_ids():
         found = state.describe(device_id)
-        has = counts.get(device_id, Counts())
+        has = counts.get(device_id, RecordCounts())
         spec = specs.get(device_id)
         devices[device_id] = found | {
             "kind": str(spec.kind) if spec is not None else "",
@@ -124,24 +124,22 @@ def health_of(parts: Composition, ingest: Ingest, turns: Histogram) -> dict[str,
     """Look at all of it; some microseconds.
 
     Returns:
-        JSON-ready: `turns` and `disk_waits` (of each log) as `Histogram.view`; `event_bytes`,
-        `intake_bytes`; `unacknowledged` records and `unacknowledged_secs`, the age of the oldest;
-        `waiting_secs`, the same of those that wait for the table; `training_secs`, the age of the training
-        that runs; `free_bytes` of each folder that can be looked at.
+        JSON-ready: `turns` and `disk_waits` (of the state file) as `Histogram.view`; `event_bytes`;
+        `unacknowledged` records and `unacknowledged_secs`, the age of the oldest; `waiting_secs`, the same of
+        those that wait for the table; `training_secs`, the age of the training that runs; `free_bytes` of
+        each folder that can be looked at.
     """
-    log = parts.intake.log
     # The state shows its times by the wall clock as it knows it.
     training, wall = parts.state.training(), parts.clock() + parts.state.wall_ahead_secs
     unacknowledged, unacknowledged_secs = ingest.unacknowledged
     folders = {"store": parts.store.path, "daemon": parts.disk.folder}
     return {
         "turns": turns.view,
-        "disk_waits": {"state": parts.state_file.waits.view, "intake": log.waits.view},
+        "disk_waits": {"state": parts.store.state.waits.view},
         "event_bytes": parts.event_log.size_bytes,
-        "intake_bytes": log.held_bytes,
         "unacknowledged": unacknowledged,
         "unacknowledged_secs": unacknowledged_secs,
-        "waiting_secs": parts.intake.waiting_secs,
+        "waiting_secs": parts.store.waiting_secs,
         "training_secs": wall - training["since"] if training["state"] == "running" else 0.0,
         "free_bytes": {
             name: free for name, path in folders.items() if (free := _free_bytes(path)) is not None

@@ -28,7 +28,6 @@ from fleet.core import events as ev
 from fleet.core.arrivals import Arrival, arrivals_of
 from fleet.engine.agent_events import events_of, passed
 from fleet.engine.composition import Composition
-from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import announce_message
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
@@ -73,8 +72,8 @@ class Ingest:
         acknowledge: What is durable and may be told to the agents, once the state's events are too.
     """
 
-    def __init__(self, parts: Composition, drivers: RequestDrivers, dispatcher: LeaseDispatcher) -> None:
-        self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
+    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
+        self._parts, self._drivers = parts, drivers
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
         self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
@@ -100,6 +99,7 @@ class Ingest:
             try:
                 # First: what was taken must be told of, whatever comes next.
                 parts.disk.probe()
+                parts.store.move_on()
                 taken = parts.record_sink.take(self.held, parts.state, parts.clock())
             except StoreFull as error:
                 parts.disk.full(error)
@@ -113,9 +113,7 @@ class Ingest:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
-            unsent = self._dispatcher.unsent if isinstance(message, AgentGone) else ()
-            clock = parts.clock
-            for event in events_of(message, parts.state, clock(), clock.wall(), unsent=unsent):
+            for event in events_of(message, parts.state, parts.clock(), parts.clock.wall()):
                 parts.event_log.tell(event)
             self._look_for_last(message)
             self._silence.heard(message)
@@ -200,10 +198,10 @@ class Ingest:
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
         for note in parts.record_sink.kept_notes():
             parts.notices.say(note, kind="deleted")
-        if parts.intake.no_room is None:
+        if parts.store.no_room is None:
             parts.disk.freed()
         else:
-            parts.disk.full(parts.intake.no_room)
+            parts.disk.full(parts.store.no_room)
 
     def _concern(self, message: Message) -> None:
         """See to what a message says to the shell itself."""
@@ -238,7 +236,6 @@ class Ingest:
                 parts.planner.queues.took(device_id, len(message.records), message.device_secs)
             # A list that a driver asked for, who is gone, is of other networks.
             case WorkloadsListed(networks=networks) if networks == tuple(parts.settings.choice.networks):
-                parts.intake.flush()
                 ready = parts.discovery.listed(parts.roster.known[device_id], message.workloads)
                 measured = len(parts.planner.workloads_of(device_id))
                 if ready:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from agents.codec import device_from_json, workload_from_json
 from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.coverage.coverage_rows import COLUMNS
-from fleet.coverage.table_summary import Counts
+from fleet.results.record_counts import RecordCounts
 
 if TYPE_CHECKING:
     from fleet.engine.composition import Composition
@@ -52,7 +51,7 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            search = parts.imports.search(parts.coverage.wanted, parts.summary.imported_devices)
+            search = parts.imports.search(parts.coverage.wanted, parts.record_sink.imported_devices)
             parts.thread.ask(ClaimsAsked(), search)
             return True
 
@@ -60,15 +59,12 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
 def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str, int]:
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
-        # A row that waits on its way into the table would come twice.
-        parts.intake.flush()
         done = parts.store.append_table(device_id, table)
-        counts = parts.record_sink.counts.setdefault(device_id, Counts())
+        counts = parts.record_sink.counts.setdefault(device_id, RecordCounts())
         before = counts.records, counts.ok
-        for name, rows in done.rows.items():
-            for batch in rows.select(list(COLUMNS)).combine_chunks().to_batches():
-                parts.coverage.add_rows([(DeviceId(name), batch)])
-                counts.add_rows(batch)
+        for rows in done.rows.values():
+            parts.coverage.refresh(device_id)
+            counts.add_rows(rows)
     if device_id in parts.roster.specs and done.appended:
         fresh, ok = counts.records - before[0], counts.ok - before[1]
         told = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)

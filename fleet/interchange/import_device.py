@@ -14,7 +14,7 @@ from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.targets import Machine, device_from_log
 from fleet.store.catalog import DeviceEntry
-from fleet.store.writer import AppendResult
+from fleet.store.store import AppendResult
 
 
 class ImportTarget(Protocol):

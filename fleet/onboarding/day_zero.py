@@ -104,7 +104,7 @@ def check_onboarding(settings: FleetConfig, device_id: DeviceId, models: Path) -
     sources = source_devices_of(store, device_id, spec.family, heads, version)
     entries = store.devices()
     usable = [one for one in sources if is_live(entries[one].spec) or not is_live(spec)]
-    if not any(store.data_files(one) for one in usable):
+    if not set(usable) & set(store.device_ids):
         raise FleetError(
             f"the source devices of {device_id}, {', '.join(sources)}, have measured nothing that it may be "
             "given: run `fleet collect` on one of them first"

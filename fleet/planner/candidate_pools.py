@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from fleet.core.events import Origin
+from fleet.coverage.family_names import REPLAY_SUFFIX, FamilyNames
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
 from fleet.transport.host_versions import own_versions
@@ -26,8 +27,6 @@ from fleet.transport.host_versions import own_versions
 USED_UP = "used_up_spaces"
 #: Traces that are kept in memory: some 20 KB each for a live device, a hundred bytes for a recorded one.
 CACHE_BYTES = 96 << 20
-#: Ends the name under which replay devices share candidates where others of their family are live.
-REPLAY_SUFFIX = "-replay"
 
 _Key = tuple[str, WorkloadId]
 _Cached = tuple[str, CandidateId]
@@ -39,14 +38,13 @@ class CandidatePools:
     Args:
         file: Keeps them.
         cache_bytes: Most bytes of traces in memory.
-        live: Families with live devices; more may come. What was drawn where a family had none is of its
-            replay devices, also in a later life: live ones must not measure it. None: all are.
+        live: As `FamilyNames` has it.
     """
 
     def __init__(
         self, file: StateFile, *, cache_bytes: int = CACHE_BYTES, live: Collection[str] | None = None
     ) -> None:
-        self._file, self._live = file, live
+        self._file, self._live, self._names = file, live, FamilyNames(live)
         self._cache_bytes = cache_bytes
         #: With the number of the row, or None of one that is not on the disk yet.
         self._waiting: dict[_Key, dict[CandidateId, int | None]] = {}
@@ -60,7 +58,7 @@ class CandidatePools:
         #: Spaces that are used up, and how many candidates of each were known then.
         self._used_up, self._is_used_up_new = self._read_used_up(), False
         for name, workload_id, candidate_id, number in file.waiting_candidates():
-            self._waiting.setdefault((self._waits_for(name), workload_id), {})[candidate_id] = number
+            self._waiting.setdefault((self._names.reader(name), workload_id), {})[candidate_id] = number
 
     def waiting(self) -> dict[_Key, list[CandidateId]]:
         """Candidates that nobody has measured, as far as it was told, by family and workload."""
@@ -82,7 +80,7 @@ class CandidatePools:
         """Write what the disk lacks into a turn."""
         self._written.clear()
         for key, candidates in self._new.items():
-            numbers = turn.add_candidates(self._name(key[0]), key[1], list(candidates.values()))
+            numbers = turn.add_candidates(self._names.of(key[0])[-1], key[1], list(candidates.values()))
             self._written += [(key, one, number) for one, number in zip(candidates, numbers, strict=True)]
         turn.settle_candidates(self._measured)
         if self._is_used_up_new:
@@ -113,9 +111,8 @@ class CandidatePools:
 
     def remember(self, family: str, candidates: Iterable[Candidate]) -> None:
         """Keep candidates that the store has in memory for a while; who measures them next is `paired`."""
-        for one in candidates:
-            is_paired = one.origin == Origin.PAIRED
-            self._remember(family, one if is_paired else replace(one, origin=Origin.PAIRED.value))
+        for candidate in candidates:
+            self._remember(family, _paired(candidate))
 
     def at_hand(self, family: str, wanted: Iterable[CandidateId]) -> dict[CandidateId, Candidate]:
         """Those of some candidates that are in memory."""
@@ -130,16 +127,20 @@ class CandidatePools:
     def get(
         self, family: str, workload_id: WorkloadId, wanted: Collection[CandidateId]
     ) -> dict[CandidateId, Candidate]:
-        """Those of some candidates of a workload that are at hand, from memory or the file."""
-        found = self.at_hand(family, wanted)
+        """Those of some candidates of a workload that the family knows, from memory or the file.
+
+        Who measures one that is measured already does so `paired`.
+        """
+        candidates = self.at_hand(family, wanted)
         key = family, workload_id
         waiting, new = self._waiting.get(key, {}), self._new.get(key, {})
-        found |= {one: new[one] for one in wanted if one in new and one not in found}
-        numbers = [number for one in wanted if one not in found and (number := waiting.get(one))]
-        read = self._file.candidates(workload_id, numbers)
-        for candidate in read.values():
-            self._remember(family, candidate)
-        return found | read
+        candidates |= {name: new[name] for name in wanted if name in new and name not in candidates}
+        left = [name for name in wanted if name not in candidates]
+        read = self._file.candidates(self._names.of(family), workload_id, left) if left else {}
+        for name, candidate in read.items():
+            candidates[name] = candidate if name in waiting else _paired(candidate)
+            self._remember(family, candidates[name])
+        return {name: candidates[name] for name in wanted if name in candidates}
 
     def measured(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Wait no more for candidates that the store has now."""
@@ -184,12 +185,8 @@ class CandidatePools:
             return {}
         return {(family, WorkloadId(workload)): known for family, workload, known in value["spaces"]}
 
-    def _name(self, family: str) -> str:
-        """Family in the file: it tells whose the candidates are, whatever devices the next start has."""
-        is_told = self._live is None or family in self._live or family.endswith(REPLAY_SUFFIX)
-        return family if is_told else f"{family}{REPLAY_SUFFIX}"
 
-    def _waits_for(self, name: str) -> str:
-        """Under which name candidates wait: without live devices the family's own is that of the others."""
-        family = name.removesuffix(REPLAY_SUFFIX)
-        return name if self._live is None or family in self._live else family
+def _paired(candidate: Candidate) -> Candidate:
+    """As another device measures a candidate that one has measured."""
+    is_paired = candidate.origin == Origin.PAIRED
+    return candidate if is_paired else replace(candidate, origin=Origin.PAIRED.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +16,7 @@ from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.plan_view import UncertaintyOf
-from fleet.store.trace_lookup import ImportedAsked, ParentsAsked, StoreThread, find_candidates
+from fleet.store.trace_lookup import ImportedAsked, StoreThread
 from fleet.transport.transport import AgentTransport
 
 
@@ -57,20 +57,6 @@ class JobSink:
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         """Ask the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows."""
         self.transport.propose(device_id, self.up[device_id], request)
-
-    def search(
-        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
-    ) -> None:
-        """Look for traces in the store and put what is found into the pools; `JobPlanner.searched` follows.
-
-        Args:
-            requests: Devices that share candidates, each with the id of a request; each is told.
-            candidate_ids: What is looked for, for all of them.
-        """
-        family = self.sharing[requests[0][0]]
-        devices_of_family = [one for one, name in self.sharing.items() if name == family]
-        question = partial(find_candidates, device_ids=devices_of_family, wanted=list(candidate_ids))
-        self.thread.ask(ParentsAsked(family=family, requests=tuple(requests)), question)
 
     def search_imported(
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]

@@ -8,7 +8,7 @@ nothing: a request that needs an answer of an agent or of the store is *pending*
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -30,16 +30,6 @@ _PARENT_DEVICES = 4
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
 _DRAWN_FOR_HEAD = 4
-#: Parents that are looked for at once: their traces must stay in memory until they are used.
-_MOST_SOUGHT = 1024
-
-
-@dataclass(slots=True)
-class _Sought:
-    """Parents whose traces are to be looked for, and the requests that they are for."""
-
-    requests: list[tuple[DeviceId, str]] = field(default_factory=list)
-    candidate_ids: dict[CandidateId, None] = field(default_factory=dict)
 
 
 class JobPlanner:
@@ -58,8 +48,6 @@ class JobPlanner:
         self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
-        #: By the name under which devices share candidates.
-        self._sought: dict[str, _Sought] = {}
         self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
@@ -168,14 +156,6 @@ class JobPlanner:
         self._coalescer.unanswered([request_id], self._is_open)
         self._send()
 
-    def searched(self, device_id: DeviceId, request_id: str) -> None:
-        """Go on with a request whose parents were looked for; without any, its candidates are random."""
-        if (answered := self._answered(device_id, request_id)) is not None:
-            _, ask = answered
-            self._ask_agent(ask, self._parents(ask)[0])
-            self._send()
-            self._settle(device_id)
-
     def found_imported(self, device_id: DeviceId, request_id: str, traces: Sequence[str]) -> None:
         """Have an agent derive candidates of our own from imported traces that were looked for."""
         if (answered := self._answered(device_id, request_id)) is not None:
@@ -217,33 +197,15 @@ class JobPlanner:
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
         else:
-            traces, missing = self._parents(ask)
-            if missing:
-                self._seek(ask.device_id, self._wait(pending, ask), missing)
-            else:
-                self._ask_agent(ask, traces)
+            self._ask_agent(ask, self._parents(ask))
 
-    def _seek(self, device_id: DeviceId, request_id: str, missing: Sequence[CandidateId]) -> None:
-        """Have traces looked for with those of other requests: one reading of the store does for many."""
-        family = self._families[device_id]
-        sought = self._sought.setdefault(family, _Sought())
-        sought.requests.append((device_id, request_id))
-        sought.candidate_ids |= dict.fromkeys(missing)
-        if len(sought.candidate_ids) >= _MOST_SOUGHT:
-            self._search(family)
-
-    def _search(self, family: str) -> None:
-        sought = self._sought.pop(family)
-        self._job_sink.search(sought.requests, sought.candidate_ids)
-
-    def _parents(self, ask: Ask) -> tuple[list[str], list[CandidateId]]:
-        """Traces of the best candidates of some devices in turn, and those whose traces are not at hand."""
+    def _parents(self, ask: Ask) -> list[str]:
+        """Traces of the best candidates of some devices in turn."""
         family = self._families[ask.device_id]
         best = self._coverage.best(ask.device_id, ask.workload_id, _PARENT_DEVICES)
-        wanted = [CandidateId(one) for one in choose_parents(best)]
-        at_hand = self._pools.get(family, ask.workload_id, wanted)
-        traces = [at_hand[one].trace for one in wanted if one in at_hand]
-        return traces, [one for one in wanted if one not in at_hand]
+        parents = [CandidateId(name) for name in choose_parents(best)]
+        candidates = self._pools.get(family, ask.workload_id, parents)
+        return [candidates[name].trace for name in parents if name in candidates]
 
     def _underived(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         return self._imports.count(self._families[device_id], workload_id)
@@ -264,9 +226,7 @@ class JobPlanner:
         self._coalescer.add(request)
 
     def _send(self) -> None:
-        """Ask the agents for the candidates that are requested, and the store for traces."""
-        for family in list(self._sought):
-            self._search(family)
+        """Ask the agents for the candidates that are requested."""
         for device_id, request in self._coalescer.due(self._context.seed):
             self._job_sink.propose(device_id, request)
 

@@ -16,8 +16,8 @@ from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.job_planner import JobPlanner
-from fleet.store.intake import Intake
 from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 from fleet.store.trace_lookup import StoreThread, find_records
 
 #: Measured candidates that the run's are chosen from, over their number: only steady ones will do.
@@ -48,13 +48,13 @@ class NoiseRuns:
         thread: StoreThread,
         pools: CandidatePools,
         planner: JobPlanner,
-        intake: Intake,
+        store: Store,
         *,
         count: int,
         seed: int,
     ) -> None:
         self._coverage, self._thread, self._pools, self._planner = coverage, thread, pools, planner
-        self._intake = intake
+        self._store = store
         self._count, self._seed = count, seed
         self._next_at: dict[DeviceId, float] = {}
         #: Last runs that their agents' clocks put into the future, and when they were first seen.
@@ -86,10 +86,10 @@ class NoiseRuns:
         """Have the run of a device planned; times as in `is_due`.
 
         Raises:
-            StoreFull: No room to hand on what is to be read; it stays due.
+            StoreFull: No room to keep what is to be read; it stays due.
         """
-        # Records that wait in the intake are not in the table that is read.
-        self._intake.flush(device_id=device_id)
+        # The thread reads what is durable.
+        self._store.settle()
         self._next_at[device_id] = now + _RETRY_SECS
         # Other candidates every day.
         seed = self._seed + int(wall // NOISE_EVERY_SECS)

@@ -16,7 +16,6 @@ from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
 from agents.trust import is_live
 from fleet.collection.selection import choose_workloads, none_fits
-from fleet.coverage.table_summary import TableSummary
 from fleet.durable import disk_errors, write_durably
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
@@ -121,11 +120,12 @@ class WorkloadDiscovery:
         planner: JobPlanner,
         transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
-        summary: TableSummary,
+        imported_devices: Callable[[], Collection[DeviceId]],
     ) -> None:
         self._choice, self._kept, self._store = choice, KeptChoices(path), store
         self._coverage, self._pools, self._imports = context.coverage, context.pools, context.imports
-        self._planner, self._transport, self._summary, self._specs = planner, transport, summary, specs
+        self._planner, self._transport, self._specs = planner, transport, specs
+        self._imported_devices = imported_devices
         #: Devices that were asked, by group.
         self._asked: dict[str, DeviceId] = {}
         self._chosen: dict[str, Sequence[Workload]] = {}
@@ -185,14 +185,9 @@ class WorkloadDiscovery:
         """Read what is known of the chosen workloads: measured candidates, and those that wait for it."""
         if not self._chosen:
             return
-        pools = {key: dict.fromkeys(ids) for key, ids in self._pools.waiting().items()}
-        self._coverage.load(self._store, self._summary, pools)
-        self._imports.load(self._store, self._coverage.wanted, self._summary.imported_devices)
-        for (family, workload_id), waiting in pools.items():
-            if workload_id in self._coverage.wanted:
-                stored = self._coverage.stored_among(family, workload_id, waiting)
-                self._pools.measured(family, workload_id, stored)
-                self._coverage.propose(family, workload_id, list(waiting))
+        self._store.settle()
+        self._coverage.load()
+        self._imports.load(self._store, self._coverage.wanted, self._imported_devices())
         for (family, workload_id), known in self._pools.used_up().items():
             # Where fewer are known now, some were lost with a file, and can be drawn again.
             if workload_id in self._coverage.wanted and self._coverage.known(family, workload_id) >= known:

@@ -222,7 +222,7 @@ def _measure(
 
     with clock.part("onboard: probe"):
         engine.ready([target.device_id])
-    resumed = bool(engine.store().data_files(target.device_id))
+    resumed = target.device_id in engine.store().device_ids
     # As in a daemon, which scores all strategies in its idle time: nobody waits a minute for that.
     onboarded = onboard_device(engine, fleet, target, models, display, waits=False)
     for part, secs in onboarded["seconds"].items():

@@ -19,7 +19,7 @@ from fleet.durable import disk_errors
 from fleet.errors import StoreFull
 from fleet.requests.session import EngineSession
 from fleet.store.catalog import DeviceEntry
-from fleet.store.writer import AppendResult
+from fleet.store.store import AppendResult
 
 #: Seconds between two tries to write a file on a full disk.
 _RETRY_SECS = 2.0

@@ -1,7 +1,7 @@
 """What becomes of records that arrived: into the store, or apart if late or refused; and what to tell of it.
 
-`fleet.engine.coordinator` calls it once a turn with all that arrived. When it returns, everything is on the
-disk, so the records may be acknowledged as soon as the events are logged.
+`fleet.engine.coordinator` calls it once per turn with all that arrived. The records are on the disk with the
+turn's events: in the same transaction of the state file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fleet.core.arrivals import Arrival, Tallies, sort
 from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.table_summary import Counts
 from fleet.errors import StoreFull
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.results.dead_letters import DeadLetters
+from fleet.results.record_counts import RecordCounts
 from fleet.results.refused_records import FAULTS, Refusal, check_flags, record_ids, sift
-from fleet.store.intake import Intake
+from fleet.store.store import Store
 
 
 @dataclass(slots=True)
@@ -46,20 +46,25 @@ class RecordSink:
 
     def __init__(
         self,
-        intake: Intake,
-        counts: dict[DeviceId, Counts],
+        store: Store,
+        counts: dict[DeviceId, RecordCounts],
         coverage: Coverage,
         pools: CandidatePools,
         tallies: Tallies,
         families: Mapping[DeviceId, str],
         letters: DeadLetters,
     ) -> None:
-        self._intake, self.letters = intake, letters
+        self._store, self.letters = store, letters
         #: Late results that are kept, and not told yet.
         self._untold: list[Event] = []
         self._coverage, self._pools, self._tallies = coverage, pools, tallies
         self._families = families
         self.counts = counts
+
+    @property
+    def imported_devices(self) -> list[DeviceId]:
+        """Devices with records of workloads that came with a log."""
+        return [device_id for device_id, counts in self.counts.items() if counts.imported]
 
     def kept_notes(self) -> list[str]:
         """Which late and refused results were deleted since the last call, for being too many."""
@@ -102,8 +107,7 @@ class RecordSink:
         stored = [*found[Verdict.COUNTS], *found[Verdict.REPEATED]]
         records = [record for one in stored for record in one.records]
         check_flags(records)
-        # Also without any record: rows that wait go on to the table then.
-        fresh = self._intake.append(records).fresh
+        fresh = self._store.take(records)
         taken.events, self._untold = self._untold, []
         self._count(fresh, taken, now)
         for one in found[Verdict.COUNTS]:
@@ -129,13 +133,13 @@ class RecordSink:
         return [one for one in left if one not in skipped]
 
     def _count(self, records: Sequence[Record], taken: Taken, now: float) -> None:
-        """Tell everybody of records that the store took in."""
+        """Tell everybody of records that the store takes in."""
         self._coverage.add(records)
         for record in records:
             taken.fresh.setdefault(record.device_id, []).append(record)
         measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
         for device_id, some in taken.fresh.items():
-            counts = self.counts.setdefault(device_id, Counts())
+            counts = self.counts.setdefault(device_id, RecordCounts())
             ok = sum(record.outcome is Outcome.OK for record in some)
             counts.add(len(some), ok, max(record.measured_at for record in some))
             taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
@@ -171,7 +175,7 @@ class RecordSink:
 
     def _keep_late(self, one: Arrival, now: float) -> None:
         assert one.lease is not None
-        known = self._intake.known([record.record_id for record in one.records])
+        known = self._store.known(one.records)
         late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
         if not late or not self.letters.keep_late(one.device_id, one.lease, late):
             return

@@ -14,7 +14,7 @@ from agents.records import DeviceId
 from fleet.errors import StateDamaged
 from fleet.state.labels import Labels
 from fleet.state.rows import DeadLetter, TableFile, WaitingRows, checksum
-from fleet.state.schema import state_errors
+from fleet.state.schema import one_line, state_errors
 
 #: Files up to this size are read as a whole when they are looked through quickly: half a second.
 QUICK_BYTES = 256 << 20
@@ -58,36 +58,40 @@ class Contents:
                 self._demand(checksum(body) == total, f"events {number}")
                 yield body
 
-    def waiting(self, device_id: DeviceId | None = None) -> Iterator[WaitingRows]:
-        """Yield rows that wait for the table, oldest first: all, or those of a device."""
+    def waiting(self, lane: int | None = None) -> Iterator[WaitingRows]:
+        """Yield rows that wait for the table, oldest first: all, or those of a lane."""
+        where, values = ("", ()) if lane is None else (" WHERE lane = ?", (lane,))
         with state_errors("reading the state file", self.path):
-            for number, device, rows, since, body, total in self._connection.execute(
-                "SELECT number, device, rows, since, body, sum FROM waiting WHERE ?1 IS NULL OR device = ?1"
-                " ORDER BY number",
-                (None if device_id is None else self._labels.find(device_id),),
+            for number, of, names, rows, since, body, total in self._connection.execute(
+                f"SELECT number, lane, devices, rows, since, body, sum FROM waiting{where} ORDER BY number",
+                values,
             ):
-                name = DeviceId(self._labels.text(device))
-                self._demand(checksum(str(rows), body) == total, f"waiting rows {number}")
-                yield WaitingRows(number=number, device_id=name, rows=rows, since=since, body=body)
-
-    def waiting_counts(self) -> dict[DeviceId, tuple[int, float]]:
-        """Rows that wait for the table by device, and since when the oldest of them does."""
-        with state_errors("reading the state file", self.path):
-            return {
-                DeviceId(self._labels.text(device)): (rows, since)
-                for device, rows, since in self._connection.execute(
-                    "SELECT device, sum(rows), min(since) FROM waiting GROUP BY device"
+                self._demand(checksum(names, str(rows), body) == total, f"waiting rows {number}")
+                device_ids = tuple(map(DeviceId, names.split()))
+                yield WaitingRows(
+                    number=number, lane=of, device_ids=device_ids, rows=rows, since=since, body=body
                 )
-            }
 
-    def letters(self, kind: str) -> Iterator[DeadLetter]:
-        """Yield what was set aside, oldest first."""
+    def waiting_sizes(self) -> list[tuple[int, tuple[DeviceId, ...], int, int]]:
+        """Of all rows that wait: lane, devices, rows and packed bytes of each piece; none is decoded."""
         with state_errors("reading the state file", self.path):
-            for name, rows, body, total in self._connection.execute(
-                "SELECT name, rows, body, sum FROM dead_letter WHERE kind = ? ORDER BY number", (kind,)
+            return [
+                (lane, tuple(map(DeviceId, names.split())), rows, size)
+                for lane, names, rows, size in self._connection.execute(
+                    "SELECT lane, devices, rows, length(body) FROM waiting"
+                )
+            ]
+
+    def letters(self, kind: str | None = None) -> Iterator[DeadLetter]:
+        """Yield what was set aside, oldest first: all, or what is of a kind."""
+        with state_errors("reading the state file", self.path):
+            for its_kind, name, rows, body, total in self._connection.execute(
+                "SELECT kind, name, rows, body, sum FROM dead_letter WHERE ?1 IS NULL OR kind = ?1"
+                " ORDER BY number",
+                (kind,),
             ):
-                self._demand(checksum(kind, name, body) == total, f"the letter {kind}/{name}")
-                yield DeadLetter(kind=kind, name=name, rows=rows, body=body)
+                self._demand(checksum(its_kind, name, body) == total, f"the letter {its_kind}/{name}")
+                yield DeadLetter(kind=its_kind, name=name, rows=rows, body=body)
 
     def letter_rows(self, kind: str) -> int:
         """Records in what was set aside."""
@@ -100,18 +104,28 @@ class Contents:
     def files(self) -> list[TableFile]:
         """What the data files of the table must be."""
         with state_errors("reading the state file", self.path):
-            return [
-                TableFile(path=path, device_id=DeviceId(self._labels.text(device)), rows=rows, sha256=sha256)
-                for path, device, rows, sha256 in self._connection.execute(
-                    "SELECT path, device, rows, sha256 FROM data_file ORDER BY path"
-                )
-            ]
+            files: list[TableFile] = []
+            for path, device, rows, sha256, total in self._connection.execute(
+                "SELECT path, device, rows, sha256, sum FROM data_file ORDER BY path"
+            ):
+                name = DeviceId(self._labels.text(device))
+                file = TableFile(path=path, device_id=name, rows=rows, sha256=sha256)
+                self._demand(file.sum == total, f"what it says of {path!a}")
+                files.append(file)
+            return files
 
     def table_version(self) -> int | None:
         """Version of the table that holds all rows which wait no more; None before the first one."""
         with state_errors("reading the state file", self.path):
             row = self._connection.execute("SELECT version FROM table_version").fetchone()
+            self._demand(row is None or isinstance(row[0], int), "the version of the table")
         return None if row is None else int(row[0])
+
+    def table_rows(self) -> int:
+        """Rows of that version."""
+        with state_errors("reading the state file", self.path):
+            row = self._connection.execute("SELECT rows FROM table_version").fetchone()
+        return 0 if row is None else int(row[0])
 
     def note(self, name: str) -> bytes | None:
         """A small text by its name; None where there is none."""
@@ -119,29 +133,37 @@ class Contents:
             row = self._connection.execute("SELECT body FROM note WHERE name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def faults(self) -> Iterator[str]:
-        """Yield what is not as it was written: rows that are nowhere else, and the pages of a small file."""
+    def faults(self, *, is_thorough: bool = False) -> Iterator[str]:
+        """Yield what is not as it was written: rows that are nowhere else, and the pages of a small file.
+
+        Args:
+            is_thorough: Whether to read the pages of a large one too, and compare indexes with their tables.
+        """
         checks: list[Callable[[], object]] = [
-            self._check_pages,
+            lambda: self._check_pages(is_thorough),
             self.snapshot,
             self._check_order,
             # A reading that broke off would hold the file.
             lambda: deque(self.events(), maxlen=0),
             lambda: deque(self.waiting(), maxlen=0),
-            lambda: deque(self.letters(LATE), maxlen=0),
-            lambda: deque(self.letters(REFUSED), maxlen=0),
+            lambda: deque(self.letters(), maxlen=0),
+            self.files,
+            self.table_version,
         ]
         for check in checks:
             try:
                 check()
             except StateDamaged as error:
                 yield str(error)
+            except (TypeError, ValueError, AttributeError):
+                yield str(self._damage("rows of it hold other types of values than were written"))
 
-    def _check_pages(self) -> None:
+    def _check_pages(self, is_thorough: bool) -> None:
         with state_errors("reading the state file", self.path):
-            if self.path.stat().st_size <= QUICK_BYTES:
-                faults = [text for (text,) in self._connection.execute(f"PRAGMA quick_check({_NAMED})")]
-                self._demand(faults == ["ok"], "; ".join(map(str, faults)))
+            if is_thorough or self.path.stat().st_size <= QUICK_BYTES:
+                how = "integrity_check" if is_thorough else "quick_check"
+                faults = [text for (text,) in self._connection.execute(f"PRAGMA {how}({_NAMED})")]
+                self._demand(faults == ["ok"], one_line(" ".join(map(str, faults))))
 
     def _check_order(self) -> None:
         """Whether no number is missing between the snapshot and the last event."""

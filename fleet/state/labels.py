@@ -5,6 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 
+class UnnamedError(sqlite3.DatabaseError):
+    """Rows name a text by a number that none has; for SQLite, the file is whole."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
 class Labels:
     """The table `label`, all of it in memory: some thousands of texts.
 
@@ -27,8 +33,15 @@ class Labels:
         return self._number_of.get(text, -1)
 
     def text(self, number: int) -> str:
-        """The text that has a number."""
-        return self._text_of[number]
+        """The text that has a number.
+
+        Raises:
+            UnnamedError: No text has it: the file is damaged.
+        """
+        text = self._text_of.get(number)
+        if text is None:
+            raise UnnamedError(f"no name has the number {number}")
+        return text
 
     def number(self, text: str) -> int:
         """Number of a text; a new one gets one within the open transaction."""

@@ -11,16 +11,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
-from fleet.state.contents import Contents
+from fleet.state.coverage_questions import MOST_VALUES, CoverageQuestions
 from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, Result, Tally, unpack_trace
+from fleet.state.rows import LOST, OK, OUTCOMES, KeptResult, Result, Tally, packed_id, unpack_trace
 from fleet.state.schema import IN_GROUP, open_reader, state_errors
 
-#: Candidates of one question at most; SQLite takes some 32,000 values.
-_MOST_VALUES = 1000
+#: Sums that are made of the results, and those that are kept: how many stand on one side alone.
+_WRONG_TALLIES = f"""
+WITH made AS (
+    SELECT workload, device, environment, count(*),
+        count(DISTINCT CASE WHEN outcome != {LOST} THEN candidate END), sum(outcome = {OK})
+    FROM result GROUP BY workload, device, environment
+), kept AS (SELECT workload, device, environment, records, measured, ok FROM tally)
+SELECT (SELECT count(*) FROM (SELECT * FROM made EXCEPT SELECT * FROM kept))
+    + (SELECT count(*) FROM (SELECT * FROM kept EXCEPT SELECT * FROM made))
+"""
 
 
-class Questions(Contents):
+class Questions(CoverageQuestions):
     """Questions about results and candidates."""
 
     def known(self, results: Sequence[Result]) -> list[bool]:
@@ -32,11 +40,42 @@ class Questions(Contents):
                     f"SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = ? AND attempt = ?",
                     (
                         *(find(result.workload_id), find(result.device_id), find(result.environment_id)),
-                        *(bytes.fromhex(result.candidate_id), result.attempt),
+                        *(packed_id(result.candidate_id), result.attempt),
                     ),
                 ).fetchone()
                 answers.append(row is not None)
         return answers
+
+    def results(self) -> Iterator[KeptResult]:
+        """Yield what stands in the file of every result, in no order that means anything."""
+        text = self._labels.text
+        with state_errors("reading the state file", self.path):
+            for workload, device, environment, candidate, attempt, outcome, secs in self._connection.execute(
+                "SELECT workload, device, environment, candidate, attempt, outcome, latency_secs FROM result"
+            ):
+                if outcome not in OUTCOMES or not isinstance(candidate, bytes):
+                    raise self._damage("its results")
+                yield (
+                    *(text(workload), text(device), text(environment)),
+                    *(candidate.hex(), attempt, OUTCOMES[outcome], secs),
+                )
+
+    def times(self) -> dict[tuple[str, str, str], tuple[float, float]]:
+        """When the last result and the last A/A pair were, by workload, device and environment."""
+        text = self._labels.text
+        with state_errors("reading the state file", self.path):
+            return {
+                (text(workload), text(device), text(environment)): (measured_at, noise_at)
+                for workload, device, environment, measured_at, noise_at in self._connection.execute(
+                    "SELECT workload, device, environment, measured_at, noise_at FROM tally"
+                )
+            }
+
+    def wrong_tallies(self) -> int:
+        """How many sums over results are not what the results make."""
+        with state_errors("reading the state file", self.path):
+            [count] = self._connection.execute(_WRONG_TALLIES).fetchone()
+        return int(count)
 
     def record_ids(self) -> Iterator[tuple[DeviceId, str]]:
         """Yield device and record id of every result, for a comparison with the table."""
@@ -66,6 +105,18 @@ class Questions(Contents):
                     self._connection.execute(
                         "SELECT * FROM tally WHERE device = ?", (self._labels.find(device_id),)
                     )
+                )
+            ]
+
+    def record_sums(self) -> list[tuple[DeviceId, WorkloadId, int, int, float]]:
+        """Of each device and workload: results, those with outcome `ok`, Unix seconds of the last one."""
+        text = self._labels.text
+        with state_errors("reading the state file", self.path):
+            return [
+                (DeviceId(text(device)), WorkloadId(text(workload)), records, ok, measured_at)
+                for device, workload, records, ok, measured_at in self._connection.execute(
+                    "SELECT device, workload, sum(records), sum(ok), max(measured_at) FROM tally"
+                    " GROUP BY device, workload"
                 )
             ]
 
@@ -147,33 +198,37 @@ class Questions(Contents):
             )
             return [(secs, CandidateId(value.hex())) for secs, value in rows]
 
-    def candidates(self, workload_id: WorkloadId, numbers: Collection[int]) -> dict[CandidateId, Candidate]:
-        """Candidates of a workload by their numbers, with their traces; numbers that no row has are left out.
+    def candidates(
+        self, families: Sequence[str], workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
+    ) -> dict[CandidateId, Candidate]:
+        """Some candidates of a workload with their traces; those that no family knows are left out.
 
         Raises:
             StateDamaged: A trace cannot be read, or is that of another candidate.
         """
-        chosen = list(numbers)
-        found: dict[CandidateId, Candidate] = {}
+        find = self._labels.find
+        left = [bytes.fromhex(candidate_id) for candidate_id in candidate_ids]
+        candidates: dict[CandidateId, Candidate] = {}
         bases: dict[int, str] = {}
         with state_errors("reading the state file", self.path):
-            for start in range(0, len(chosen), _MOST_VALUES):
-                part = chosen[start : start + _MOST_VALUES]
-                for value, dialect, origin, trace, base in self._connection.execute(
-                    "SELECT id, dialect, origin, trace, base FROM candidate"
-                    f" WHERE number IN ({', '.join('?' * len(part))}) ORDER BY number",
-                    part,
-                ):
-                    candidate = Candidate(
-                        workload_id=workload_id,
-                        dialect=dialect,
-                        origin=origin,
-                        trace=self._trace(value, trace, base, bases),
-                    )
-                    if candidate.candidate_id != value.hex():
-                        raise self._damage(f"the trace of candidate {value.hex()}")
-                    found[candidate.candidate_id] = candidate
-        return found
+            for family in families:
+                for start in range(0, len(left), MOST_VALUES):
+                    part = left[start : start + MOST_VALUES]
+                    for value, dialect, origin, trace, base in self._connection.execute(
+                        "SELECT id, dialect, origin, trace, base FROM candidate"
+                        f" WHERE family = ? AND workload = ? AND id IN ({', '.join('?' * len(part))})",
+                        (find(family), find(workload_id), *part),
+                    ).fetchall():
+                        candidate = Candidate(
+                            workload_id=workload_id,
+                            dialect=dialect,
+                            origin=origin,
+                            trace=self._trace(value, trace, base, bases),
+                        )
+                        if candidate.candidate_id != value.hex():
+                            raise self._damage(f"the trace of candidate {value.hex()}")
+                        candidates[candidate.candidate_id] = candidate
+        return candidates
 
     def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
         """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""

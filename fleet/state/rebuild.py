@@ -1,14 +1,15 @@
-"""A damaged state file made again from the rows that can be read; the damaged one is kept for people.
+"""A damaged or missing state file made again from its readable rows and the table; the old one is kept.
 
 Called by `fleet store verify --rebuild`, with the store's lock. Events count up to the first one that is
-damaged or missing, for later ones build on it. All other rows count each for itself.
+damaged or missing, for later ones build on it. All other rows count each for itself. Results and their sums
+come from the table and the rows that wait for it: see `fleet.state.rebuilt_table`.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Any
 from agents.files import free_name, fsync
 from agents.records import Candidate, WorkloadId
 from agents.sqlite_files import finish_rebuild, is_damage, rebuilt_of
+from fleet.state.rebuilt_table import RebuiltTable
 from fleet.state.rows import checksum, unpack_trace
 from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
+from fleet.state.table import RECORDS
 
 #: Numbers that are tried behind the last row that can be read.
 _RESCUE_NUMBERS = 10_000
@@ -26,21 +29,26 @@ _RESCUE_NUMBERS = 10_000
 _NUMBERED = ("label", "candidate", "waiting", "event", "dead_letter")
 
 
-def rebuild(path: Path) -> list[str]:
-    """Make a state file again.
+def rebuild(path: Path, families: Mapping[str, str] | None = None) -> list[str]:
+    """Make a state file again, beside its table.
+
+    Args:
+        path: The file, which may be missing.
+        families: Name by device under which candidates are shared: such candidates come back from records.
 
     Returns:
-        What was kept of it, and the name of the damaged file, one line each.
+        What was kept of it and what came from the table, and the name of the damaged file, one line each.
 
     Raises:
         StoreFull: No room; the damaged file is in its place.
-        StoreError: The disk failed.
+        StoreError: The table's log cannot be read, or the disk failed; the damaged file is in its place.
     """
     doing = "making the state file again"
     with state_errors(doing, path):
         finish_rebuild(path)
         aside = free_name(path, ".corrupt", "-wal")
-        rows = _readable(path)
+        is_there = path.exists()
+        rows = _readable(path) if is_there else {}
         temporary = rebuilt_of(path).with_name(f"{rebuilt_of(path).name}.tmp")
         for part in (temporary, Path(f"{temporary}-wal")):
             part.unlink(missing_ok=True)
@@ -48,7 +56,10 @@ def rebuild(path: Path) -> list[str]:
         for table, some in rows.items():
             for row in some:
                 marks = ", ".join("?" * len(row))
-                fresh._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
+                fresh._connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+    with closing(StateFile(temporary)) as fresh:
+        table_part = RebuiltTable(path.parent / RECORDS, fresh, families or {})
+        table_part.take_in()
     with state_errors(doing, path):
         for name in ("", "-wal"):
             with suppress(FileNotFoundError):
@@ -58,7 +69,8 @@ def rebuild(path: Path) -> list[str]:
         fsync(path.parent)
         finish_rebuild(path)
     kept = ", ".join(f"{len(some)} of {table}" for table, some in rows.items() if some) or "nothing"
-    return [f"the damaged file is kept as {aside.name}", f"rows that could be read: {kept}"]
+    first = f"the damaged file is kept as {aside.name}" if is_there else f"{path.name} was missing"
+    return [first, f"rows that could be read: {kept}", *table_part.notes]
 
 
 def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -70,13 +82,18 @@ def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         found["table_version"] = list(_rows(connection, "SELECT * FROM table_version"))
         for table in ("data_file", "note"):
             found[table] = list(_rows(connection, f"SELECT * FROM {table}"))
-    labels = {number: text for number, text in found["label"] if isinstance(text, str)}
+    found["waiting"] = [
+        (*row[:4], row[4] if isinstance(row[4], float) else 0.0, *row[5:])
+        for row in found["waiting"]
+        if _is_sum(row[6], row[2], str(row[3]), row[5])
+    ]
+    numbers = {text: number for number, text in reversed(found["label"]) if isinstance(text, str)}
+    labels = {number: text for text, number in numbers.items()}
     found["label"] = list(labels.items())
     found["candidate"] = _whole_candidates(found["candidate"], labels)
-    found["waiting"] = [
-        row for row in found["waiting"] if _is_sum(row[5], str(row[2]), row[4]) and row[1] in labels
+    found["data_file"] = [
+        row for row in found["data_file"] if _is_sum(row[4], row[0], str(row[2]), row[3]) and row[1] in labels
     ]
-    found["data_file"] = [row for row in found["data_file"] if row[1] in labels]
     found["dead_letter"] = [row for row in found["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])]
     found["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
     begun = found["snapshot"][0][1] if found["snapshot"] else 0
@@ -143,3 +160,5 @@ def _rows(connection: sqlite3.Connection, query: str, *values: int) -> Iterator[
         # A damaged head hides the tables themselves.
         if not is_damage(error) and "no such table" not in str(error):
             raise
+    except UnicodeDecodeError:
+        return  # a column's name is no text any more

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from fleet.errors import StoreError
 
 #: Numbers of the outcomes in the file; they never change their meaning.
 OUTCOME_NUMBERS: Final = {
@@ -20,7 +21,10 @@ OUTCOME_NUMBERS: Final = {
     Outcome.REJECTED: 6,
     Outcome.LOST: 7,
 }
+OUTCOMES: Final = {number: outcome for outcome, number in OUTCOME_NUMBERS.items()}
 OK, LOST = OUTCOME_NUMBERS[Outcome.OK], OUTCOME_NUMBERS[Outcome.LOST]
+#: Fastest candidates of a workload that are at hand for each device: others evolve from them.
+FASTEST: Final = 4
 #: A dictionary of deflate is not longer.
 _DICTIONARY_BYTES = 32 << 10
 
@@ -44,6 +48,10 @@ class Result(NamedTuple):
     is_noise: bool
 
 
+#: The first seven fields of a result: what a state file has of each.
+KeptResult = tuple[str, str, str, str, int, Outcome, float | None]
+
+
 def result_of(record: Record) -> Result:
     """What a state file keeps of a record."""
     is_timed = record.outcome is Outcome.OK and bool(record.run_secs) and not record.is_suspect
@@ -58,6 +66,22 @@ def result_of(record: Record) -> Result:
         record.measured_at,
         record.origin == NOISE and record.attempt % 2 == 0,
     )
+
+
+def packed_id(candidate_id: CandidateId) -> bytes:
+    """The id of a candidate in half the bytes.
+
+    Raises:
+        StoreError: It is no even number of the digits 0-9 and a-f.
+    """
+    try:
+        packed = bytes.fromhex(candidate_id)
+    except (ValueError, TypeError):
+        packed = b""
+    # `fromhex` takes blanks and capitals, and two ids must not become one.
+    if packed.hex() != candidate_id:
+        raise StoreError(f"the candidate {candidate_id!r} cannot be stored: its id is no hexadecimal number")
+    return packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +105,13 @@ class WaitingRows:
 
     #: Ascends in the order of arrival.
     number: int
-    device_id: DeviceId
+    #: Small number: the rows of a lane go into the table together.
+    lane: int
+    device_ids: tuple[DeviceId, ...]
     rows: int
     #: Unix seconds of their arrival.
     since: float
-    #: An Arrow stream.
+    #: An Arrow stream: rows of some devices (`fleet.state.packed_rows`).
     body: bytes
 
 
@@ -113,12 +139,19 @@ class TableFile:
     #: Of its bytes, in hexadecimal digits.
     sha256: str
 
+    @property
+    def sum(self) -> int:
+        """Over what a state file says of it."""
+        return checksum(self.path, str(self.rows), self.sha256)
+
 
 def checksum(*parts: str | bytes) -> int:
     """A sum over what a row holds: SQLite has none over the pages of its file."""
     total = 0
     for part in parts:
-        total = zlib.crc32(part.encode() if isinstance(part, str) else part, total)
+        # Text that has become bytes is damage, too.
+        kind, data = (b"t", part.encode()) if isinstance(part, str) else (b"b", part)
+        total = zlib.crc32(data, zlib.crc32(kind, total))
     return total
 
 

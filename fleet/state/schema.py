@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from agents.sqlite_files import is_damage, os_error, write_ahead
+from agents.sqlite_files import is_damage, log_of, os_error, write_ahead
 from fleet.durable import store_error
 from fleet.errors import StateDamaged, StoreError, StoreLocked
 
 #: Name of the file in a store's folder, and the number of its layout.
-STATE, STATE_SCHEMA = "state.sqlite", 1
+STATE, STATE_SCHEMA = "state.sqlite", 2
 #: `PRAGMA application_id`: the letters FLET.
 APPLICATION_ID = 0x464C4554
 #: Pages of 4 KB after which SQLite moves the log into the file. A thousand devices' turn has some hundred.
@@ -51,6 +51,8 @@ CREATE TABLE result (
     latency_secs REAL,
     PRIMARY KEY (workload, device, environment, candidate, attempt)
 ) WITHOUT ROWID;
+-- Lost ones: outcome 7, see `fleet.state.rows`.
+CREATE INDEX result_lost ON result (device, environment, workload, candidate, attempt) WHERE outcome = 7;
 -- Sums over the results of a workload on a device in an environment.
 CREATE TABLE tally (
     workload INTEGER NOT NULL,
@@ -61,7 +63,16 @@ CREATE TABLE tally (
     ok INTEGER NOT NULL,
     measured_at REAL NOT NULL,
     noise_at REAL NOT NULL,
-    PRIMARY KEY (workload, device, environment)
+    PRIMARY KEY (device, environment, workload)
+) WITHOUT ROWID;
+-- The fastest candidates of a workload on a device in an environment: a few each.
+CREATE TABLE fastest (
+    workload INTEGER NOT NULL,
+    device INTEGER NOT NULL,
+    environment INTEGER NOT NULL,
+    candidate BLOB NOT NULL,
+    latency_secs REAL NOT NULL,
+    PRIMARY KEY (workload, device, environment, candidate)
 ) WITHOUT ROWID;
 -- The numbers ascend in the order in which candidates became known.
 CREATE TABLE candidate (
@@ -77,18 +88,23 @@ CREATE TABLE candidate (
     base INTEGER,
     UNIQUE (family, workload, id)
 );
-CREATE INDEX candidate_in_order ON candidate (family, workload, number);
+-- Whoever looks for gaps reads no traces.
+CREATE INDEX candidate_in_order ON candidate (family, workload, number, id, is_blocked);
+CREATE INDEX candidate_blocked ON candidate (family, workload, id) WHERE is_blocked;
 -- Those that nobody has measured yet.
 CREATE INDEX candidate_waiting ON candidate (number) WHERE is_waiting;
--- Rows that are acknowledged and not in the table yet: an Arrow stream a piece.
+-- Rows that are acknowledged and not in the table yet: an Arrow stream per piece.
+-- Those of a lane go together. The ids of their devices have blanks between them.
 CREATE TABLE waiting (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
-    device INTEGER NOT NULL,
+    lane INTEGER NOT NULL,
+    devices TEXT NOT NULL,
     rows INTEGER NOT NULL,
     since REAL NOT NULL,
     body BLOB NOT NULL,
     sum INTEGER NOT NULL
 );
+CREATE INDEX waiting_in_lane ON waiting (lane, number);
 CREATE TABLE event (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     body BLOB NOT NULL,
@@ -115,17 +131,19 @@ CREATE TABLE note (
     name TEXT PRIMARY KEY,
     body BLOB NOT NULL
 ) WITHOUT ROWID;
--- Version of the table that holds all rows which left `waiting`; one row at most.
+-- Version of the table that holds all rows which left `waiting`, and how many it has; one row at most.
 CREATE TABLE table_version (
     id INTEGER PRIMARY KEY CHECK (id = 0),
-    version INTEGER NOT NULL
+    version INTEGER NOT NULL,
+    rows INTEGER NOT NULL
 );
 -- Data files of the table: what their bytes must be.
 CREATE TABLE data_file (
     path TEXT PRIMARY KEY,
     device INTEGER NOT NULL,
     rows INTEGER NOT NULL,
-    sha256 TEXT NOT NULL
+    sha256 TEXT NOT NULL,
+    sum INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 #: Results of a workload on a device in an environment: three numbers of labels.
@@ -171,9 +189,11 @@ def open_reader(path: Path) -> sqlite3.Connection:
     """
     if not path.exists():
         raise StoreError(f"there is no {path}; `fleet init` and `fleet collect` make a store")
+    # On a disk that cannot be written SQLite has no place for its shared memory, and nobody writes.
+    is_frozen = not log_of(path).exists() and not os.access(path.parent, os.W_OK)
     with state_errors("opening the state file", path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_frozen else ''}",
             uri=True,
             timeout=5.0,
             isolation_level=None,
@@ -218,6 +238,11 @@ def refuse_network(path: Path) -> None:
         )
 
 
+def one_line(text: str) -> str:
+    """What SQLite says of damage, which may quote damaged names, as a line for people."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+
+
 @contextmanager
 def state_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn the errors of SQLite and of the system into those of the store.
@@ -230,11 +255,16 @@ def state_errors(doing: str, path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise StateDamaged(
+            f"{path} is damaged (a name in it is no text); `fleet store verify --rebuild` makes it again from"
+            " what can be read"
+        ) from error
     except sqlite3.Error as error:
         if is_damage(error):
             raise StateDamaged(
-                f"{path} is damaged ({error}); `fleet store verify --rebuild` makes it again from what can be"
-                " read"
+                f"{path} is damaged ({one_line(str(error))}); `fleet store verify --rebuild` makes it again"
+                " from what can be read"
             ) from error
         found = os_error(error, path)
         if found.errno == errno.EAGAIN:

@@ -9,7 +9,7 @@ back: what of it has reached the disk nobody knows. See decision 65.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,30 +24,41 @@ from deltalake import (
     WriterProperties,
     write_deltalake,
 )
+from deltalake.exceptions import DeltaError
 
 from agents.files import fsync_all
 from agents.records import DeviceId
 from fleet.durable import disk_errors
 from fleet.errors import StateDamaged, StoreError
+from fleet.state.contents import Contents
 from fleet.state.packed_rows import unpack
 from fleet.state.rows import WaitingRows
 from fleet.state.state_file import StateFile
-from fleet.state.table_log import TableLog, added, removed
+from fleet.state.table_log import Action, TableLog, added, removed
 from fleet.store.delta.files import file_sum, forget_old_commits
-from fleet.store.delta.log import delta_errors, load_snapshot
-from fleet.store.delta.schema import DICTIONARY_COLUMNS, STORE_SCHEMA, TABLE_SCHEMA
+from fleet.store.delta.log import (
+    TableSnapshot,
+    check_layout,
+    delta_errors,
+    load_snapshot,
+    log_errors,
+    snapshot_of,
+)
+from fleet.store.delta.schema import DICTIONARY_COLUMNS, SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 
 #: Folder of the table in a store.
 RECORDS: Final = "records"
-#: A device's rows go on when there are so many, or when the oldest has waited so long.
-LARGE_ROWS, LONG_SECS = 2000, 600.0
+#: Packed bytes of the rows of one commit, or a little more: in memory they are some ten times as many.
+_PART_BYTES: Final = 16 << 20
 #: Files up to this size are joined with others.
 _JOINED_BYTES: Final = 64 << 20
-#: Key of the layout in the table's metadata, and of the writer's name in what a commit says of itself.
-SCHEMA_KEY, WRITER_KEY = "tensorFleet.storeSchema", "tensorFleet.writer"
+#: Key of the writer's name in what a commit says of itself.
+WRITER_KEY = "tensorFleet.writer"
 #: The table's metadata says this beside its layout. Statistics over long texts would fill the log.
 _OPTIONS: Final = {
     "delta.appendOnly": "true",
+    # With each checkpoint the library would delete commits whose files have dates of a month ago.
+    "delta.enableExpiredLogCleanup": "false",
     "delta.dataSkippingStatsColumns": "workload_id,outcome,latency_secs,measured_at",
 }
 #: Checkpoints are made with a wait for the disk, by `checkpoint`.
@@ -85,27 +96,42 @@ class RecordsTable:
     def _open(self) -> None:
         with disk_errors("opening the table", self.folder), delta_errors("opening the table", self.folder):
             self._settle()
-            self._table = DeltaTable(self.folder)
-            self._check_layout()
+            with log_errors(self.folder):
+                self._table = DeltaTable(self.folder)
+                check_layout(self.folder, self._table)
+                snapshot = snapshot_of(self._table)
+            check_rows(snapshot, self._state.table_rows(), self.folder)
+            self._confirmed = snapshot
 
     @property
     def version(self) -> int:
-        """The newest version: all rows but those that wait."""
-        return int(self._table.version())
+        """The newest version that counts: all rows but those that wait."""
+        return self._confirmed.version
 
-    def due(self, now: float) -> list[DeviceId]:
-        """Devices whose rows are to go on: there are many of them, or the oldest has waited long.
+    @property
+    def checkpointed(self) -> int:
+        """Version of the newest checkpoint; -1 for none."""
+        return max(self._log.checkpoints(), default=-1)
 
-        Args:
-            now: Unix seconds.
+    def snapshot(self) -> TableSnapshot:
+        """The files of the newest version that counts."""
+        return self._confirmed
+
+    def scattered(self) -> list[DeviceId]:
+        """Devices with small files that are worth joining.
+
+        A file is joined with at least as many rows of others: a row is written again log2(n) times.
         """
-        counts = self._state.waiting_counts()
-        return [
-            one for one, (rows, since) in counts.items() if rows >= LARGE_ROWS or now - since >= LONG_SECS
-        ]
+        small: dict[DeviceId, list[int]] = {}
+        for file in self.snapshot().files:
+            if file.bytes < _JOINED_BYTES:
+                small.setdefault(DeviceId(file.device_id), []).append(file.rows)
+        return sorted(name for name, rows in small.items() if len(rows) > 1 and 2 * max(rows) <= sum(rows))
 
-    def flush(self, device_ids: Collection[DeviceId]) -> int:
-        """Move the rows of devices that wait into the table, in one commit; they are durable all the time.
+    def flush(self, lanes: Collection[int]) -> int:
+        """Move the rows of lanes that wait into the table; they are durable all the time.
+
+        It is one commit, or several of some `_PART_BYTES`.
 
         Returns:
             How many rows went.
@@ -115,21 +141,23 @@ class RecordsTable:
             StoreError: Somebody else writes to the table, or the disk failed; the rows wait on.
         """
         self._check_confirmed()
-        waiting = [rows for one in device_ids for rows in self._state.waiting(one)]
-        if not waiting:
-            return 0
+        pieces = [rows for lane in sorted(lanes) for rows in self._state.waiting(lane)]
+        return sum(self._append(waiting) for waiting in _in_parts(pieces))
+
+    def _append(self, waiting: Sequence[WaitingRows]) -> int:
         doing, expected = "writing the table", self.version + 1
         with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
             write_deltalake(
                 self._table,
-                pa.concat_tables(unpack(rows.body) for rows in waiting),
+                # The library would write the pieces of a table in any order.
+                pa.concat_tables(unpack(rows.body) for rows in waiting).combine_chunks(),
                 mode="append",
                 partition_by=["device_id"],
                 writer_properties=_WRITER,
                 commit_properties=_commit_properties(waiting),
                 post_commithook_properties=_NO_HOOKS,
             )
-            if self.version != expected:
+            if self._table.version() != expected:
                 raise self._foreign(expected)
             self._confirm(expected, [rows.number for rows in waiting])
         return sum(rows.rows for rows in waiting)
@@ -141,6 +169,7 @@ class RecordsTable:
             StoreFull: No room; the table is as it was.
             StoreError: The disk failed.
         """
+        self._check_confirmed()
         doing = "writing a checkpoint of the table"
         with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
             self._table.create_checkpoint()
@@ -169,15 +198,17 @@ class RecordsTable:
                 commit_properties=CommitProperties(custom_metadata={WRITER_KEY: "compact"}),
                 post_commithook_properties=_NO_HOOKS,
             )
-            if self.version == expected - 1:
+            if self._table.version() == expected - 1:
                 return 0
-            if self.version != expected:
+            if self._table.version() != expected:
                 raise self._foreign(expected)
             self._confirm(expected, [])
         return int(figures["numFilesRemoved"])
 
     def delete_unused(self, version: int) -> int:
         """Delete what no version from a given one on needs: data files, commits and checkpoints.
+
+        Data files of which no commit came go too: a kill or a full disk has left them.
 
         Args:
             version: The oldest one that somebody may still read.
@@ -188,13 +219,16 @@ class RecordsTable:
         Raises:
             StoreError: The disk failed, or that version cannot be read any more.
         """
+        self._check_confirmed()
         doing = "deleting files that no version needs"
         with disk_errors(doing, self.folder), delta_errors(doing, self.folder):
             needed = {file.path for file in load_snapshot(self.folder, version).files}
             for later in range(version + 1, self.version + 1):
                 needed.update(file.path for file in added(self._log.actions(later)))
-            dead = [file.path for file in self._state.files() if file.path not in needed]
-            for path in dead:
+            files = {file.path for file in self._state.files()}
+            dead = sorted(files - needed)
+            left = {str(path.relative_to(self.folder)) for path in self.folder.glob("device_id=*/*")}
+            for path in (*dead, *sorted(left - files - needed)):
                 (self.folder / path).unlink(missing_ok=True)
             if dead:
                 with self._state.turn() as turn:
@@ -204,7 +238,7 @@ class RecordsTable:
 
     def _check_confirmed(self) -> None:
         """Take back a version that was written before the disk failed: its rows would come twice."""
-        if self.version != self._state.table_version():
+        if self._table.version() != self._state.table_version():
             self._open()
 
     def _settle(self) -> None:
@@ -213,10 +247,11 @@ class RecordsTable:
         self._log.check_checkpoints()
         last = self._log.last()
         if confirmed is None:
+            is_ours = last >= 0 and self._is_ours()
             if last > 0:
                 raise self._unlike(last, "none")
             for version in self._log.versions():
-                self._log.set_aside(version)
+                self._log.take_back(version, ()) if is_ours else self._log.set_aside(version)
             self._create()
             return
         if not confirmed <= last <= confirmed + 1:
@@ -224,8 +259,17 @@ class RecordsTable:
         if last > confirmed:
             self._take_back(last, confirmed)
 
+    def _is_ours(self) -> bool:
+        """Whether there is a table of ours, and not a torn one; that of somebody else is refused."""
+        try:
+            table = DeltaTable(self.folder)
+        except (DeltaError, OSError):
+            return False
+        check_layout(self.folder, table)
+        return True
+
     def _create(self) -> None:
-        DeltaTable.create(
+        self._table = DeltaTable.create(
             self.folder,
             schema=TABLE_SCHEMA,
             partition_by=["device_id"],
@@ -242,21 +286,11 @@ class RecordsTable:
             actions = self._log.actions(version)
         except (OSError, ValueError, LookupError, TypeError):
             return self._log.set_aside(version)
-        if not any(WRITER_KEY in one["commitInfo"] for one in actions if "commitInfo" in one):
+        if not is_ours(actions):
             raise self._foreign(version)
-        last = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
-        waiting = sum(
-            rows.rows
-            for rows in self._state.waiting()
-            if rows.number <= last.get(_application(rows.device_id), 0)
-        )
-        files, old = added(actions), set(removed(actions))
-        before = sum(file.rows for file in self._state.files() if file.path in old)
-        if waiting + before != sum(file.rows for file in files):
+        if not is_left_over(actions, self._state):
             raise self._unlike(version, str(confirmed))
-        self._log.take_back(version)
-        for file in files:
-            (self.folder / file.path).unlink(missing_ok=True)
+        self._log.take_back(version, actions)
         return None
 
     def _confirm(self, version: int, numbers: Iterable[int]) -> None:
@@ -269,16 +303,10 @@ class RecordsTable:
         fsync_all([*paths, self._log.commit_path(version)])
         folders = {self._log.folder, self.folder, self.folder.parent}
         fsync_all(sorted({path.parent for path in paths} | folders))
+        snapshot = snapshot_of(self._table)
         with self._state.turn() as turn:
-            turn.drop_waiting(numbers, files, version=version)
-
-    def _check_layout(self) -> None:
-        layout = self._table.metadata().configuration.get(SCHEMA_KEY)
-        if layout != str(STORE_SCHEMA):
-            raise StoreError(
-                f"{self.folder} has layout {layout}, this version reads {STORE_SCHEMA}; use the version that"
-                " wrote it"
-            )
+            turn.drop_waiting(numbers, files, version=version, table_rows=snapshot.rows)
+        self._confirmed = snapshot
 
     def _unlike(self, version: int, confirmed: str) -> StateDamaged:
         return StateDamaged(
@@ -293,15 +321,57 @@ class RecordsTable:
         )
 
 
-def _application(device_id: str) -> str:
-    return f"tensor-fleet/{device_id}"
+def check_rows(snapshot: TableSnapshot, expected: int, folder: Path) -> None:
+    """Refuse a table whose log lost or gained something; the library takes an empty commit for a whole one.
+
+    Raises:
+        StateDamaged: It has another number of rows than its state file says.
+    """
+    if snapshot.rows != expected:
+        raise StateDamaged(
+            f"version {snapshot.version} of {folder} has {snapshot.rows} rows, its state file names"
+            f" {expected}: a file of its log is damaged; `fleet store verify --rebuild` mends it from the"
+            " data files"
+        )
+
+
+def _in_parts(pieces: Iterable[WaitingRows]) -> Iterator[list[WaitingRows]]:
+    """Cut rows into what is held in memory at once; those of a lane stay in their order."""
+    part: list[WaitingRows] = []
+    for piece in pieces:
+        part.append(piece)
+        if sum(len(one.body) for one in part) >= _PART_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def is_ours(actions: Iterable[Action]) -> bool:
+    """Whether this project wrote a version, of which the commit is given."""
+    return any(WRITER_KEY in action["commitInfo"] for action in actions if "commitInfo" in action)
+
+
+def is_left_over(actions: Collection[Action], state: Contents) -> bool:
+    """Whether all rows of a version that a state file does not name are there without it, or wait."""
+    last = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    waiting = sum(
+        rows.rows for rows in state.waiting() if rows.number <= last.get(_application(rows.lane), 0)
+    )
+    old = set(removed(actions))
+    before = sum(file.rows for file in state.files() if file.path in old)
+    return waiting + before == sum(file.rows for file in added(actions))
+
+
+def _application(lane: int) -> str:
+    return f"tensor-fleet/{lane}"
 
 
 def _commit_properties(waiting: Sequence[WaitingRows]) -> CommitProperties:
-    """Say of each device up to which number its rows are in this commit."""
-    last = {rows.device_id: rows.number for rows in sorted(waiting, key=lambda rows: rows.number)}
+    """Say of each lane up to which number its rows are in this commit."""
+    last = {rows.lane: rows.number for rows in sorted(waiting, key=lambda rows: rows.number)}
     now = int(1000 * time.time())
     return CommitProperties(
         custom_metadata={WRITER_KEY: "append"},
-        app_transactions=[Transaction(_application(one), number, now) for one, number in last.items()],
+        app_transactions=[Transaction(_application(lane), number, now) for lane, number in last.items()],
     )

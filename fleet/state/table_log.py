@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +17,11 @@ from agents.files import free_name, fsync_all
 from agents.records import DeviceId
 from fleet.state.rows import TableFile
 
-_Action = dict[str, Any]
+Action = dict[str, Any]
+#: What a commit may say.
+_WORDS: Final = frozenset(
+    {"commitInfo", "add", "remove", "txn", "metaData", "protocol", "cdc", "domainMetadata"}
+)
 
 
 class TableLog:
@@ -56,16 +60,19 @@ class TableLog:
         """The newest version that anything speaks of; -1 for none."""
         return max([*self.versions(), *self.checkpoints()], default=-1)
 
-    def actions(self, version: int) -> list[_Action]:
+    def actions(self, version: int) -> list[Action]:
         """What a commit says.
 
         Raises:
             OSError: It cannot be read.
             ValueError: It is torn.
         """
-        actions = [json.loads(line) for line in self.commit_path(version).read_text().splitlines()]
-        if not any("commitInfo" in action for action in actions):
-            raise ValueError("no commitInfo")
+        # Texts within may hold what Python takes for the end of a line.
+        lines = self.commit_path(version).read_text().split("\n")
+        actions = [json.loads(line) for line in lines if line]
+        words = {word for action in actions for word in action}
+        if "commitInfo" not in words or not words <= _WORDS:
+            raise ValueError(f"it says {', '.join(sorted(words))}")
         return actions
 
     def check_checkpoints(self) -> None:
@@ -85,10 +92,30 @@ class TableLog:
         """Give a torn version another name."""
         self._put_aside(self.commit_path(version))
 
-    def take_back(self, version: int) -> None:
-        """Remove a version that does not count."""
+    def take_back(self, version: int, actions: Iterable[Action]) -> None:
+        """Remove a version that does not count, and the data files that it adds."""
         self.commit_path(version).unlink()
         fsync_all([self.folder])
+        for file in added(actions):
+            (self.folder.parent / file.path).unlink(missing_ok=True)
+
+    def set_broken_aside(self) -> None:
+        """Set aside the commits behind the first one that is torn or missing, and that one."""
+        begun = next(iter(self.checkpoints()), -1)
+        later = [version for version in self.versions() if version > begun]
+        whole = begun
+        for version in later:
+            try:
+                self.actions(version)
+            except (OSError, ValueError, AttributeError, TypeError):
+                break
+            if version != whole + 1:
+                break
+            whole = version
+        # Without its beginning the log says nothing, whatever is taken away.
+        for version in reversed(later) if whole >= 0 else ():
+            if version > whole:
+                self.set_aside(version)
 
     def _leads_to_checkpoint(self, hint: Path) -> bool:
         try:
@@ -103,7 +130,7 @@ class TableLog:
         self.notes.append(f"{path} was torn: kept as {aside.name}, nothing in it is lost")
 
 
-def added(actions: Iterable[_Action]) -> list[TableFile]:
+def added(actions: Iterable[Action]) -> list[TableFile]:
     """The data files that a commit adds, without the sums of their bytes."""
     return [
         TableFile(
@@ -116,6 +143,6 @@ def added(actions: Iterable[_Action]) -> list[TableFile]:
     ]
 
 
-def removed(actions: Iterable[_Action]) -> Iterator[str]:
+def removed(actions: Iterable[Action]) -> Iterator[str]:
     """Yield the paths of data files that a commit takes out of the table."""
     return (one["remove"]["path"] for one in actions if "remove" in one)

@@ -6,11 +6,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, OUTCOME_NUMBERS, Result, TableFile, checksum, pack_trace, unpack_trace
+from fleet.state.rows import (
+    FASTEST,
+    LOST,
+    OK,
+    OUTCOME_NUMBERS,
+    Result,
+    TableFile,
+    checksum,
+    pack_trace,
+    packed_id,
+    unpack_trace,
+)
 from fleet.state.schema import IN_GROUP
 
 _ADD_TALLY = """
@@ -39,10 +50,11 @@ class Turn:
         """
         number, execute = self._labels.number, self._connection.execute
         sums: dict[_TallyKey, list[float]] = {}
+        timed: dict[_TallyKey, dict[bytes, float]] = {}
         flags: list[bool] = []
         for result in results:
             key = number(result.workload_id), number(result.device_id), number(result.environment_id)
-            candidate = bytes.fromhex(result.candidate_id)
+            candidate = packed_id(result.candidate_id)
             before = execute(
                 f"SELECT attempt, outcome FROM result WHERE {IN_GROUP} AND candidate = ?", (*key, candidate)
             ).fetchall()
@@ -63,6 +75,11 @@ class Turn:
             total[3] = max(total[3], result.measured_at)
             if result.is_noise and outcome != LOST:
                 total[4] = max(total[4], result.measured_at)
+            if outcome == OK and result.latency_secs is not None:
+                secs = timed.setdefault(key, {})
+                secs[candidate] = min(result.latency_secs, secs.get(candidate, result.latency_secs))
+        for key, secs in timed.items():
+            self._keep_fastest(key, secs)
         self._connection.executemany(_ADD_TALLY, ((*key, *total) for key, total in sums.items()))
         return flags
 
@@ -75,27 +92,27 @@ class Turn:
             The number of each; of one that was known, the number that it has.
         """
         space = self._labels.number(family), self._labels.number(workload_id)
-        first = self._connection.execute(
-            "SELECT number, trace FROM candidate WHERE family = ? AND workload = ? ORDER BY number LIMIT 1",
-            space,
-        ).fetchone()
-        base = None if first is None else (first[0], unpack_trace(first[1], None))
+        rows = self._packed(space, candidates)
         numbers: list[int] = []
-        for candidate in candidates:
-            trace = pack_trace(candidate.trace, base[1] if base else None)
+        for row in rows:
             [number] = self._connection.execute(
                 "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET is_waiting = 1 RETURNING number",
-                (
-                    *(*space, bytes.fromhex(candidate.candidate_id)),
-                    *(candidate.dialect, candidate.origin, trace, base[0] if base else None),
-                ),
+                row,
             ).fetchone()
             numbers.append(number)
-            if base is None:
-                base = number, candidate.trace
         return numbers
+
+    def add_measured(self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]) -> None:
+        """Make candidates known to a family that somebody has measured; what is known stays as it is."""
+        space = self._labels.number(family), self._labels.number(workload_id)
+        for row in self._packed(space, candidates):
+            self._connection.execute(
+                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base, is_waiting)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT DO NOTHING",
+                row,
+            )
 
     def settle_candidates(self, numbers: Iterable[int]) -> None:
         """Note that somebody has measured candidates: they wait no more, and keep their traces."""
@@ -111,28 +128,36 @@ class Turn:
             ((*space, bytes.fromhex(candidate_id)) for candidate_id in candidate_ids),
         )
 
-    def add_waiting(self, device_id: DeviceId, rows: int, body: bytes, since: float) -> int:
+    def add_waiting(
+        self, lane: int, device_ids: Iterable[DeviceId], rows: int, body: bytes, since: float
+    ) -> int:
         """Keep rows for the table.
 
         Args:
-            device_id: Device of all of them.
+            lane: They go into the table together with others of the same lane.
+            device_ids: Their devices.
             rows: How many.
-            body: An Arrow stream.
+            body: An Arrow stream (`fleet.state.packed_rows`).
             since: Unix seconds.
 
         Returns:
             Their number.
         """
-        device = self._labels.number(device_id)
-        row = (device, rows, since, body, checksum(str(rows), body))
+        names = " ".join(device_ids)
+        row = (lane, names, rows, since, body, checksum(names, str(rows), body))
         added = self._connection.execute(
-            "INSERT INTO waiting (device, rows, since, body, sum) VALUES (?, ?, ?, ?, ?)", row
+            "INSERT INTO waiting (lane, devices, rows, since, body, sum) VALUES (?, ?, ?, ?, ?, ?)", row
         )
         assert added.lastrowid is not None
         return added.lastrowid
 
     def drop_waiting(
-        self, numbers: Iterable[int], files: Iterable[TableFile] = (), *, version: int | None = None
+        self,
+        numbers: Iterable[int],
+        files: Iterable[TableFile] = (),
+        *,
+        version: int | None = None,
+        table_rows: int = 0,
     ) -> None:
         """Forget rows that the table has now.
 
@@ -140,14 +165,19 @@ class Turn:
             numbers: The rows.
             files: Data files that hold them.
             version: Version of the table with these files; None leaves it as it is.
+            table_rows: All rows of that version.
         """
         self._connection.executemany("DELETE FROM waiting WHERE number = ?", ((one,) for one in numbers))
         self._connection.executemany(
-            "INSERT OR REPLACE INTO data_file VALUES (?, ?, ?, ?)",
-            ((file.path, self._labels.number(file.device_id), file.rows, file.sha256) for file in files),
+            "INSERT OR REPLACE INTO data_file VALUES (?, ?, ?, ?, ?)",
+            (
+                (file.path, self._labels.number(file.device_id), file.rows, file.sha256, file.sum)
+                for file in files
+            ),
         )
         if version is not None:
-            self._connection.execute("INSERT OR REPLACE INTO table_version VALUES (0, ?)", (version,))
+            row = version, table_rows
+            self._connection.execute("INSERT OR REPLACE INTO table_version VALUES (0, ?, ?)", row)
 
     def drop_files(self, paths: Iterable[str]) -> None:
         """Forget data files that no version of the table in use names."""
@@ -210,3 +240,39 @@ class Turn:
             "DELETE FROM dead_letter WHERE number = ?", ((number,) for number in gone)
         )
         return True, len(gone)
+
+    def _packed(
+        self, space: tuple[int, int], candidates: Iterable[Candidate]
+    ) -> Iterator[tuple[int, int, bytes, str, str, bytes, int | None]]:
+        """Yield the columns of candidates; each is to be put into the file before the next is asked for."""
+        base: tuple[int, str] | None = None
+        for candidate in candidates:
+            base = base or self._base(space)
+            trace = pack_trace(candidate.trace, base[1] if base else None)
+            yield (
+                *(*space, bytes.fromhex(candidate.candidate_id), candidate.dialect, candidate.origin, trace),
+                base[0] if base else None,
+            )
+
+    def _base(self, space: tuple[int, int]) -> tuple[int, str] | None:
+        """The first candidate of a workload: the traces of all others are packed with its trace."""
+        first = self._connection.execute(
+            "SELECT number, trace FROM candidate WHERE family = ? AND workload = ? ORDER BY number LIMIT 1",
+            space,
+        ).fetchone()
+        return None if first is None else (first[0], unpack_trace(first[1], None))
+
+    def _keep_fastest(self, key: _TallyKey, secs: dict[bytes, float]) -> None:
+        """Put candidates among the fastest of their group if they belong there."""
+        rows: list[tuple[bytes, float]] = self._connection.execute(
+            f"SELECT candidate, latency_secs FROM fastest WHERE {IN_GROUP}", key
+        ).fetchall()
+        before = dict(rows)
+        merged = before | {one: min(number, before.get(one, number)) for one, number in secs.items()}
+        best = sorted((number, one) for one, number in merged.items())[:FASTEST]
+        after = {one: number for number, one in best}
+        if after != before:
+            self._connection.execute(f"DELETE FROM fastest WHERE {IN_GROUP}", key)
+            self._connection.executemany(
+                "INSERT INTO fastest VALUES (?, ?, ?, ?, ?)", ((*key, *row) for row in after.items())
+            )

@@ -12,11 +12,14 @@ from pathlib import Path
 import filelock
 
 from fleet.errors import StoreError, StoreLocked
+from fleet.state.schema import STATE
 from fleet.store.delta.log import is_table
 from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
 
 #: Names in the store's folder: the lock, and the process id of its holder.
 LOCK, HOLDER = "writer.lock", "writer.pid"
+#: What SQLite has beside a file.
+_ENDS = ("", "-wal", "-shm", "-journal")
 
 
 def check_folder(folder: Path, *, create: bool) -> None:
@@ -31,7 +34,8 @@ def check_folder(folder: Path, *, create: bool) -> None:
         return
     if not create:
         raise StoreError(f"there is no store at {folder}; `fleet init` and `fleet collect` make one")
-    ours = {RECORDS, WORKLOADS, DEVICES, LOCK, HOLDER}
+    # The state file comes before the table: a kill may fall between them.
+    ours = {RECORDS, WORKLOADS, DEVICES, LOCK, HOLDER, *(f"{STATE}{end}" for end in _ENDS)}
     others = (
         sorted(path.name for path in folder.iterdir() if path.name not in ours) if folder.exists() else []
     )

@@ -1,4 +1,6 @@
-"""Read the store: no lock, a frozen snapshot, bounded memory.
+"""Read the store: no lock, one moment of it, bounded memory.
+
+What was acknowledged stands in the table, or waits for it in the state file: a reader shows both as one.
 
 Called by training, export, reports and status; `fleet.store.store` builds the writer on it. It never writes.
 Who needs whole records reads `records`; who counts or filters reads `columns`, some fifty times faster.
@@ -19,8 +21,10 @@ from agents.records import DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.trust import IMPORTED, claimed_id
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
+from fleet.state.packed_rows import rows_of
+from fleet.state.rows import WaitingRows
 from fleet.store.catalog import DeviceEntry, read_devices, read_workloads
-from fleet.store.delta.log import TableSnapshot, delta_errors, load_snapshot
+from fleet.store.delta.log import DataFile, TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
     FILE_SCHEMA,
@@ -35,9 +39,6 @@ RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
 
 #: Rows that are decoded at once where only short columns are read.
 _SHORT_ROWS = 65_536
-
-#: Of files by their paths below the table, pieces of their rows: first row, and how many.
-RowParts = Mapping[str, Sequence[tuple[int, int]]]
 
 #: Column that tells which version of the project wrote a row.
 _LAYOUT = "schema"
@@ -58,22 +59,42 @@ class DeviceCounts:
 
 
 class StoreReader:
-    """The dataset as it was at one version.
+    """The dataset as it was at one moment.
 
     Promises: a reader needs no lock and is never in a writer's way; what it returns does not change while
     others append; upkeep leaves the files of its version in place for
     `fleet.store.delta.log.RETENTION_HOURS`. A reader may be shared by threads.
 
-    Attributes:
+    Args:
         path: Folder of the store.
-        snapshot: The files of that version; not to be changed by others.
+        snapshot: The table at one version.
+        waiting: Rows that were acknowledged and not in that version, oldest first.
+
+    Attributes:
+        path: As it was given.
     """
 
-    def __init__(self, path: Path, snapshot: TableSnapshot, since: Mapping[str, float] | None = None) -> None:
+    def __init__(self, path: Path, snapshot: TableSnapshot, waiting: Sequence[WaitingRows] = ()) -> None:
         self.path = path
-        self.snapshot = snapshot
+        self._snapshot = snapshot
+        self._waiting = tuple(waiting)
         #: Unix seconds by device: what was measured before then is shown as of another environment.
-        self._since = dict(since or {})
+        self._since: dict[str, float] = {}
+
+    @property
+    def snapshot(self) -> TableSnapshot:
+        """The files of the table; not to be changed by others."""
+        return self._snapshot
+
+    def waiting(self) -> Sequence[WaitingRows]:
+        """Rows that wait for the table, oldest first."""
+        return self._waiting
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Names the moment that is shown: version of the table, and number of the last row that waits."""
+        waiting = self.waiting()
+        return self.version, waiting[-1].number if waiting else 0
 
     def parted(self, since: Mapping[str, float]) -> StoreReader:
         """The same records, of which the older ones of devices are shown as of environments of their own.
@@ -85,17 +106,19 @@ class StoreReader:
             since: Unix seconds by device; the environment of what was measured before is named by
                 `environment_before`.
         """
-        return StoreReader(self.path, self.snapshot, {**self._since, **since})
+        reader = StoreReader(self.path, self.snapshot, self.waiting())
+        reader._since = {**self._since, **since}
+        return reader
 
     @property
     def version(self) -> int:
-        """Version of the records table that this reader shows; keep it to read the same again."""
+        """Version of the records table; `Store.read` shows it again, without the rows that wait."""
         return self.snapshot.version
 
     @property
     def rows(self) -> int:
-        """How many records that version has."""
-        return self.snapshot.rows
+        """How many records there are."""
+        return self.snapshot.rows + sum(piece.rows for piece in self.waiting())
 
     def records(self, device_id: str | None = None) -> Iterator[Record]:
         """Yield records, device by device in the order of the ids, always in the same order for one version.
@@ -113,7 +136,8 @@ class StoreReader:
         *,
         device_ids: Collection[str] | None = None,
         version: int | None = None,
-        parts: RowParts | None = None,
+        files: Collection[str] | None = None,
+        after: int = 0,
     ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
         """Yield some columns of the records, in the order of `records`, without making a `Record` of any row.
 
@@ -123,8 +147,9 @@ class StoreReader:
         Args:
             names: Columns of `fleet.store.delta.schema.FILE_SCHEMA`.
             device_ids: Only of these devices; of all if None.
-            version: The table as it was at this version; this reader's own if None.
-            parts: Only these rows; all if None.
+            version: The table alone, as it was at this version; this reader's own and what waits if None.
+            files: Only these files of the table, by their paths; all if None.
+            after: Of the rows that wait only those with larger numbers.
 
         Yields:
             A device, and 1 to `fleet.store.delta.schema.BATCH_ROWS` of its rows with exactly these columns in
@@ -137,7 +162,8 @@ class StoreReader:
         unknown = sorted(set(names) - set(FILE_SCHEMA.names))
         if unknown:
             raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(FILE_SCHEMA.names)}")
-        for device, batch in self._batches(tuple({*names, _LAYOUT}), device_ids, version, parts=parts):
+        chosen = tuple(dict.fromkeys((*names, _LAYOUT)))
+        for device, batch in self._batches(chosen, device_ids, version, files=files, after=after):
             for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
                 check_layout(device, layout)
             yield DeviceId(device), batch.select(list(names))
@@ -186,11 +212,37 @@ class StoreReader:
             )
         return found
 
+    @property
+    def device_ids(self) -> list[DeviceId]:
+        """Devices that have records, sorted."""
+        names = {file.device_id for file in self.snapshot.files}
+        return sorted(map(DeviceId, names.union(*(piece.device_ids for piece in self.waiting()))))
+
     def data_files(self, device_id: str | None = None) -> list[Path]:
-        """The Parquet files of this version, of all devices or one: for DuckDB, pandas, polars, or a copy."""
-        every = self.snapshot.files
-        chosen = every if device_id is None else [file for file in every if file.device_id == device_id]
-        return [self.path / RECORDS / file.path for file in chosen]
+        """The Parquet files of the table, of all devices or one: for DuckDB, pandas, polars, or a copy.
+
+        They lack the rows that wait, until the store is closed or flushed.
+        """
+        return [
+            self.path / RECORDS / file.path
+            for file in self.snapshot.files
+            if device_id is None or file.device_id == device_id
+        ]
+
+    def waiting_rows(self, columns: Sequence[str], device_id: str, *, after: int = 0) -> Iterator[pa.Table]:
+        """Yield rows of a device that wait for the table, oldest first, a piece at a time.
+
+        Args:
+            columns: Of `fleet.store.delta.schema.FILE_SCHEMA`.
+            device_id: Of which device.
+            after: Only pieces with larger numbers.
+
+        Raises:
+            StoreError: They are of another version.
+        """
+        for piece in self.waiting():
+            if piece.number > after and device_id in piece.device_ids:
+                yield rows_of(piece.body, device_id, columns)
 
     def _batches(
         self,
@@ -198,47 +250,42 @@ class StoreReader:
         device_ids: Collection[str] | None = None,
         version: int | None = None,
         rows: int = BATCH_ROWS,
-        parts: RowParts | None = None,
+        files: Collection[str] | None = None,
+        after: int = 0,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, up to so many rows) with some columns, a few MB at a time."""
-        snapshot = self.snapshot
+        snapshot, waiting = self.snapshot, self.waiting() if version is None else ()
         if version is not None and version != snapshot.version:
             snapshot = load_snapshot(self.path / RECORDS, version)
+        by_device: dict[str, list[DataFile]] = {}
+        for file in snapshot.files:
+            by_device.setdefault(file.device_id, []).append(file)
+        for piece in waiting:
+            for device_id in piece.device_ids:
+                by_device.setdefault(device_id, [])
         doing = f"reading version {snapshot.version}"
-        for file in sorted(snapshot.files, key=lambda file: (file.device_id, file.path)):
-            if device_ids is not None and file.device_id not in device_ids:
+        for device in sorted(by_device):
+            if device_ids is not None and device not in device_ids:
                 continue
-            if parts is not None and file.path not in parts:
-                continue
-            path = self.path / RECORDS / file.path
-            since = self._since.get(file.device_id) if _ENVIRONMENT in columns else None
-            wanted = columns if since is None else tuple(dict.fromkeys((*columns, "measured_at")))
-            batches = read_batches(path, wanted, rows)
-            if parts is not None:
-                batches = _cut(batches, parts[file.path])
-            while True:
-                # The `yield` stays outside of this block: the caller's own errors must pass unchanged.
-                with delta_errors(doing, path), disk_errors(doing, path):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                if batch.num_rows and since is not None:
-                    batch = _parted(batch, since)
-                if batch.num_rows:
-                    yield file.device_id, batch
-
-
-def _cut(batches: Iterator[pa.RecordBatch], pieces: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """Yield some of the rows of a file; none are read behind the last of them."""
-    start, end = 0, max(first + count for first, count in pieces)
-    for batch in batches:
-        for first, count in pieces:
-            low, high = max(first, start), min(first + count, start + batch.num_rows)
-            if low < high:
-                yield batch.slice(low - start, high - low)
-        start += batch.num_rows
-        if start >= end:
-            return
+            since = self._since.get(device) if _ENVIRONMENT in columns else None
+            chosen = columns if since is None else tuple(dict.fromkeys((*columns, "measured_at")))
+            for file in by_device[device]:
+                if files is not None and file.path not in files:
+                    continue
+                path = self.path / RECORDS / file.path
+                batches = read_batches(path, chosen, rows)
+                while True:
+                    # The `yield` stays outside of this block: the caller's own errors must pass unchanged.
+                    with delta_errors(doing, path), disk_errors(doing, path):
+                        batch = next(batches, None)
+                    if batch is None:
+                        break
+                    if batch.num_rows:
+                        yield device, batch if since is None else _parted(batch, since)
+            for piece in waiting:
+                if piece.number > after and device in piece.device_ids:
+                    for batch in rows_of(piece.body, device, chosen).to_batches(rows):
+                        yield device, batch if since is None else _parted(batch, since)
 
 
 def environment_before(environment_id: str) -> str:

@@ -22,6 +22,8 @@ from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records, read_batc
 from fleet.store.reader import RECORDS, StoreReader
 from fleet.store.store import Store
 
+_TRACE_COLUMNS = ("workload_id", "candidate_id", "dialect", "trace")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -133,6 +135,11 @@ def find_candidates(
     left = set(wanted)
     found: list[Candidate] = []
     unread: list[str] = []
+    for device_id in device_ids if reader.waiting() else ():
+        for rows in reader.waiting_rows(_TRACE_COLUMNS, device_id):
+            for candidate in _of_rows(rows, left):
+                left.discard(candidate.candidate_id)
+                found.append(candidate)
     # Newest first: what is asked for was mostly measured lately.
     newest = [file for file in reversed(reader.snapshot.files) if file.device_id in device_ids]
     for one in sorted(newest, key=lambda file: file.device_id not in first):
@@ -164,6 +171,9 @@ def find_records(
         FleetError: The store cannot be read.
     """
     names = pa.array(sorted(wanted), pa.string())
+    for rows in reader.waiting_rows(RECORD_COLUMNS, device_id):
+        for batch in rows.filter(pc.is_in(rows.column("candidate_id"), names)).to_batches():
+            yield from batch_to_records(device_id, batch)
     for path in reader.data_files(device_id):
         ids = pq.read_table(path, columns=["candidate_id"], partitioning=None, use_threads=False).column(0)
         if not pc.any(pc.is_in(ids, names)).as_py():
@@ -181,10 +191,23 @@ def _in_file(file: pq.ParquetFile, wanted: Collection[str]) -> Iterator[Candidat
         rows = pc.indices_nonzero(pc.is_in(ids, names))
         if not len(rows):
             continue
-        columns = ["workload_id", "dialect", "trace"]
-        table = file.read_row_group(group, columns=columns, use_threads=False).take(rows)
-        for row in table.to_pylist():
-            workload_id = WorkloadId(row["workload_id"])
-            yield Candidate(
-                workload_id=workload_id, dialect=row["dialect"], trace=row["trace"], origin="paired"
-            )
+        yield from _candidates(
+            file.read_row_group(group, columns=list(_TRACE_COLUMNS), use_threads=False).take(rows)
+        )
+
+
+def _of_rows(rows: pa.Table, wanted: Collection[str]) -> Iterator[Candidate]:
+    """Yield each candidate once that rows have of some."""
+    ids = dict(zip(rows.column("candidate_id").to_pylist(), range(rows.num_rows), strict=True))
+    places = pa.array([place for name, place in ids.items() if name in wanted], pa.int64())
+    return _candidates(rows.take(places))
+
+
+def _candidates(rows: pa.Table) -> Iterator[Candidate]:
+    for row in rows.select(["workload_id", "dialect", "trace"]).to_pylist():
+        yield Candidate(
+            workload_id=WorkloadId(row["workload_id"]),
+            dialect=row["dialect"],
+            trace=row["trace"],
+            origin="paired",
+        )

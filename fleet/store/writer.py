@@ -1,88 +1,104 @@
-"""The writing side of a store: workloads, devices; one commit of new rows, merges, checkpoints.
+"""What a writer of a store does with each turn: new records come in, rows go on to the table.
 
-Only `fleet.store.store` builds on it; what may be appended, and when to tidy up, is decided there.
+Only `fleet.store.store` builds on it.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-from deltalake import DeltaTable
+import filelock
 
-from agents.records import Descriptor, DeviceSpec, Workload
-from fleet.durable import FULL_ERRNOS, disk_errors, fsync, write_durably
-from fleet.errors import StoreError
+from agents.records import Descriptor, DeviceSpec, Record, Workload
+from fleet.durable import disk_errors
+from fleet.errors import StoreError, StoreFull
+from fleet.state.rows import WaitingRows, result_of
+from fleet.state.state_file import StateFile
+from fleet.state.table import RecordsTable
+from fleet.state.turn import Turn
 from fleet.store.catalog import put_device, put_workloads
-from fleet.store.delta.files import (
-    ROW_GROUP_ROWS,
-    NewFile,
-    WrittenFile,
-    discard,
-    merge_data_files,
-    stamp_dead,
-    write_data_files,
-)
-from fleet.store.delta.log import (
-    DataFile,
-    TableSnapshot,
-    commit,
-    commit_path,
-    delta_errors,
-    last_checkpoint,
-    load_snapshot,
-    remove_action,
-    settle,
-)
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
+from fleet.store.delta.log import TableSnapshot
+from fleet.store.lanes import Lanes, LaneSettings
+from fleet.store.lock import release
+from fleet.store.reader import DEVICES, WORKLOADS, StoreReader
+from fleet.store.row_pieces import RowPiece, pieces_of_records
 from fleet.store.store_time import StoreTime
 
+_LOG = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendResult:
-    """What became of the records given to `Store.append`. All of them are durable now."""
-
-    appended: int
-    #: Records that the table, or the batch itself, held already.
-    duplicates: int
-    #: Version of the table that holds all of them.
-    table_version: int
-    #: Rows that are new, by device.
-    rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+#: Commits between two checkpoints. Opening reads the last checkpoint and the commits after it, 0.2 ms each.
+CHECKPOINT_EVERY = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepResult:
-    """What `Store.upkeep` did."""
+class StoreWriter(StoreReader):
+    """A reader that also writes; it shows every record that is durable.
 
-    merged_files: int
-    deleted_files: int
-    table_version: int
+    It is a part of turns (`fleet.engine.event_log.TurnPart`): `take` only notes new records, which come to
+    the disk with the next turn, or with `settle`.
 
+    Attributes:
+        state: The state file.
+        repairs: What had to be mended when the store was opened, one line each; mostly empty.
+        no_room: Why rows could not go on to the table; None if they can.
+    """
 
-#: A file with fewer rows counts as small while appending.
-SMALL_ROWS = 8192
-
-
-class TableWriter(StoreReader):
-    """A reader that can also commit; it shows its own commits."""
-
-    def __init__(self, path: Path, snapshot: TableSnapshot) -> None:
-        super().__init__(path, snapshot)
-        self._closed = False
-        #: Whether nobody knows if the last commit is on the disk, and whether that is for want of room only.
-        self._failed = self._lacked_room = False
-        self._checkpointed = last_checkpoint(path / RECORDS)
+    def __init__(
+        self,
+        path: Path,
+        lock: filelock.BaseFileLock,
+        state: StateFile,
+        table: RecordsTable,
+        *,
+        settings: LaneSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(path, table.snapshot())
+        self.state = state
+        self._table, self._lock, self._clock = table, lock, clock
         self._time = StoreTime(path)
-        #: Files of each device by path, and the small ones of each that has any, so that nothing that is done
-        #: for one device looks through all files.
-        self._files: dict[str, dict[str, DataFile]] = {}
-        self._small: dict[str, dict[str, DataFile]] = {}
-        self._note_files(snapshot.files)
+        self._lanes = Lanes(settings or LaneSettings())
+        self._lanes.recount(state.waiting_sizes(), clock())
+        #: Not on the disk yet, and their ids.
+        self._pending: list[RowPiece] = []
+        self._pending_ids: set[str] = set()
+        self._checkpointed = table.checkpointed
+        self._closed = False
+        self.repairs = (*state.notes, *table.notes)
+        self.no_room: StoreFull | None = None
+
+    @property
+    def snapshot(self) -> TableSnapshot:
+        """The files of the table now."""
+        if self._snapshot.version != self._table.version:
+            self._snapshot = self._table.snapshot()
+        return self._snapshot
+
+    def waiting(self) -> Sequence[WaitingRows]:
+        """Rows that are durable and wait for the table, oldest first."""
+        return list(self.state.waiting())
+
+    @property
+    def version(self) -> int:
+        """The newest version of the table."""
+        return self._table.version
+
+    @property
+    def rows(self) -> int:
+        """How many durable records there are."""
+        return self.snapshot.rows + self._lanes.rows
+
+    @property
+    def waiting_count(self) -> int:
+        """Durable records that wait for the table."""
+        return self._lanes.rows
+
+    @property
+    def waiting_secs(self) -> float:
+        """How long the oldest of them has waited in this process."""
+        return self._lanes.waiting_secs(self._clock())
 
     def put_workloads(self, workloads: Iterable[Workload], *, own: bool = False) -> int:
         """Keep workloads; of one known before, the networks are joined and the module stays.
@@ -101,7 +117,7 @@ class TableWriter(StoreReader):
             StoreFull: No room; some may be kept, each whole.
             StoreError: An id is no file name, or the disk failed.
         """
-        self._check_usable()
+        self._check_open()
         with disk_errors("storing workloads", self.path):
             return put_workloads(self.path / WORKLOADS, workloads, own=own)
 
@@ -115,114 +131,141 @@ class TableWriter(StoreReader):
             StoreFull: No room; the last one stays.
             StoreError: The id is no file name, or the disk failed.
         """
-        self._check_usable()
+        self._check_open()
         with disk_errors("storing a device", self.path):
             return put_device(self.path / DEVICES, spec, descriptor)
 
-    def _append_tables(self, tables: Mapping[str, pa.Table]) -> None:
-        """Make one commit of new rows, one data file a device."""
-        folder, version = self.path / RECORDS, self.version + 1
-        files = [
-            NewFile(device_id=device, version=version, batches=table.to_batches(ROW_GROUP_ROWS))
-            for device, table in tables.items()
-        ]
-        written: list[WrittenFile] = []
-        with disk_errors("appending records", folder):
-            try:
-                written = write_data_files(folder, files)
-                commit(folder, version, "WRITE", [one.action for one in written])
-            except BaseException as error:
-                self._undo(written, version, error)
-                raise
-        self._advance(version, added=[one.file for one in written], removed=())
-
-    def _undo(self, written: Iterable[WrittenFile], version: int, error: BaseException) -> None:
-        """After a failure: leave nothing behind, unless the commit is there and so may be durable or not."""
-        if commit_path(self.path / RECORDS, version).exists():
-            self._failed = True
-            self._lacked_room = isinstance(error, OSError) and error.errno in FULL_ERRNOS
-            return
-        discard(self.path / RECORDS, written)
-
-    def _check_usable(self) -> None:
-        """Refuse to write what would not be safe.
-
-        Raises:
-            StoreFull: There is still no room for a commit that is there but may not be durable.
-            StoreError: The store was closed, or the disk failed.
-        """
-        if self._closed:
-            raise StoreError(f"{self.path}: this store was closed; open it again to write")
-        if self._failed and self._lacked_room:
-            self._recover()
-        if self._failed:
-            raise StoreError(
-                f"{self.path}: an earlier commit ended in an unknown state; open the store again to go on"
-            )
-
-    def _files_of(self, device_id: str) -> list[DataFile]:
-        """The files of a device in the newest version; refused as `_check_usable` does."""
-        self._check_usable()
-        return list(self._files.get(device_id, {}).values())
-
-    def _recover(self) -> None:
-        """Make a commit durable whose end is not known, and read the table again as it is then."""
-        folder = self.path / RECORDS
-        path = commit_path(folder, self.version + 1)
-        with disk_errors("making the last commit durable", folder):
-            if path.exists():
-                # As a new file: what became of the name of the old one nobody knows.
-                write_durably(path, path.read_bytes())
-            settle(folder)
-        TableWriter.__init__(self, self.path, load_snapshot(folder))
-
-    def _advance(self, version: int, *, added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        kept = self.snapshot.files
-        if removed:
-            gone = {file.path for file in removed}
-            kept = tuple(file for file in kept if file.path not in gone)
-            for file in removed:
-                self._files[file.device_id].pop(file.path, None)
-                self._small.get(file.device_id, {}).pop(file.path, None)
-        self._note_files(added)
-        self.snapshot = replace(self.snapshot, version=version, files=(*kept, *added))
-
-    def _note_files(self, files: Iterable[DataFile]) -> None:
-        for file in files:
-            self._files.setdefault(file.device_id, {})[file.path] = file
-            if file.rows < SMALL_ROWS:
-                self._small.setdefault(file.device_id, {})[file.path] = file
-
-    def _merge_groups(self, groups: Sequence[Sequence[DataFile]]) -> int:
-        """Replace each group of files, of one device each, by one file; all of it is one commit.
+    def take(self, records: Sequence[Record]) -> list[Record]:
+        """Note new records for the next turn, all of them or none.
 
         Returns:
-            How many files were replaced.
+            Those that are new, each once; known ones, by `record_id`, are left as they are.
+
+        Raises:
+            StoreFull: Too many rows wait, and the table has no room. Nothing was noted.
+            StoreError: A record cannot be stored, or the disk failed. Nothing was noted.
         """
-        folder, version = self.path / RECORDS, self.version + 1
-        dead = [file for group in groups for file in group]
-        with delta_errors("merging files", folder), disk_errors("merging files", folder):
-            new = merge_data_files(folder, groups)
+        self._check_open()
+        self._make_way()
+        by_id: dict[str, Record] = {}
+        for record in records:
+            by_id.setdefault(record.record_id, record)
+        known = dict(zip(by_id, self.known(list(by_id.values())), strict=True))
+        fresh = {name: record for name, record in by_id.items() if not known[name]}
+        self._pending += pieces_of_records(fresh, self._lanes.number)
+        self._pending_ids.update(fresh)
+        return list(fresh.values())
+
+    def _make_way(self) -> None:
+        """Hand rows on if too many wait: on a full disk nobody may bring more."""
+        if self._lanes.is_full:
+            self._move(self._lanes.due(self._clock()))
+
+    def known(self, records: Sequence[Record]) -> list[bool]:
+        """Say of each record whether the store has it, or will have it with the next turn.
+
+        Raises:
+            StoreError: The store was closed, or the disk failed.
+        """
+        self._check_open()
+        try:
+            known = self.state.known(list(map(result_of, records)))
+        except OverflowError as error:
+            raise StoreError(f"a record cannot be stored: {error}") from error
+        if not self._pending_ids:
+            return known
+        return [
+            is_known or record.record_id in self._pending_ids
+            for is_known, record in zip(known, records, strict=True)
+        ]
+
+    def write(self, turn: Turn) -> None:
+        """Write what was taken into a turn."""
+        for piece in self._pending:
+            piece.write(turn)
+
+    def confirm(self) -> None:
+        """Take what was written for durable: the turn is on the disk."""
+        for piece in self._pending:
+            self._note(piece)
+        self._pending.clear()
+        self._pending_ids.clear()
+
+    def _note(self, piece: RowPiece) -> None:
+        self._lanes.add(piece.lane, piece.device_ids, piece.rows, len(piece.body), self._clock())
+
+    def settle(self) -> None:
+        """Make what was taken durable without waiting for the next turn.
+
+        Raises:
+            StoreFull: No room; it comes with a later turn.
+            StoreError: The disk failed.
+        """
+        self._check_open()
+        if self._pending:
+            with self.state.turn() as turn:
+                self.write(turn)
+            self.confirm()
+
+    def move_on(self) -> None:
+        """Hand rows of one lane on to the table, if any is due; on a full disk they wait on.
+
+        Raises:
+            StoreError: The disk failed; the rows wait.
+        """
+        self._check_open()
+        # After a disk without room something must be tried: else nobody learns that there is some.
+        if due := self._lanes.due(self._clock()) or (self._lanes.waiting() if self.no_room else []):
             try:
-                stamp_dead(folder, dead, self._time.now())
-                commit(folder, version, "OPTIMIZE", [*(one.action for one in new), *map(remove_action, dead)])
-            except BaseException as error:
-                self._undo(new, version, error)
-                raise
-        self._advance(version, added=[one.file for one in new], removed=dead)
-        return len(dead)
+                self._move(due[:1])
+            except StoreFull as error:
+                # The records are durable. `take` refuses new ones before too many wait.
+                _LOG.warning("%d records wait for room: %s", self._lanes.rows, error)
+
+    def flush(self) -> None:
+        """Hand all rows on to the table, those that were taken just now among them.
+
+        Raises:
+            StoreFull: No room; what is not in the table yet waits.
+            StoreError: The disk failed; likewise.
+        """
+        self.settle()
+        self._move(self._lanes.waiting())
+
+    def _move(self, lanes: Sequence[int]) -> None:
+        try:
+            self._table.flush(lanes)
+        except StoreError as error:
+            if isinstance(error, StoreFull):
+                self.no_room = error
+            # Of rows that take several commits, some may be in the table.
+            self._lanes.recount(self.state.waiting_sizes(), self._clock())
+            raise
+        self.no_room = None
+        self._lanes.drop(lanes)
+        if self.version - self._checkpointed >= CHECKPOINT_EVERY:
+            self._checkpoint()
 
     def _checkpoint(self) -> None:
-        folder = self.path / RECORDS
-        log = folder / "_delta_log"
-        path, hint = log / f"{self.version:020d}.checkpoint.parquet", log / "_last_checkpoint"
-        with delta_errors("writing a checkpoint", folder), disk_errors("writing a checkpoint", folder):
-            DeltaTable(folder).create_checkpoint()
-            if not path.exists():
-                # On a full disk the library loses a file and says nothing of it. Nothing may point there.
-                hint.unlink(missing_ok=True)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            for one in (path, hint, log):
-                if one.exists():
-                    fsync(one)
+        self._table.checkpoint()
         self._checkpointed = self.version
+
+    def close(self) -> None:
+        """Hand all rows on to the table, and let another process write. Closing twice does no harm."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        except StoreError as error:
+            _LOG.warning("%d records wait for the table until the next start: %s", self._lanes.rows, error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as a kill does, so that another process may write."""
+        self._closed = True
+        self.state.close()
+        release(self.path, self._lock)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.path}: this store was closed; open it again")

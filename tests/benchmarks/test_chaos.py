@@ -275,7 +275,7 @@ def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:
     assert torn
 
 
-@pytest.mark.parametrize("load", ["spool", "state", "intake", "store", "models"])
+@pytest.mark.parametrize("load", ["spool", "state", "store", "models"])
 def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     tally = Tally()
     for seed in range(4):
@@ -348,7 +348,7 @@ def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     assert "\n\n".join(found["failures"]) == ""
     assert [found[name] for name in ("lost", "duplicated", "unaccounted", "half_published")] == [0] * 4
     assert bench.tally.histories >= len(campaigns)
-    assert {"agent", "coordinator", "intake", "models", "spool", "state", "store"} <= set(found["by_target"])
+    assert {"agent", "coordinator", "models", "spool", "state", "store"} <= set(found["by_target"])
     assert {"kill", "moment", "power_cut", "torn"} <= set(found["by_fault"])
     assert found["disk_faults"] >= 3
     assert found["trainings"] >= 3

@@ -96,12 +96,10 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
     h("h2", {}, "Logs and waits"),
     plainTable("Logs and waits", ["What", "Value"], [
       ["events", bytes(health.event_bytes)],
-      ["intake log", bytes(health.intake_bytes)],
       ["oldest record that waits for the table", duration(health.waiting_secs)],
       ["records not acknowledged", `${count(health.unacknowledged)}, the oldest for ${duration(health.unacknowledged_secs)}`],
       ["turns of the coordinator", mean(health.turns)],
-      ["waits for the disk, state", mean(health.disk_waits.state)],
-      ["waits for the disk, intake", mean(health.disk_waits.intake)],
+      ["waits for the disk", mean(health.disk_waits.state)],
       ["times the coordinator stood still", `${count(clock.gaps || 0)}, ${duration(clock.gap_secs || 0)} in all`],
       ["training", `${training.state}${training.last ? `; last: ${training.last}` : ""}`],
     ]),

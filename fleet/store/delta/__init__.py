@@ -1,1 +1,1 @@
-"""The Delta table itself: schema, commits, files, ids, sums."""
+"""The records table: its columns, its files, and its versions as readers see them."""

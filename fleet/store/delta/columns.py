@@ -42,11 +42,13 @@ def check_columns(table: pa.Table) -> None:
         _check_seconds(name, values)
     for name in _SECONDS:
         _check_seconds(name, table.column(name))
-    lengths = pc.unique(pc.binary_length(table.column("record_id"))).to_pylist()
-    if lengths not in ([], [RECORD_ID_DIGITS]):
-        raise StoreError(f"rows cannot be stored: record ids have {RECORD_ID_DIGITS} digits, got {lengths}")
-    if not pc.all(pc.match_substring_regex(table.column("record_id"), "^[0-9a-f]*$")).as_py() and len(table):
-        raise StoreError("rows cannot be stored: a record id holds other characters than 0-9 and a-f")
+    for name in ("record_id", "candidate_id"):
+        is_id = pc.match_substring_regex(table.column(name), f"^[0-9a-f]{{{RECORD_ID_DIGITS}}}$")
+        if not pc.all(is_id, min_count=0).as_py():
+            strange = table.column(name).filter(pc.invert(is_id))[0].as_py()
+            raise StoreError(
+                f"rows cannot be stored: {name} {strange!r:.80}, expected {RECORD_ID_DIGITS} digits 0-9, a-f"
+            )
     unknown = set(pc.unique(table.column("outcome")).to_pylist()) - {outcome.value for outcome in Outcome}
     if unknown:
         raise StoreError(f"rows cannot be stored: unknown outcomes {', '.join(sorted(unknown))}")

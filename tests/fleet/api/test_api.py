@@ -26,13 +26,13 @@ from fleet.api.metrics import metrics_text
 from fleet.api.server import ApiServer, read_or_make_token
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
-from fleet.coverage.table_summary import Counts
 from fleet.engine.fleet_view import Around, make_view
 from fleet.errors import FleetError
 from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
+from fleet.results.record_counts import RecordCounts
 from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
@@ -51,9 +51,8 @@ def a_histogram(*secs: float) -> dict[str, Any]:
 #: As `fleet.engine.fleet_view.health_of` gives it.
 HEALTH = {
     "turns": a_histogram(0.002, 0.3),
-    "disk_waits": {"state": a_histogram(0.004), "intake": a_histogram(20.0)},
+    "disk_waits": {"state": a_histogram(20.0)},
     "event_bytes": 4096,
-    "intake_bytes": 512,
     "unacknowledged": 3,
     "unacknowledged_secs": 1.5,
     "waiting_secs": 2.5,
@@ -82,7 +81,7 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
         health=HEALTH,
         clock={"gaps": 2, "gap_secs": 61.5, "steps": 1, "step_secs": -3600.0},
     )
-    counts = {spec.device_id: Counts(records=7, ok=6, last_at=19.0)}
+    counts = {spec.device_id: RecordCounts(records=7, ok=6, last_at=19.0)}
     return make_view(state, {spec.device_id: spec}, counts, {spec.device_id: 1.5}, around)
 
 
@@ -263,7 +262,7 @@ def test_times_are_histograms_with_every_class_holding_those_below(server: ApiSe
         "fleet_turn_seconds_sum": pytest.approx(0.302),
         "fleet_turn_seconds_count": 2,
     }
-    slow = [one for one in families["fleet_fsync_seconds"].samples if one.labels["log"] == "intake"]
+    slow = [one for one in families["fleet_fsync_seconds"].samples if one.labels["log"] == "state"]
     assert {one.value for one in slow if one.labels.get("le") not in ("+Inf", None)} == {0.0}
     assert next(one.value for one in slow if one.labels.get("le") == "+Inf") == 1
 

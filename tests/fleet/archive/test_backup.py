@@ -6,10 +6,13 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,13 @@ from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
 from fleet.archive.verify import verify
 from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
-from fleet.interchange.import_journal import FileState, ImportJournal
-from fleet.interchange.import_report import LineCounts
+from fleet.state.schema import STATE
+from fleet.state.state_file import back_up as back_up_state
+from fleet.store.catalog import read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, load_snapshot
-from fleet.store.store import Store
+from tests.archive_fixtures import batch, data_file, data_files, fill, flip, ids_of, opened, record_ids
 from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.disk_fixtures import failing
-from tests.fleet.archive.test_verify import batch, data_file, fill, flip
-from tests.record_fixtures import record_ids
 
 #: Kills of a running backup; each at another moment.
 KILLS = 6
@@ -41,8 +43,12 @@ def store(tmp_path: Path) -> Path:
 
 
 def ids(folder: Path) -> set[str]:
-    with Store.open(folder) as store:
-        return set(record_ids(store))
+    return set(record_ids(folder))
+
+
+def append(folder: Path, start: int, count: int) -> None:
+    with opened(folder) as store:
+        store.append(batch(start, count))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -60,11 +66,12 @@ def test_a_restored_store_is_whole_and_goes_on(store: Path, tmp_path: Path) -> N
     found = verify(tmp_path / "again")
     assert (found.damage, found.records, found.waiting) == ([], 420, 5)
     assert (tmp_path / "again/imports/dev-a.jsonl").read_text() == '{"file":"a.json"}\n'
-    assert Store.read(tmp_path / "again").workloads() == Store.read(store).workloads()
-    assert Store.read(tmp_path / "again").devices() == Store.read(store).devices()
-    with Store.open(tmp_path / "again") as opened:
-        assert set(record_ids(opened)) == ids(store)
-        assert opened.append(batch(0, 310)).appended == 10
+    for read, name in ((read_workloads, "workloads"), (read_devices, "devices")):
+        assert read(tmp_path / "again" / name) == read(store / name) != {}
+    with opened(tmp_path / "again") as writer:
+        assert list(writer.state.events()) == [b"taken in"] * 5
+        writer.append(batch(700, 10))
+    assert record_ids(tmp_path / "again") == sorted([*record_ids(store), *ids_of(batch(700, 10))])
     assert verify(tmp_path / "again").damage == []
 
 
@@ -89,23 +96,48 @@ def test_the_folders_above_a_restored_store_are_durable_too(
 def test_an_import_that_ends_meanwhile_is_not_noted_in_the_backup(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "a.json"
-    log.write_text("{}")
-    state = FileState.of(log, "auto ")
-    real = load_snapshot
+    real = back_up_state
 
-    def snapshot(table: Path) -> TableSnapshot:
-        found = real(table)
-        with Store.open(store) as opened:
-            opened.append(batch(3000, 8))
-            ImportJournal(store, "dev-a").finish({state: LineCounts(lines=8)})
-        return found
+    def late(path: Path, target: Path) -> None:
+        real(path, target)
+        append(store, 3000, 8)
+        (store / "imports").mkdir()
+        (store / "imports" / "dev-a.jsonl").write_text('{"file":"a.json"}\n')
 
-    monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
+    monkeypatch.setattr("fleet.archive.backup.back_up_state", late)
     back_up(store, tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "again")
-    assert ImportJournal(store, "dev-a").counts(state) is not None
-    assert ImportJournal(tmp_path / "again", "dev-a").counts(state) is None, "its rows are not there either"
+    assert not (tmp_path / "again/imports").exists(), "its rows are not there either"
+    assert verify(tmp_path / "again").damage == []
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_when_files_go_meanwhile_all_begins_anew(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    real = load_snapshot
+    starts = iter(range(4000, 4000 + times))
+
+    def snapshot(table: Path, version: int) -> TableSnapshot:
+        result = real(table, version)
+        for start in islice(starts, 1):
+            with opened(store) as writer:
+                writer.append(batch(start, 1))
+                writer.table.compact(writer.devices())
+                writer.table.checkpoint()
+                writer.table.delete_unused(writer.table.version)
+        return result
+
+    monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
+    if times == 3:
+        with pytest.raises(
+            StoreError, match=r"version \d+ of the table cannot be read: .* says more. An earlier"
+        ):
+            back_up(store, tmp_path / "backup")
+    back_up(store, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "again")
+    assert verify(tmp_path / "again").damage == []
+    assert record_ids(tmp_path / "again") == record_ids(store)
 
 
 @pytest.mark.parametrize("later", ["nothing", "a checkpoint", "upkeep"])
@@ -114,12 +146,13 @@ def test_only_what_is_new_is_copied_again(store: Path, tmp_path: Path, later: st
     first = back_up(store, folder)
     assert 0 < first.copied_bytes <= first.bytes
     assert back_up(store, folder).copied_bytes == 0
-    with Store.open(store) as opened:
-        opened.append(batch(2000, 8))
-        if later == "a checkpoint":
-            opened._checkpoint()
-        elif later == "upkeep":
-            opened.upkeep(retention_hours=0)
+    with opened(store) as writer:
+        writer.append(batch(2000, 8))
+        if later != "nothing":
+            writer.table.checkpoint()
+        if later == "upkeep":
+            writer.table.compact(writer.devices())
+            writer.table.delete_unused(writer.table.version)
     second = back_up(store, folder)
     assert second.copied_bytes > 0
     if later == "nothing":
@@ -208,7 +241,7 @@ def test_a_list_that_leads_elsewhere_is_refused(store: Path, tmp_path: Path) -> 
         (lambda value: value.update(files=None), "files: Input should be"),
         (lambda value: value.update(about=[]), "about: Input should be"),
         (lambda value: value["about"].update(records="many"), r"about\.records: Input should be"),
-        (lambda value: value.update(schema=None), "has layout None, this version reads 1"),
+        (lambda value: value.update(schema=None), "has layout None, this version reads 2"),
     ],
 )
 def test_a_list_of_wrong_types_is_one_line(
@@ -251,17 +284,30 @@ def test_what_is_no_regular_file_is_not_restored(store: Path, tmp_path: Path) ->
 def test_a_damaged_file_is_not_backed_up_as_if_it_were_whole(store: Path, tmp_path: Path) -> None:
     back_up(store, tmp_path / "backup")
     before = tree(tmp_path / "backup")
-    with Store.open(store) as opened:
-        opened.append(batch(2000, 8))
-    newest = max(Store.read(store).data_files(), key=lambda path: path.name)
+    older = data_files(store)
+    append(store, 2000, 8)
+    [newest] = set(data_files(store)) - set(older)
     flip(newest, 50)
     with pytest.raises(StoreError, match=r"is damaged: its SHA-256"):
         back_up(store, tmp_path / "backup")
     assert before.items() <= tree(tmp_path / "backup").items(), "the earlier one is as it was"
     restore(tmp_path / "backup", tmp_path / "again")
+    flip(newest, 50)
     data_file(store).unlink()
     with pytest.raises(StoreError, match="is missing in the store"):
         back_up(store, tmp_path / "new")
+
+
+def test_a_damaged_state_file_is_not_backed_up_as_if_it_were_whole(store: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(store / STATE)) as connection:
+        connection.execute("UPDATE waiting SET body = x'00'")
+        connection.commit()
+    with pytest.raises(StoreError, match=r"state.sqlite is damaged; `fleet store verify` says more"):
+        back_up(store, tmp_path / "backup")
+    (store / STATE).unlink()
+    with pytest.raises(StoreError, match=r"there is no .*state.sqlite"):
+        back_up(store, tmp_path / "backup")
+    assert not is_backup(tmp_path / "backup")
 
 
 def test_a_full_disk_leaves_the_earlier_backup(
@@ -269,9 +315,7 @@ def test_a_full_disk_leaves_the_earlier_backup(
 ) -> None:
     folder = tmp_path / "backup"
     back_up(store, folder)
-    with Store.open(store) as opened:
-        opened.append(batch(2000, 8))
-
+    append(store, 2000, 8)
     with monkeypatch.context() as patch:
         patch.setattr("fleet.archive.backup_folder.os.fsync", failing())
         with pytest.raises(StoreFull, match="no room while backing up"):
@@ -282,20 +326,22 @@ def test_a_full_disk_leaves_the_earlier_backup(
 
 
 _WRITER = """
-import sys, time
-from fleet.store.intake import Intake, IntakeSettings
-from fleet.store.store import Store
-from tests.fleet.archive.test_verify import batch
-with Store.open(sys.argv[1]) as store:
-    intake = Intake(store, IntakeSettings(wait_secs=0.02, commit_every_secs=0.02, pause=1.0))
+import sys
+from pathlib import Path
+from tests.archive_fixtures import LANE, batch, opened
+with opened(Path(sys.argv[1])) as store:
     for number in range(100_000):
         records = batch(10_000 + 6 * number, 6)
-        intake.append(records)
+        store.take_in(records)
         for one in records:
             print(one.record_id)
         sys.stdout.flush()
+        if number % 4 == 3:
+            store.table.flush([LANE])
         if number % 40 == 39:
-            store.upkeep(retention_hours=0)
+            store.table.compact(["dev-a"])
+            store.table.checkpoint()
+            store.table.delete_unused(max(0, store.table.version - 20))
 """
 
 _BACKUP = """
@@ -412,7 +458,7 @@ def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
     fleet.run(lambda one: one.view()["store"]["records"] > 40)
     before = set(fleet.record_ids())
     back_up(tmp_path / "store", tmp_path / "backup")
-    # The disk of the store is gone; journal, pools and spools are where they were.
+    # The disk of the store is gone; the spools are where they were.
     shutil.rmtree(tmp_path / "store")
     restore(tmp_path / "backup", tmp_path / "store")
     assert before == set(fleet.record_ids())

@@ -27,7 +27,6 @@ from fleet.collection.device_history import known_candidates
 from fleet.collection.settings import CollectSettings
 from fleet.collection.trust import claims, imported_traces
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.table_summary import TableSummary
 from fleet.models.versions import load_snapshot
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.request_coalescer import sharing_names
@@ -111,6 +110,7 @@ def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
         store.put_workloads([forged])
         store.put_device(*cpu_device("dev-a"))
         store.append(records)
+        store.flush()
         poisoned = load_snapshot(store).dataset.features
         store.put_workloads([plain], own=True)
         mended = load_snapshot(store).dataset.features
@@ -118,6 +118,7 @@ def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
         store.put_workloads([plain], own=True)
         store.put_device(*cpu_device("dev-a"))
         store.append(records)
+        store.flush()
         clean = load_snapshot(store).dataset.features
     assert not np.array_equal(poisoned.workload_vectors, clean.workload_vectors)
     np.testing.assert_array_equal(mended.workload_vectors, clean.workload_vectors)
@@ -212,17 +213,18 @@ def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
     assert set(sharing_names(SPECS, set()).values()) == {"cpu"}
     other = DeviceId("board-2")
     store.put_workloads([FORGED])
-    fill(
-        store,
-        record(BOARD, "mine"),
-        record(AGAIN, "replayed"),
-    )
+    fill(store)
     store.put_workloads([replace(OURS, workload_id=THEIRS)])
-    store.append([record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)])
-    coverage = Coverage({**names, other: "cpu"}, [OURS.workload_id])
-    coverage.load(store)
+    coverage = Coverage(store.state, {**names, other: "cpu"}, [OURS.workload_id], live={"cpu"})
+    theirs = record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)
+    coverage.add(store.take([record(BOARD, "mine"), record(AGAIN, "replayed"), theirs]))
+    with store.state.turn() as turn:
+        store.write(turn)
+        coverage.write(turn)
+    store.confirm()
+    coverage.confirm()
     imports = ImportedCandidates({"cpu": Family.CPU})
-    imports.load(store, coverage.wanted, TableSummary.open(store).imported_devices)
+    imports.load(store, coverage.wanted, [LAB])
     for one in (BOARD, other):
         coverage.set_environment(one, "e" * 32)
     assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]

@@ -1,25 +1,22 @@
-"""The matrix of what was measured, told record by record and read from a store: both must agree."""
+"""What was measured, as it is told, when the turn is on the disk, and as the next life reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
-from fleet.coverage.candidate_index import ID_BYTES, MERGE_AT, CandidateIndex
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.matrix import CHUNK_BYTES, MAX_LOSSES, PlaceBits
-from fleet.store.delta.ids import keys_of_column
+from fleet.coverage.device_rows import MAX_LOSSES
+from fleet.state.state_file import StateFile
 from fleet.store.store import Store
-from tests.record_fixtures import make_record, make_spec
+from tests.record_fixtures import make_record
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")
 W = WorkloadId("a1b2")
@@ -34,27 +31,37 @@ def counts(coverage: Coverage, device: DeviceId) -> tuple[int, int]:
     return measured, gaps
 
 
-def told(records: list[Record]) -> Coverage:
-    coverage = Coverage(FAMILIES, [W])
-    for record in records:
-        coverage.add([record])
-    return coverage
+def tell(store: Store, coverage: Coverage, records: list[Record]) -> None:
+    coverage.add(store.take(records))
 
 
-def read(records: list[Record], folder: Path) -> Coverage:
-    with Store.open(folder / "store") as store:
-        store.put_device(make_spec())
-        store.append(records)
-        coverage = Coverage(FAMILIES, [W])
-        coverage.load(store)
-        coverage.load(store)  # a second time changes nothing
-    return coverage
+def keep(store: Store, coverage: Coverage) -> None:
+    """End a turn."""
+    with store.state.turn() as turn:
+        store.write(turn)
+        coverage.write(turn)
+    store.confirm()
+    coverage.confirm()
 
 
-@pytest.fixture(params=["told", "read"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture(params=["told", "kept", "read"])
+def make(request: pytest.FixtureRequest, store: Store) -> Make:
     def made(records: list[Record]) -> Coverage:
-        coverage = told(records) if request.param == "told" else read(records, tmp_path)
+        coverage = Coverage(store.state, FAMILIES, [W])
+        for record in records:
+            tell(store, coverage, [record])
+        if request.param != "told":
+            keep(store, coverage)
+        if request.param == "read":
+            coverage = Coverage(store.state, FAMILIES, [W])
+            coverage.load()
+            coverage.load()  # a second time changes nothing
         for device in FAMILIES:
             coverage.set_environment(device, ENVIRONMENT)
         return coverage
@@ -143,6 +150,17 @@ def test_the_best_are_steady_and_fast(make: Make) -> None:
     assert coverage.best(A, W, 4) == [[one.candidate_id for one in records[::-1][:4]]]
 
 
+def test_losses_of_another_environment_and_quarantine_by_one_record_of_two(store: Store) -> None:
+    coverage = Coverage(store.state, FAMILIES, [W])
+    coverage.set_environment(A, ENVIRONMENT)
+    for attempt in range(MAX_LOSSES):
+        tell(store, coverage, [make_lost(1, attempt, environment_id="f" * 32)])
+    assert coverage.gaps(A, W, 9) == [make_record(1).candidate_id]
+    twice = [make_record(2, quality='{"quarantined":true}'), make_record(2, attempt=1)]
+    tell(store, coverage, twice)
+    assert coverage.blocked_among("cpu", W, [twice[0].candidate_id])
+
+
 def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> None:
     first = make_record(1, origin="noise", attempt=1, measured_at=40.0)
     second = make_record(1, origin="noise", attempt=2, measured_at=50.0)
@@ -152,9 +170,12 @@ def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> No
     assert (coverage.noise_at(A), coverage.noise_at(B)) == (50.0, 0.0)
 
 
-def test_a_sample_is_of_what_was_measured(make: Make) -> None:
+def test_a_sample_is_of_what_was_measured(store: Store) -> None:
     records = [make_record(number) for number in range(1, 30)]
-    coverage = make(records)
+    coverage = Coverage(store.state, FAMILIES, [W])
+    coverage.set_environment(A, ENVIRONMENT)
+    tell(store, coverage, records)
+    keep(store, coverage)
     sample = coverage.sample(A, 10, seed=1)
     assert len(set(sample)) == 10
     assert set(sample) <= {one.candidate_id for one in records}
@@ -162,97 +183,140 @@ def test_a_sample_is_of_what_was_measured(make: Make) -> None:
     assert coverage.sample(B, 10, seed=1) == []
 
 
-BATCH = st.lists(st.integers(0, 3 * MERGE_AT), max_size=2 * MERGE_AT)
+def test_a_life_that_ended_before_its_turn_has_told_nothing(store: Store) -> None:
+    coverage = Coverage(store.state, FAMILIES, [W])
+    tell(store, coverage, [make_record(1), make_record(2)])
+    coverage.set_environment(B, ENVIRONMENT)
+    assert counts(coverage, B) == (0, 2)
+    again = Coverage(store.state, FAMILIES, [W])
+    again.load()
+    again.set_environment(B, ENVIRONMENT)
+    assert (counts(again, B), again.gaps(B, W, 9)) == ((0, 0), [])
 
 
-@given(st.lists(st.tuples(st.booleans(), BATCH), max_size=6))
-@settings(max_examples=40, deadline=None)
-def test_an_index_numbers_candidates_in_order(batches: list[tuple[bool, list[int]]]) -> None:
-    index, model = CandidateIndex(), {}
-    for is_many, batch in batches:
-        # Ids that end in zeros are ids too.
-        names = [CandidateId(content_hash(str(one))[:28] + "0000") for one in batch]
-        if not names:
-            continue
-        raw = np.frombuffer(bytes.fromhex("".join(names)), dtype=f"S{ID_BYTES}")
-        places = index.add(raw).tolist() if is_many else index.place(names)
-        for name in names:
-            model.setdefault(name, len(model))
-        assert places == [model[name] for name in names]
-    assert len(index) == len(model)
-    assert index.latest(len(model)) == list(model)
-    assert index.latest(3) == list(model)[-3:]
-    assert index.find(model) == list(model.values())
-    assert [index.id_at(place) for place in model.values()] == list(model)
-    assert index.find([CandidateId(content_hash("never"))]) == [-1]
+def test_what_a_device_measured_can_be_had_with_its_trace_by_others(store: Store) -> None:
+    coverage = Coverage(store.state, FAMILIES, [W])
+    records = [make_record(number) for number in range(5)]
+    tell(store, coverage, records)
+    keep(store, coverage)
+    candidates = store.state.candidates(["cpu"], W, [record.candidate_id for record in records])
+    assert {name: one.trace for name, one in candidates.items()} == {
+        record.candidate_id: record.trace for record in records
+    }
 
 
-def test_an_id_of_a_foreign_table_has_the_same_place_however_it_comes() -> None:
-    foreign, ours = CandidateId("not a hash of ours"), CandidateId(content_hash("ours"))
-    index = CandidateIndex()
-    rows = np.frombuffer(keys_of_column(pa.array([ours, foreign])), dtype=f"S{ID_BYTES}")
-    assert index.add(rows).tolist() == [0, 1]
-    assert index.place([foreign, ours]) == index.find([foreign, ours]) == [1, 0]
+def test_what_is_under_quarantine_stays_there(store: Store) -> None:
+    coverage = Coverage(store.state, FAMILIES, [W])
+    records = [make_record(number) for number in range(3)]
+    records[1] = replace(records[1], quality='{"quarantined":true}')
+    tell(store, coverage, records)
+    coverage.block("cpu", W, [records[0].candidate_id])  # in this life
+    keep(store, coverage)
+    again = Coverage(store.state, FAMILIES, [W])
+    again.load()
+    again.set_environment(B, ENVIRONMENT)
+    assert again.blocked_among("cpu", W, [record.candidate_id for record in records]) == {
+        records[1].candidate_id
+    }
+    assert again.gaps(B, W, 9) == [records[0].candidate_id, records[2].candidate_id]
 
 
-@given(st.sets(st.integers(0, 70_000), max_size=200), st.integers(0, 70_000))
-@settings(max_examples=60, deadline=None)
-def test_open_places_are_those_that_are_not_set(places: set[int], count: int) -> None:
-    bits = PlaceBits()
-    if places:
-        bits.set_many(np.array(sorted(places)))
-    assert list(bits.open_places(count)) == [place for place in range(count) if place not in places]
+def test_replay_devices_keep_to_themselves_what_they_measured(store: Store) -> None:
+    """A live device that comes in a later life must not run what they have measured."""
+    live: set[str] = set()
+    replayed = Coverage(store.state, FAMILIES, [W], live=live)
+    tell(store, replayed, [make_record(1)])
+    keep(store, replayed)
+    replayed.set_environment(B, ENVIRONMENT)
+    assert len(replayed.gaps(B, W, 9)) == 1
+    later = Coverage(store.state, FAMILIES, [W], live={"cpu"})
+    later.load()
+    later.set_environment(B, ENVIRONMENT)
+    assert later.gaps(B, W, 9) == []
 
 
-def test_a_few_devices_hold_what_is_looked_for(make: Make) -> None:
-    both = [make_record(number, device=device) for number in range(8) for device in ("dev-a", "dev-b")]
-    coverage = make([*both, make_record(9, device="dev-b")])
-    one, other = make_record(3).candidate_id, make_record(9).candidate_id
-    assert coverage.holders("cpu", [one]) == [A]
-    assert set(coverage.holders("cpu", [one, other, CandidateId(content_hash("new"))])) == {A, B}
-    assert coverage.holders("cpu", [other]) == [B]
-    assert coverage.holders("gpu", [one]) == []
+class Model:
+    """What two devices have measured of some candidates, as plainly as can be."""
+
+    def __init__(self) -> None:
+        self.known: dict[CandidateId, None] = {}
+        self.measured: dict[DeviceId, set[CandidateId]] = {A: set(), B: set()}
+        self.blocked: set[CandidateId] = set()
+
+    def gaps(self, device: DeviceId) -> list[CandidateId]:
+        left_out = self.measured[device] | self.blocked
+        return [name for name in self.known if name not in left_out]
 
 
-def test_no_more_gaps_are_made_than_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    coverage = Coverage(FAMILIES, [W])
-    coverage.set_environment(A, ENVIRONMENT)
-    ids = [CandidateId(content_hash(str(number))) for number in range(50_000)]
-    coverage.propose("cpu", W, ids)
-    looked: list[int] = []
-    id_at = CandidateIndex.id_at
-    monkeypatch.setattr(
-        CandidateIndex, "id_at", lambda index, place: looked.append(place) or id_at(index, place)
-    )
-    unpacked: list[int] = []
-    unpackbits = np.unpackbits
-
-    def noted(part: Any, **options: Any) -> Any:
-        unpacked.append(len(part))
-        return unpackbits(part, **options)
-
-    monkeypatch.setattr(np, "unpackbits", noted)
-    coverage.add([replace(make_record(0), candidate_id=one) for one in (ids[0], ids[-1])])
-    assert coverage.gaps(A, W, 64) == ids[1:65]
-    assert looked == list(range(1, 65))
-    assert sum(unpacked) < 50_000 / 8, "the rest of the row is not looked at"
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("measure"), st.sampled_from([A, B]), st.integers(0, 11)),
+        st.tuples(st.just("propose"), st.just(A), st.integers(0, 11)),
+        st.tuples(st.just("block"), st.just(A), st.integers(0, 11)),
+        st.tuples(st.sampled_from(["keep", "read"]), st.just(A), st.just(0)),
+    ),
+    max_size=40,
+)
 
 
-@given(st.lists(st.lists(st.integers(0, 12_000), min_size=1, max_size=9), max_size=9))
-@settings(max_examples=60, deadline=None)
-def test_bits_are_set_alike_one_by_one_and_as_arrays(batches: list[list[int]]) -> None:
-    few, many, seen = PlaceBits(), PlaceBits(), set[int]()
-    for batch in batches:
-        new = len(set(batch) - seen)
-        seen |= set(batch)
-        assert few.set_few(batch) == many.set_many(np.unique(batch)) == new
-        assert few.places().tolist() == many.places().tolist() == sorted(seen)
-        assert all(few.holds(place) == (place in seen) for place in range(0, 13_000, 7))
+@given(STEPS)
+@settings(max_examples=30, deadline=None)
+def test_any_order_of_news_gives_the_gaps_of_the_model(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, DeviceId, int]]
+) -> None:
+    model = Model()
+    with Store.open(tmp_path_factory.mktemp("coverage")) as store:
+        coverage = opened(store.state)
+        proposed: dict[CandidateId, Candidate] = {}
+        numbers: dict[CandidateId, int] = {}
+
+        def end_turn() -> None:
+            with store.state.turn() as turn:
+                added = turn.add_candidates("cpu", W, list(proposed.values()))
+                numbers.update(zip(proposed, added, strict=True))
+                measured = model.measured[A] | model.measured[B]
+                turn.settle_candidates(numbers[name] for name in measured & numbers.keys())
+                store.write(turn)
+                coverage.write(turn)
+            store.confirm()
+            coverage.confirm()
+            proposed.clear()
+
+        for what, device, number in steps:
+            record = make_record(number, device=device)
+            name = record.candidate_id
+            if what == "measure":
+                coverage.add(store.take([record]))
+                model.known.setdefault(name)
+                model.measured[device].add(name)
+            elif what == "propose":
+                coverage.propose("cpu", W, [name])
+                if name not in model.known:
+                    proposed[name] = Candidate(
+                        workload_id=W, dialect=record.dialect, origin="random", trace=record.trace
+                    )
+                model.known.setdefault(name)
+            elif what == "block" and name in model.known:
+                coverage.block("cpu", W, [name])
+                model.blocked.add(name)
+            elif what in ("keep", "read"):
+                end_turn()
+                if what == "read":
+                    coverage = opened(store.state)
+                    model.blocked.clear()
+            for each in (A, B):
+                # Those of one turn may change places.
+                assert set(coverage.gaps(each, W, 99)) == set(model.gaps(each))
+                assert coverage.measured_among(each, W, list(model.known)) == model.measured[each]
+                assert counts(coverage, each)[0] == len(model.measured[each])
+            assert coverage.known("cpu", W) == len(model.known)
+            measured = model.measured[A] | model.measured[B]
+            assert coverage.stored_among("cpu", W, list(model.known)) == measured
 
 
-def test_few_of_very_many_places_take_little_room() -> None:
-    bits = PlaceBits()
-    bits.set_many(np.arange(8_000_000, 8_000_100))
-    bits.set_few([5, 100_000_000])
-    assert sum(map(len, bits.chunks.values())) <= 4 * CHUNK_BYTES
-    assert bits.places().tolist() == [5, *range(8_000_000, 8_000_100), 100_000_000]
+def opened(state: StateFile) -> Coverage:
+    coverage = Coverage(state, FAMILIES, [W])
+    coverage.load()
+    for device in FAMILIES:
+        coverage.set_environment(device, ENVIRONMENT)
+    return coverage

@@ -263,7 +263,7 @@ def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_sta
         for name, more in (("killed", {"embedded": True}), ("waits", {}))
     ]
     events = [event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests]
-    with Store.open(settings.store.path), state_of(Path(settings.store.path)) as file, file.turn() as turn:
+    with Store.open(settings.store.path) as store, store.state.turn() as turn:
         turn.add_events(json.dumps(events).encode())
 
     def look(session: EngineSession) -> str:

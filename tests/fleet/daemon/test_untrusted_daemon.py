@@ -71,7 +71,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
             coordinator.close()
         finally:
             transport.close(20.0)
-        records = list(store.records(device_id=GENERIC))
+    records = list(Store.read(tmp_path / "store").records(device_id=GENERIC))
     assert not marker.exists()
     check_records(records, 0, hostile, honest)
     said = [one for one in lines if "imported candidates are not measured" in one]
@@ -82,5 +82,4 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
 
 def derived_on(coordinator: Coordinator, store: Store) -> list[Record]:
     """Records of derived candidates that the store has by now."""
-    coordinator._parts.intake.flush(device_id=GENERIC)
     return [one for one in store.records(device_id=GENERIC) if one.origin == DERIVED]

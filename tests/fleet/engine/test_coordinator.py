@@ -27,7 +27,7 @@ from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
-from fleet.store.intake import Intake
+from fleet.state.table import RecordsTable
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
@@ -43,7 +43,7 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.state_fixtures import forget_candidates, state_of
+from tests.state_fixtures import forget_candidates
 
 
 @pytest.fixture
@@ -281,20 +281,20 @@ def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -
         assert coordinator._parts.planner.queues.candidate_secs(ONE) == pytest.approx(2.0)
 
 
-def test_records_that_wait_in_the_intake_and_come_again_are_counted_once(fleet: Fleet) -> None:
+def test_records_that_wait_for_the_table_and_come_again_are_counted_once(fleet: Fleet) -> None:
     with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
         parts = coordinator._parts
         counts = parts.record_sink.counts
-        while not (parts.intake.waiting and counts[ONE].records):
+        while not (parts.store.waiting_count and counts[ONE].records):
             coordinator.turn(0.0)
-        with mock.patch.object(Intake, "flush") as flush:
+        with mock.patch.object(RecordsTable, "flush") as flush:
             counted = counts[ONE].records
             transport.crash(ONE, 1)
             while parts.state.describe(ONE)["incarnation"] < 2 or ONE not in parts.up:
                 coordinator.turn(0.0)
             # All of its spool has come again, and nothing of it was in the table yet.
             assert not flush.called
-            assert parts.intake.waiting >= counted
+            assert parts.store.waiting_count >= counted
             assert parts.coverage.records(ONE) == counts[ONE].records
         fleet.turn(coordinator, 1, 2.0)
         view = coordinator.view()
@@ -324,7 +324,7 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
 
 def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
     left = [0.0]
-    full = without_room(Intake, "append", left, lambda _, records: bool(records))
+    full = without_room(Store, "take", left, lambda _, records: bool(records))
     with full, fleet.coordinator() as (coordinator, _):
         fleet.turn(coordinator, 6)
         left[0] = math.inf
@@ -377,7 +377,7 @@ def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
         view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["jobs"]["cancelled"] > 0)
     assert view["store"]["records"] == 0
     view = fleet.run(everything_measured(fleet))
-    assert any("neither in the pools nor in the store" in line for line in fleet.lines)
+    assert any("are not in the state file" in line for line in fleet.lines)
     assert view["store"]["records"] == 2 * ALL, "they are proposed again"
     check_books(fleet, view)
 
@@ -431,8 +431,7 @@ def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:
-    store = fleet.folder / "store"
-    with Store.open(store), state_of(store) as file, file.turn() as turn:
+    with Store.open(fleet.folder / "store") as store, store.state.turn() as turn:
         turn.add_events(b'[{"event": "SomethingElse", "at_secs": 1.0}]')
     with pytest.raises(FleetError, match=r"cannot be replayed.*SomethingElse"), fleet.coordinator():
         pass

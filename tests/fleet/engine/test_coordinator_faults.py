@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -36,14 +35,13 @@ from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.notices import Notices
-from fleet.store import writer
-from fleet.store.intake import Intake
+from fleet.state import table
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
     ALL,
     ONE,
-    TWO,
     Fleet,
     everything_measured,
     make_fleet,
@@ -135,13 +133,12 @@ def test_a_refused_record_of_an_earlier_life_ends_its_job_too(fleet: Fleet) -> N
 
 def table_without_room() -> Any:
     """A table that has no room; log and state file have."""
-    return mock.patch.object(writer, "write_data_files", failing())
+    return mock.patch.object(table, "write_deltalake", failing())
 
 
 def hasten(coordinator: Coordinator) -> None:
-    """Let what waits in the intake go on to the table with every turn, not after seconds."""
-    intake = coordinator._parts.intake
-    intake._settings = replace(intake._settings, wait_secs=0.0, commit_every_secs=0.0)
+    """Let what waits go on to the table with every turn, not after minutes."""
+    coordinator._parts.store._lanes._settings = LaneSettings(wait_secs=0.0)
 
 
 def check_all(fleet: Fleet, view: dict[str, Any]) -> None:
@@ -169,41 +166,10 @@ def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
         check_all(fleet, fleet.finish(coordinator, 600))
 
 
-def test_a_full_disk_while_traces_are_looked_for_gives_up_no_lease(fleet: Fleet) -> None:
-    """A device needs traces that are on their way to the table: they cannot go there, and it waits."""
-    with fleet.coordinator() as (coordinator, _):
-        hasten(coordinator)
-        with table_without_room():
-            # Nothing stays in memory, so every trace that a sibling has measured is looked for in the store.
-            with mock.patch.object(coordinator._parts.pools, "_cache_bytes", 0):
-                fleet.turn(coordinator, 80, 3.0)
-            assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
-            assert coordinator.view()["jobs"]["cancelled"] == 0
-            assert coordinator.view()["coordinator"]["state"] == "disk_full"
-        check_all(fleet, fleet.finish(coordinator, 600))
-
-
-def test_a_lease_whose_traces_wait_for_room_is_granted_once_there_is_some(fleet: Fleet) -> None:
-    # The sibling comes when all is measured, so it needs traces that nothing but the records has.
-    sibling = fleet.specs.pop(TWO)
-    with fleet.coordinator() as (coordinator, _):
-        fleet.turn_until(coordinator, everything_measured(fleet), 600)
-    fleet.specs[TWO] = sibling
-    left = [3.0]
-    full = without_room(Intake, "flush", left, lambda _, **which: bool(which.get("candidate_ids")))
-    with full, fleet.coordinator() as (coordinator, _):
-        view = fleet.finish(coordinator, 600)
-    assert left == [0.0]
-    check_all(fleet, view)
-    assert view["jobs"]["cancelled"] == 0
-    assert not any("neither in the pools nor in the store" in line for line in fleet.lines)
-    assert {one["crashes"] for one in view["devices"].values()} == {0}, "no lease was left to expire"
-
-
 def test_what_was_taken_before_the_disk_was_found_full_again_is_counted(fleet: Fleet) -> None:
     appends, probes = [2.0], [6.0]
     with (
-        without_room(Intake, "append", appends, lambda _, records: bool(records)),
+        without_room(Store, "take", appends, lambda _, records: bool(records)),
         without_room(DiskWatch, "probe", probes, lambda watch: watch.is_full),
         fleet.coordinator() as (coordinator, _),
     ):
@@ -216,19 +182,20 @@ def test_what_was_taken_before_the_disk_was_found_full_again_is_counted(fleet: F
 
 def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(fleet: Fleet) -> None:
     fleet.settings["noise"] = 4
-    wanted, left = ALL, [3.0]
+    wanted, left, after = ALL, [3.0], [0.0]
 
     def has_noise(coordinator: Coordinator) -> bool:
         fleet.clock.now += 6.0
         return all(one["records"] >= wanted for one in coordinator.view()["devices"].values())
 
-    with without_room(Intake, "flush", left):
+    with without_room(Store, "settle", left, lambda _: fleet.clock.now >= after[0]):
         wanted += 8
         view = fleet.run(has_noise, turns=600)
         assert left == [0.0]
         # And once more, when the daily run is due: it is planned as soon as there is room, not a day later.
-        left[0] = 2.0
+        left[0] = 1.0
         fleet.clock.now += 25 * 3600.0
+        after[0] = fleet.clock.now + 10.0
         wanted += 8
         view = fleet.run(has_noise, turns=600)
     assert left == [0.0]
@@ -248,7 +215,7 @@ class Output(io.StringIO):
 
 def test_a_log_on_the_full_disk_does_not_end_what_it_tells_of(fleet: Fleet) -> None:
     output = Output()
-    full = without_room(Intake, "append", [math.inf], lambda *_: output.is_full)
+    full = without_room(Store, "take", [math.inf], lambda *_: output.is_full)
     with full, fleet.coordinator() as (coordinator, _):
         notices = coordinator._parts.notices
         notices._console = Console(file=output, width=200)

@@ -19,8 +19,7 @@ from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.roster import Roster, RosterError
-from fleet.errors import FleetError, StoreFull
-from fleet.store.intake import Intake
+from fleet.errors import FleetError
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ALL, ONE, TWO, Fleet, make_fleet, write_replay_device
@@ -342,18 +341,6 @@ def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab)
         lab.fleet.turn(run.coordinator, 40, 0.5)
         view = run.end()
     assert view["store"]["records"] == 2 * ALL
-
-
-def test_a_disk_without_room_only_delays_what_the_files_ask_for(lab: Lab) -> None:
-    with lab.running() as run:
-        run.until(run.measured(ONE))
-        full = mock.patch.object(Intake, "flush", side_effect=StoreFull("no room while appending records"))
-        with full as flush:
-            lab.write("two")
-            run.until(lambda: flush.called, KNOWN_SECS)
-        assert not run.knows(TWO)
-        run.until(run.measured(ONE, TWO))
-        run.end()
 
 
 # ---- the roster ----

@@ -261,6 +261,7 @@ def test_a_disk_that_fills_up_leaves_the_old_export_or_none(
 
 
 def test_the_same_version_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
+    store.flush()
     first = export(store, tmp_path / "a", "parquet")
     version = store.version
     store.append(make_batch(500, 5))

@@ -158,6 +158,7 @@ def test_the_rows_of_a_version_stay_what_they_were(store: Path) -> None:
         before = list(counting_rows(writer, DeviceId("box"), version))
         better = again(record_of(CANDIDATES[4], "box", 1e-4))
         writer.append([better, record_of(CANDIDATES[10], "box", 1e-3)])
+        writer.flush()
         writer.upkeep(retention_hours=1)
         assert list(counting_rows(writer, DeviceId("box"), version)) == before
         after = {row.record_id for row in counting_rows(writer, DeviceId("box"), writer.version)}
@@ -169,5 +170,6 @@ def test_what_cannot_be_learnt_from_names_its_record(store: Path) -> None:
     bad = record_of(CANDIDATES[10], "box", 0.0)
     with Store.open(store) as writer:
         writer.append([bad])
+        writer.flush()
         with pytest.raises(DatasetError, match=rf"{bad.record_id} of device 'box' .* \[0\.0\]"):
             load_snapshot(writer)

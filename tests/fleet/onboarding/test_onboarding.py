@@ -208,6 +208,7 @@ def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> No
             store.put_device(*cpu_device(device))
             made = [(one, candidate(one, *tiles)) for one in its for tiles in TILES[:4]]
             store.append([record_of(each, device, 1e-3 * (1 + n)) for n, (_, each) in enumerate(made)])
+        store.flush()
         snapshot = load_snapshot(store)
         sources, learnable = [DeviceId("dev-a"), DeviceId("dev-b")], frozenset(snapshot.dataset.candidate_ids)
         pools, holds_out, _ = pools_of(store, sources, 8, learnable=learnable)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.coverage.coverage import Coverage
 from fleet.planner.dedup_filter import DedupFilter
+from fleet.state.state_file import StateFile
 from tests.record_fixtures import make_record, make_workload
 
 WORKLOAD = make_workload(1)
@@ -22,8 +23,8 @@ def ids(names: list[str]) -> list[CandidateId]:
     return [Candidate(workload_id=W, trace=name).candidate_id for name in names]
 
 
-def test_what_was_told_is_not_new_and_nothing_else_is_the_end() -> None:
-    coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
+def test_what_was_told_is_not_new_and_nothing_else_is_the_end(state: StateFile) -> None:
+    coverage = Coverage(state, {DeviceId(ONE): "cpu"}, [WorkloadId(W)])
     excluding = DedupFilter(coverage)
     coverage.propose("cpu", W, ids(["a", "b"]))
     assert drawn(excluding, ["a", "c"]) == (["c"], False)
@@ -31,8 +32,8 @@ def test_what_was_told_is_not_new_and_nothing_else_is_the_end() -> None:
     assert excluding.tell("cpu", W) is excluding.tell("cpu", W), "many devices share it"
 
 
-def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one() -> None:
-    coverage = Coverage({DeviceId(ONE): "cpu"}, [WorkloadId(W)])
+def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one(state: StateFile) -> None:
+    coverage = Coverage(state, {DeviceId(ONE): "cpu"}, [WorkloadId(W)])
     excluding = DedupFilter(coverage, most=2)
     old = make_record(7, workload=W)
     coverage.set_environment(ONE, old.environment_id)
@@ -47,9 +48,9 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     assert drawn(excluding, []) == ([], True)
 
 
-def test_what_is_kept_for_the_next_device_is_bounded_and_the_latest_stays() -> None:
+def test_what_is_kept_for_the_next_device_is_bounded_and_the_latest_stays(state: StateFile) -> None:
     workloads = [WorkloadId(f"{number:040x}") for number in range(100)]
-    excluding = DedupFilter(Coverage({DeviceId(ONE): "cpu"}, workloads))
+    excluding = DedupFilter(Coverage(state, {DeviceId(ONE): "cpu"}, workloads))
     first = excluding.tell("cpu", workloads[0])
     for workload_id in workloads:
         excluding.tell("cpu", workload_id)

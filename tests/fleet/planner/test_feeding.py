@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload
+from agents.records import Candidate, DeviceId, Outcome, Record, Workload
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.table_summary import TableSummary
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
@@ -24,7 +24,7 @@ from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
-from tests.state_fixtures import forget_candidates, keep, opened_pools
+from tests.state_fixtures import forget_candidates, keep
 
 DEVICE = DeviceId("dev-a")
 WORKLOAD = make_workload(0xA1B2)
@@ -36,15 +36,9 @@ class Outlet:
     def __init__(self) -> None:
         self.asked: list[ProposeRequest] = []
         self.jobs: list[Job] = []
-        self.searches: list[tuple[list[tuple[DeviceId, str]], set[CandidateId]]] = []
 
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         self.asked.append(request)
-
-    def search(
-        self, requests: Sequence[tuple[DeviceId, str]], candidate_ids: Collection[CandidateId]
-    ) -> None:
-        self.searches.append((list(requests), set(candidate_ids)))
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
@@ -59,7 +53,10 @@ def planner_of(
     pools: CandidatePools, workloads: Sequence[Workload] = (WORKLOAD,), records: Sequence[Record] = ()
 ) -> tuple[JobPlanner, Outlet]:
     """A planner of a device that has measured some candidates of what it measures."""
-    coverage, job_sink = Coverage({DEVICE: "cpu"}, [one.workload_id for one in workloads]), Outlet()
+    coverage, job_sink = (
+        Coverage(pools._file, {DEVICE: "cpu"}, [one.workload_id for one in workloads]),
+        Outlet(),
+    )
     coverage.set_environment(DEVICE, "e" * 32)
     coverage.add(records)
     made = JobPlanner(
@@ -108,7 +105,6 @@ def answered(planner: JobPlanner, request: ProposeRequest, count: int) -> None:
 def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path: Path) -> None:
     planner, job_sink = planner_of_measured(tmp_path)
     planner.want({DEVICE: 4 * BATCH_SIZE})
-    assert job_sink.searches == [], "traces are at hand"
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
     assert not random.parents, "both of one workload"
@@ -179,20 +175,21 @@ def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
 
 
 @contextmanager
-def life(folder: Path, **options: object) -> Iterator[tuple[JobPlanner, Outlet]]:
+def life(folder: Path, **options: Any) -> Iterator[tuple[JobPlanner, Outlet]]:
     """One life of a planner over files that stay; its device has asked for jobs."""
     store_folder = folder / "store"
-    with Store.open(store_folder) as store, opened_pools(store_folder, **options) as (pools, file):
+    with Store.open(store_folder) as store:
+        pools = CandidatePools(store.state, **options)
         planner, job_sink = planner_of(pools, ())
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
         discovery = WorkloadDiscovery(
             *(choice, folder / "workloads.json", store, planner._context, planner, mock.Mock(), specs),
-            TableSummary.open(store),
+            lambda: [],
         )
         discovery.listed(specs[DEVICE], [WORKLOAD])
         planner.want({DEVICE: BATCH_SIZE})
         yield planner, job_sink
-        keep(file, pools)
+        keep(store.state, pools)
 
 
 def use_up(folder: Path, **options: object) -> None:
@@ -224,29 +221,3 @@ def test_a_space_that_was_used_up_is_drawn_from_again_where(
         monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
     with life(tmp_path, **options) as (_, job_sink):
         assert len(job_sink.asked) == 1
-
-
-@pytest.mark.parametrize("most", [1, 1024])
-def test_all_parents_of_a_plan_are_looked_for_at_once(
-    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.planner.job_planner._MOST_SOUGHT", most)
-    workloads = [WORKLOAD, make_workload(0xA1B3)]
-    records = [
-        make_record(100 * number + place, workload=one.workload_id)
-        for number, one in enumerate(workloads)
-        for place in range(1, 40)
-    ]
-    pools = pools_of(tmp_path)  # nothing is in memory, as after a restart
-    planner, job_sink = planner_of(pools, workloads, records)
-    planner.want({DEVICE: 4 * BATCH_SIZE})
-    assert not [one for one in job_sink.asked if one.parents]
-    assert [len(requests) for requests, _ in job_sink.searches] == ([1, 1] if most == 1 else [2])
-
-    sought = {one for _, wanted in job_sink.searches for one in wanted}
-    pools.remember("cpu", [one for one in candidates_of(records) if one.candidate_id in sought])
-    for requests, _ in job_sink.searches:
-        for device_id, request_id in requests:
-            planner.searched(device_id, request_id)
-    asked = {one.workload.workload_id: len(one.parents) for one in job_sink.asked if one.parents}
-    assert asked == {one.workload_id: 4 for one in workloads}

@@ -16,13 +16,13 @@ NOW = 1_800_000_000.0
 
 
 class Parts:
-    """Stands for coverage, thread, pools, planner and intake."""
+    """Stands for coverage, thread, pools, planner and store."""
 
     def __init__(self) -> None:
         self.counted = dict.fromkeys(DEVICES, 100)
         self.last = dict.fromkeys(DEVICES, 0.0)
         self.asked: list[NoisePlan] = []
-        self.flushed: list[str] = []
+        self.settled = 0
         self.is_full = False
 
     def runs(self) -> NoiseRuns:
@@ -31,14 +31,14 @@ class Parts:
         )
         thread: Any = SimpleNamespace(ask=lambda tag, _: self.asked.append(tag))
         planner: Any = SimpleNamespace(workloads_of=lambda _: {})
-        intake: Any = SimpleNamespace(flush=self._flush)
+        store: Any = SimpleNamespace(settle=self._settle)
         pools: Any = None
-        return NoiseRuns(coverage, thread, pools, planner, intake, count=4, seed=0)
+        return NoiseRuns(coverage, thread, pools, planner, store, count=4, seed=0)
 
-    def _flush(self, *, device_id: str) -> None:
+    def _settle(self) -> None:
         if self.is_full:
             raise StoreFull("no room")
-        self.flushed.append(device_id)
+        self.settled += 1
 
 
 def begun(runs: NoiseRuns, now: float) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_fleet_that_is_due_all_at_once_is_planned_a_few_at_a_time() -> None:
     parts.counted[DEVICES[1]] = 31  # too few to choose steady ones from
     runs = parts.runs()
     assert begun(runs, NOW) == ["a", "c", "d", "e"]
-    assert parts.flushed == ["a", "c", "d", "e"], "only what waits of these devices is handed on"
+    assert parts.settled == 4, "the thread reads what is durable"
     assert begun(runs, NOW + 5) == []
     assert runs.planned(parts.asked[2], "cpu", []) == []
     assert begun(runs, NOW + 10) == ["f"], "one that found nothing is not tried again at once"

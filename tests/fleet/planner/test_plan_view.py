@@ -12,6 +12,7 @@ from fleet.core.scheduling import NEW_RECORDS, plan
 from fleet.coverage.coverage import Coverage
 from fleet.planner.plan_view import PlanViews, turn_of
 from fleet.planner.queues import Queues
+from fleet.state.state_file import StateFile
 from tests.record_fixtures import make_batch, make_spec, make_workload
 
 OLD, NEW, FAR = DeviceId("old"), DeviceId("new"), DeviceId("far")
@@ -20,8 +21,8 @@ WORKLOADS_OF = dict.fromkeys((OLD, NEW, FAR), WORKLOADS)
 FAMILIES = dict.fromkeys((OLD, NEW, FAR), "cpu")
 
 
-def views(**options: object) -> PlanViews:
-    coverage = Coverage(FAMILIES, WORKLOADS)
+def views(state: StateFile, **options: object) -> PlanViews:
+    coverage = Coverage(state, FAMILIES, WORKLOADS)
     for device in (OLD, FAR):
         coverage.set_environment(device, "e" * 32)
         first = next(iter(WORKLOADS))
@@ -37,8 +38,8 @@ def planned(made: PlanViews, *asking: DeviceId) -> set[DeviceId]:
     return {ask.device_id for ask in plan(view, dict.fromkeys(asking, 16), seed=0)}
 
 
-def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now() -> None:
-    made = views()
+def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now(state: StateFile) -> None:
+    made = views(state)
     view = made.view([OLD], WORKLOADS_OF)
     assert set(view.devices) == {OLD, NEW}
     assert [worth / 4194304.0 for worth in view.workloads.values()] == [3, 1], "weight x FLOPs"
@@ -48,8 +49,8 @@ def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now() -
 
 
 @pytest.mark.parametrize("why", ["no agent", "closed", "other cores", "another group", "has enough"])
-def test_nobody_waits_for_a_neighbour_that(why: str) -> None:
-    made = views(is_open=lambda one: one != NEW) if why == "closed" else views()
+def test_nobody_waits_for_a_neighbour_that(state: StateFile, why: str) -> None:
+    made = views(state, is_open=lambda one: one != NEW) if why == "closed" else views(state)
     of: dict[DeviceId, Mapping[WorkloadId, Workload]] = dict(WORKLOADS_OF)
     if why == "no agent":
         del made.hosts[NEW]
@@ -70,20 +71,20 @@ def test_what_devices_take_turns_for() -> None:
     assert {turn_of(make_spec(kind=one)) for one in (DeviceKind.REPLAY, DeviceKind.RPC)} == {""}
 
 
-def test_uncertainties_of_heads_are_shown_and_only_of_heads() -> None:
+def test_uncertainties_of_heads_are_shown_and_only_of_heads(state: StateFile) -> None:
     first, second = WORKLOADS
-    made = views(uncertainty=lambda device, workloads: {first: 0.4})
+    made = views(state, uncertainty=lambda device, workloads: {first: 0.4})
     made.heads.add(OLD)
     cells = made.view([OLD, FAR], WORKLOADS_OF).devices
     assert [cells[OLD].cells[one].interval for one in (first, second)] == [0.4, None]
     assert {cells[FAR].cells[one].interval for one in (first, second)} == {None}
 
 
-def test_an_unsure_head_gets_more_of_what_it_is_unsure_of() -> None:
+def test_an_unsure_head_gets_more_of_what_it_is_unsure_of(state: StateFile) -> None:
     alike = {key: replace(one, flops=1e6, networks=()) for key, one in WORKLOADS.items()}
     first, second = alike
     of = {OLD: alike}
-    made = views(uncertainty=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
+    made = views(state, uncertainty=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
     made.heads.add(OLD)
     made._coverage.add(make_batch(0, NEW_RECORDS + 1, workload=second, device=OLD))
     counts = dict.fromkeys(alike, 0)

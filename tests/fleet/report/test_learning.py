@@ -44,6 +44,7 @@ def test_labels_come_from_settled_records(tmp_path: Path) -> None:
         store.put_device(spec, descriptor)
         store.put_workloads([WORKLOAD])
         store.append(made())
+        store.flush()
         dataset = load_snapshot(store).dataset
     found = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, 0].tolist(), strict=True))
     ids = [one.candidate_id for one in CANDIDATES]

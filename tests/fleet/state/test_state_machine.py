@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.state.rows import Result, TableFile
+from fleet.state.rows import FASTEST, Result, TableFile
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
 
@@ -55,7 +55,9 @@ class Model:
     waiting: dict[int, tuple[DeviceId, bytes]] = field(default_factory=dict)
     files: dict[str, TableFile] = field(default_factory=dict)
     letters: dict[str, bytes] = field(default_factory=dict)
+    #: Whether each is blocked, and whether it waits; in the order in which they became known.
     candidates: dict[CandidateId, bool] = field(default_factory=dict)
+    waiting_candidates: set[CandidateId] = field(default_factory=set)
 
 
 class KillError(Exception):
@@ -93,7 +95,9 @@ class StateMachine(RuleBasedStateMachine):
                 rows[result.device_id].append(result)
         for device_id, some in rows.items():
             body = repr(some).encode()
-            model.waiting[turn.add_waiting(device_id, len(some), body, 1.0)] = device_id, body
+            lane = DEVICES.index(device_id)
+            number = turn.add_waiting(lane, [device_id], len(some), body, 1.0)
+            model.waiting[number] = device_id, body
         event = f"{len(batch)} results".encode()
         turn.add_events(event)
         model.events.append(event)
@@ -145,7 +149,7 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(device_id=st.sampled_from(DEVICES))
     def flush(self, device_id: DeviceId) -> None:
-        numbers = [rows.number for rows in self.state.waiting(device_id)]
+        numbers = [rows.number for rows in self.state.waiting(DEVICES.index(device_id))]
         file = TableFile(path=f"{device_id}/{numbers[-1:]}", device_id=device_id, rows=1, sha256="0" * 64)
         with self.state.turn() as turn:
             turn.drop_waiting(numbers, [file])
@@ -166,6 +170,20 @@ class StateMachine(RuleBasedStateMachine):
             turn.add_candidates(FAMILY, workload, CANDIDATES[workload][:count])
         for candidate in CANDIDATES[workload][:count]:
             self.model.candidates.setdefault(candidate.candidate_id, False)
+            self.model.waiting_candidates.add(candidate.candidate_id)
+
+    @rule(workload=st.sampled_from(WORKLOADS), first=st.integers(0, 3))
+    def know(self, workload: WorkloadId, first: int) -> None:
+        with self.state.turn() as turn:
+            turn.add_measured(FAMILY, workload, CANDIDATES[workload][first:])
+        for candidate in CANDIDATES[workload][first:]:
+            self.model.candidates.setdefault(candidate.candidate_id, False)
+
+    @rule()
+    def settle(self) -> None:
+        with self.state.turn() as turn:
+            turn.settle_candidates(row[3] for row in self.state.waiting_candidates())
+        self.model.waiting_candidates.clear()
 
     @rule(workload=st.sampled_from(WORKLOADS), place=st.integers(0, 3))
     def block(self, workload: WorkloadId, place: int) -> None:
@@ -200,11 +218,35 @@ class StateMachine(RuleBasedStateMachine):
         state, model = self.state, self.model
         assert state.snapshot() == model.snapshot
         assert list(state.events()) == model.events
-        assert {one.number: (one.device_id, one.body) for one in state.waiting()} == model.waiting
+        assert {one.number: (one.device_ids[0], one.body) for one in state.waiting()} == model.waiting
         assert {one.path: one for one in state.files()} == model.files
         assert {one.name: one.body for one in state.letters("late")} == model.letters
         for device_id in DEVICES:
             self.compare_device(device_id)
+        for workload in WORKLOADS:
+            self.compare_candidates(workload)
+
+    def compare_candidates(self, workload: WorkloadId) -> None:
+        state, model = self.state, self.model
+        ids = [one.candidate_id for one in CANDIDATES[workload]]
+        known = [one for one in model.candidates if one in ids]
+        assert state.candidate_count([FAMILY, "gpu"], workload) == len(known)
+        assert state.candidate_count([FAMILY, FAMILY], workload) == len(known), "none counts twice"
+        assert state.latest(FAMILY, workload, 9) == known
+        assert state.latest(FAMILY, workload, 2) == known[-2:]
+        assert state.known_among(FAMILY, workload, ids) == set(known)
+        settled = set(known) - model.waiting_candidates
+        assert state.known_among(FAMILY, workload, ids, is_settled=True) == settled
+        assert state.blocked(FAMILY, workload) == {one for one in known if model.candidates[one]}
+        waiting = {row[2] for row in state.waiting_candidates() if row[1] == workload}
+        assert waiting == set(known) & model.waiting_candidates
+        gaps = state.gaps(FAMILY, workload, DeviceId("none"), "none", 9)
+        assert (gaps[-1][0] if gaps else 0) <= state.last_number(FAMILY, workload)
+        assert state.candidates([FAMILY], workload, [candidate_id for _, candidate_id in gaps]) == {
+            one.candidate_id: one
+            for one in CANDIDATES[workload]
+            if one.candidate_id in known and not model.candidates[one.candidate_id]
+        }
 
     def compare_device(self, device_id: DeviceId) -> None:
         ours = [one for one in self.model.results.values() if one.device_id == device_id]
@@ -242,12 +284,15 @@ class StateMachine(RuleBasedStateMachine):
                 }
                 expected = sorted((secs, candidate_id) for candidate_id, secs in best.items())
                 assert self.state.best(*where, 10) == expected
-            waiting = [row[3] for row in self.state.waiting_candidates() if row[:2] == (FAMILY, workload)]
-            assert self.state.candidates(workload, waiting) == {
-                one.candidate_id: one
-                for one in CANDIDATES[workload]
-                if one.candidate_id in self.model.candidates
-            }
+                assert self.state.fastest(*where) == expected[:FASTEST]
+                ids = [one.candidate_id for one in CANDIDATES[workload]]
+                attempts = {(one.candidate_id, one.attempt, one.outcome is Outcome.LOST) for one in group}
+                assert set(self.state.attempts(*where, ids)) == attempts
+                assert set(self.state.measured_from(*where, ids[0], 9)) == measured
+                lost = {one.candidate_id for one in group} - measured
+                assert {
+                    row[2:] for row in self.state.lost(device_id) if row[:2] == (workload, environment_id)
+                } == {(one, 1 + max(each[1] for each in attempts if each[0] == one)) for one in lost}
 
 
 TestStateMachine = StateMachine.TestCase

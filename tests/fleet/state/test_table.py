@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -19,10 +20,10 @@ from fleet.errors import StateDamaged, StoreError, StoreFull
 from fleet.state.packed_rows import pack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
-from fleet.state.table import LARGE_ROWS, LONG_SECS, RecordsTable
+from fleet.state.table import RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 
-DEVICE = DeviceId("bench")
+DEVICE, LANE = DeviceId("bench"), 3
 
 
 class Cut(BaseException):
@@ -50,7 +51,7 @@ def take_in(state: StateFile, start: int, count: int) -> None:
     records = make_records(start, count)
     with state.turn() as turn:
         turn.add_results(map(result_of, records))
-        turn.add_waiting(DEVICE, count, pack(rows_of(records)), 100.0)
+        turn.add_waiting(LANE, [DEVICE], count, pack(rows_of(records)), 100.0)
 
 
 def stored(folder: Path) -> list[str]:
@@ -79,22 +80,19 @@ def commit_of(folder: Path, version: int) -> Path:
 
 def test_rows_move_in_one_commit_and_the_state_knows_the_files(folder: Path, state: StateFile) -> None:
     table = RecordsTable(folder / "records", state)
-    assert (table.flush([DEVICE]), table.version, state.table_version()) == (0, 0, 0)
+    assert (table.flush([LANE]), table.version, state.table_version()) == (0, 0, 0)
     take_in(state, 0, 3)
     take_in(state, 3, 4)
-    assert table.due(100.0 + LONG_SECS - 1) == []
-    assert table.due(100.0 + LONG_SECS) == [DEVICE]
-    assert table.flush([DeviceId("other")]) == 0
-    assert (table.flush([DEVICE]), table.version, state.table_version()) == (7, 1, 1)
+    assert table.flush([LANE + 1]) == 0
+    assert (table.flush([LANE]), table.version, state.table_version()) == (7, 1, 1)
     assert list(state.waiting()) == []
     [file] = state.files()
     assert (file.rows, file.device_id) == (7, DEVICE)
     table.checkpoint()
-    take_in(state, 7, LARGE_ROWS)
-    assert table.due(0.0) == [DEVICE]
+    take_in(state, 7, 2000)
     again = RecordsTable(folder / "records", state)
-    assert again.flush([DEVICE]) == LARGE_ROWS
-    assert (stored(folder / "records"), again.notes) == (names(7 + LARGE_ROWS), [])
+    assert again.flush([LANE]) == 2000
+    assert (stored(folder / "records"), again.notes) == (names(7 + 2000), [])
 
 
 def test_a_kill_before_the_rows_leave_writes_nothing_twice(
@@ -102,12 +100,12 @@ def test_a_kill_before_the_rows_leave_writes_nothing_twice(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.flush([DEVICE]))
+    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.flush([LANE]))
     assert stored(folder / "records") == names(5), "the version is there, and the rows wait"
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (0, [], [])
     take_in(state, 5, 2)
-    assert again.flush([DEVICE]) == 7
+    assert again.flush([LANE]) == 7
     assert stored(folder / "records") == names(7)
     parquet = list((folder / "records").rglob("*.parquet"))
     assert len(parquet) == 1, "the file of the version that was taken back is gone"
@@ -121,7 +119,7 @@ def test_a_disk_that_fails_before_the_rows_leave_doubles_nothing(
     for start in (0, 5):
         take_in(state, start, 5)
         if start == 0 or is_compaction:
-            table.flush([DEVICE])
+            table.flush([LANE])
     before = table.version
 
     def fail(_: object) -> None:
@@ -130,11 +128,80 @@ def test_a_disk_that_fails_before_the_rows_leave_doubles_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("fleet.state.table.fsync_all", fail)
         with pytest.raises(StoreFull):
-            table.compact([DEVICE]) if is_compaction else table.flush([DEVICE])
-    assert table.version == before + 1
-    assert table.compact([DEVICE]) == 2 if is_compaction else table.flush([DEVICE]) == 5
+            table.compact([DEVICE]) if is_compaction else table.flush([LANE])
+    assert table.version == before, "it does not count yet"
+    assert table.compact([DEVICE]) == 2 if is_compaction else table.flush([LANE]) == 5
     assert (table.version, state.table_version()) == (before + 1, before + 1)
     assert stored(folder / "records") == names(10)
+
+
+def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+
+    def fail(_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for act in (table.checkpoint, lambda: table.delete_unused(0)):
+        with monkeypatch.context() as patch:
+            patch.setattr("fleet.state.table.fsync_all", fail)
+            with pytest.raises(StoreError):
+                table.flush([LANE])
+        assert (table.version, table.snapshot().rows) == (0, 0)
+        act()
+        assert (table.version, table.checkpointed, stored(folder / "records")) == (0, 0, [])
+    again = RecordsTable(folder / "records", state)
+    assert (again.flush([LANE]), again.notes, stored(folder / "records")) == (5, [], names(5))
+
+
+def test_data_files_without_a_commit_go_with_those_that_no_version_needs(
+    folder: Path, state: StateFile
+) -> None:
+    table = RecordsTable(folder / "records", state)
+    take_in(state, 0, 5)
+    table.flush([LANE])
+    [file] = (folder / "records").glob("device_id=*/*.parquet")
+    shutil.copy(file, file.with_name("part.parquet"))
+    assert table.delete_unused(1) == 0
+    assert list((folder / "records").glob("device_id=*/*")) == [file]
+
+
+def test_rows_keep_their_order_of_arrival(folder: Path, state: StateFile) -> None:
+    table = RecordsTable(folder / "records", state)
+    for start in range(0, 3000, 300):
+        take_in(state, start, 300)
+    table.flush([LANE])
+    [file] = (folder / "records").glob("device_id=*/*.parquet")
+    rows = pq.read_table(file, columns=["record_id"], partitioning=None)
+    expected = [record.record_id for record in make_records(0, 3000)]
+    assert rows.column("record_id").to_pylist() == expected
+
+
+def test_no_commit_goes_by_the_date_of_its_file(folder: Path, state: StateFile) -> None:
+    table = RecordsTable(folder / "records", state)
+    for start in (0, 5):
+        take_in(state, start, 5)
+        table.flush([LANE])
+    for path in (folder / "records" / "_delta_log").iterdir():
+        os.utime(path, (1e9, 1e9))
+    table.checkpoint()
+    assert DeltaTable(folder / "records", version=1).to_pyarrow_table().num_rows == 5
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_first_version_that_no_state_file_knows_is_made_again_if_it_is_ours(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    if is_ours:
+        kill_at(monkeypatch, RecordsTable, "_confirm", lambda: RecordsTable(folder / "records", state))
+        assert (RecordsTable(folder / "records", state).notes, state.table_version()) == ([], 0)
+    else:
+        write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
+        with pytest.raises(StoreError, match="tensor-fleet did not write it"):
+            RecordsTable(folder / "records", state)
+        assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
 
 
 def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
@@ -143,13 +210,13 @@ def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
     table = RecordsTable(folder / "records", state)
     for start in range(0, 20, 5):
         take_in(state, start, 5)
-        table.flush([DEVICE])
+        table.flush([LANE])
     assert table.compact([DeviceId("other")]) == 0
     assert table.compact([DEVICE]) == 4
     assert (table.version, state.table_version(), len(state.files())) == (5, 5, 5)
     assert stored(folder / "records") == names(20)
     take_in(state, 20, 5)
-    table.flush([DEVICE])
+    table.flush([LANE])
     table.checkpoint()
     # Who opened the table before the files were joined reads on.
     assert table.delete_unused(4) == 0
@@ -170,7 +237,7 @@ def test_a_kill_before_joined_files_count_leaves_the_old_ones(
     table = RecordsTable(folder / "records", state)
     for start in (0, 5):
         take_in(state, start, 5)
-        table.flush([DEVICE])
+        table.flush([LANE])
     kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (2, [], names(10))
@@ -183,13 +250,13 @@ def test_a_torn_version_is_set_aside_and_its_rows_wait(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-    kill_at(monkeypatch, fleet.state.table, "fsync_all", lambda: table.flush([DEVICE]))
+    kill_at(monkeypatch, fleet.state.table, "fsync_all", lambda: table.flush([LANE]))
     path = commit_of(folder, 1)
     os.truncate(path, left if left >= 0 else path.stat().st_size + left)
     again = RecordsTable(folder / "records", state)
     [note] = again.notes
     assert "was torn: kept as" in note
-    assert again.flush([DEVICE]) == 5
+    assert again.flush([LANE]) == 5
     assert stored(folder / "records") == names(5)
 
 
@@ -202,7 +269,7 @@ def test_a_version_of_somebody_else_is_refused(folder: Path, state: StateFile) -
         RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
     with pytest.raises(StoreError, match=r"version 1 of .* was written by somebody else"):
-        table.flush([DEVICE])
+        table.flush([LANE])
     assert [rows.rows for rows in state.waiting()] == [5]
 
 
@@ -215,7 +282,7 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
     shutil.copytree(folder, folder.with_name("older"))
     for number in range(versions):
         take_in(state, 5 * number, 5)
-        table.flush([DEVICE])
+        table.flush([LANE])
     for made in ("older", "empty"):
         other = StateFile(folder.with_name(made) / "state.sqlite")
         words = rf"ends with version {versions}, its state file names version (0|none)"
@@ -230,7 +297,7 @@ def test_a_torn_checkpoint_is_set_aside_with_the_hint_that_leads_there(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-    table.flush([DEVICE])
+    table.flush([LANE])
     table.checkpoint()
     log = folder / "records" / "_delta_log"
     next(log.glob("*.checkpoint.parquet")).write_bytes(b"torn")
@@ -244,5 +311,5 @@ def test_a_table_of_another_layout_is_refused(folder: Path, state: StateFile) ->
     RecordsTable(folder / "records", state)
     path = commit_of(folder, 0)
     path.write_text(path.read_text().replace('storeSchema":"', 'storeSchema":"9'))
-    with pytest.raises(StoreError, match="has layout 9"):
+    with pytest.raises(StoreError, match="has store layout 9"):
         RecordsTable(folder / "records", state)

@@ -22,8 +22,8 @@ import pytest
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from fleet.errors import StoreLocked
-from fleet.store import store as store_module
-from fleet.store.intake import Intake, IntakeSettings
+from fleet.store import writer as writer_module
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from tests.disk_fixtures import Copies
 from tests.record_fixtures import make_batch
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 #: Forked from one process that has imported what they need: starting each takes milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "agents.spool.disk_spool", "fleet.store.intake", "tests.record_fixtures"]
+    ["pytest", "agents.spool.disk_spool", "fleet.store.store", "tests.record_fixtures"]
 )
 Body = Callable[[Path, int, int, Callable[[str], None]], None]
 
@@ -42,10 +42,10 @@ Body = Callable[[Path, int, int, Callable[[str], None]], None]
 def write_store(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
     """Append batch after batch and say which are acknowledged.
 
-    Merges and checkpoints are frequent, so that kills fall into them too.
+    Moves into the table, joins and checkpoints are frequent, so that kills fall into them too.
     """
-    store_module.MERGE_FILES, store_module.CHECKPOINT_EVERY = 4, 5
-    store = Store.open(path)
+    writer_module.CHECKPOINT_EVERY = 5
+    store = Store.open(path, settings=LaneSettings(rows_per_device=2 * size))
     say("ready")
     for batch in range(first, first + 10_000):
         store.append(make_batch(batch * size, size) + make_batch(batch * size, 1, device="dev-b"))
@@ -54,15 +54,18 @@ def write_store(path: Path, first: int, size: int, say: Callable[[str], None]) -
             store.upkeep(retention_hours=0)
 
 
-def write_intake(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
-    """As `write_store`, through an intake; the rows of five devices go on in three groups."""
-    store_module.MERGE_FILES, store_module.CHECKPOINT_EVERY = 4, 5
-    store = Store.open(path)
-    intake = Intake(store, IntakeSettings(devices_per_commit=2, commit_every_secs=0.02, wait_secs=0.01))
+def write_turns(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
+    """As `write_store`, as a part of turns; the rows of five devices go on in three lanes."""
+    writer_module.CHECKPOINT_EVERY = 5
+    store = Store.open(path, settings=LaneSettings(devices=2, wait_secs=0.01))
     say("ready")
     for batch in range(first, first + 10_000):
-        intake.append(of_five_devices(batch, size))
+        store.take(of_five_devices(batch, size))
+        with store.state.turn() as turn:
+            store.write(turn)
+        store.confirm()
         say(str(batch))
+        store.move_on()
 
 
 def of_five_devices(batch: int, size: int) -> list[Record]:
@@ -168,12 +171,12 @@ def test_acknowledged_records_survive_kills_exactly_once(folder: Path, seed: int
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_records_of_an_intake_survive_kills_exactly_once(folder: Path, seed: int) -> None:
+def test_records_of_turns_survive_kills_exactly_once(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged: set[int] = set()
     for _ in range(4):
         first = max(acknowledged, default=-1) + 1
-        acknowledged.update(run_and_kill(write_intake, folder / "s", first, rng.uniform(0.0, 0.4)))
+        acknowledged.update(run_and_kill(write_turns, folder / "s", first, rng.uniform(0.0, 0.4)))
         with Store.open(folder / "s") as store:
             assert store.repairs == ()
             seen = Counter(store.records())
@@ -207,17 +210,21 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
     """A copy of the store before each step is what a kill at that moment leaves behind."""
     path = folder / "s"
     acknowledged: list[Record] = []
+    path.mkdir()
     copies = Copies(path, folder, lambda: len(acknowledged))
-    with Store.open(path) as store, monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         copies.watch(patch)
-        for start in range(0, 15, 5):
-            batch = [*make_batch(start, 5), *make_batch(start, 2, device="dev-b")]
-            store.append(batch)
-            acknowledged += batch
-        store.upkeep(retention_hours=0)
-        batch = make_batch(15, 5)
-        store.append(batch)
-        acknowledged += batch
+        with Store.open(path) as store:
+            for start in range(0, 15, 5):
+                batch = [*make_batch(start, 5), *make_batch(start, 2, device="dev-b")]
+                store.append(batch)
+                acknowledged += batch
+                store.flush()
+            store.upkeep(retention_hours=0)
+            for start in (15, 20):
+                batch = make_batch(start, 5)
+                store.append(batch)
+                acknowledged += batch
     assert len(copies.left_behind) > 40
     copies.check(acknowledged)
 

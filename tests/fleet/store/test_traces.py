@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -8,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.records import CandidateId, DeviceId, content_hash
+from fleet.store.lanes import LaneSettings
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates, find_records
 from tests.record_fixtures import make_batch, make_record, make_spec
@@ -20,24 +23,39 @@ def store(tmp_path: Path) -> Path:
     """Two devices, several files."""
     with Store.open(tmp_path / "store") as made:
         made.put_device(make_spec())
-        made.append(make_batch(0, 10))
-        made.append(make_batch(10, 3000))
-        made.append(make_batch(0, 5, device="dev-b"))
-        made.append([make_record(7, attempt=1, origin="noise")])
+        for batch in (
+            make_batch(0, 10),
+            make_batch(10, 3000),
+            make_batch(0, 5, device="dev-b"),
+            [make_record(7, attempt=1, origin="noise")],
+        ):
+            made.append(batch)
+            made.flush()
     return tmp_path / "store"
 
 
-def test_candidates_come_back_with_their_traces(store: Path) -> None:
+@pytest.fixture(params=["waits", "table"])
+def reader(request: pytest.FixtureRequest, store: Path, tmp_path: Path) -> Iterator[StoreReader]:
+    """The same records, in the table and waiting for it."""
+    if request.param == "table":
+        yield Store.read(store)
+        return
+    with Store.open(tmp_path / "waiting", settings=LaneSettings(rows_per_device=1 << 20)) as made:
+        made.append(list(Store.read(store).records()))
+        yield Store.read(tmp_path / "waiting")
+
+
+def test_candidates_come_back_with_their_traces(reader: StoreReader) -> None:
     records = [make_record(number) for number in (3, 500, 2500)]
     wanted = [one.candidate_id for one in records]
     nowhere = CandidateId(content_hash("nowhere"))
-    found = find_candidates(Store.read(store), [A], [*wanted, nowhere])
+    found = find_candidates(reader, [A], [*wanted, nowhere])
     assert {one.candidate_id: one.trace for one in found.candidates} == {
         one.candidate_id: one.trace for one in records
     }
     assert {one.origin for one in found.candidates} == {"paired"}
     assert found.unread == ""
-    assert find_candidates(Store.read(store), [B], wanted[1:]) == Found()
+    assert find_candidates(reader, [B], wanted[1:]) == Found()
 
 
 def test_devices_that_have_the_candidates_are_read_first_and_others_only_for_the_rest(store: Path) -> None:
@@ -76,9 +94,9 @@ def _holds(path: Path, candidate_id: CandidateId) -> bool:
     return candidate_id in pq.read_table(path, columns=["candidate_id"]).column(0).to_pylist()
 
 
-def test_all_records_of_some_candidates_are_found(store: Path) -> None:
+def test_all_records_of_some_candidates_are_found(reader: StoreReader) -> None:
     expected = {make_record(700), make_record(7, attempt=1, origin="noise"), make_record(7)}
-    found = list(find_records(Store.read(store), A, {one.candidate_id for one in expected}))
+    found = list(find_records(reader, A, {one.candidate_id for one in expected}))
     assert (len(found), set(found)) == (3, expected)
 
 

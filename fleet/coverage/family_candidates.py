@@ -1,0 +1,123 @@
+"""Candidates that families know: those in the state file, and those that come to it with this turn.
+
+`fleet.coverage.coverage` asks it, and tells it of news.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from agents.records import Candidate, CandidateId, Record, WorkloadId
+from fleet.coverage.family_names import FamilyNames
+from fleet.state.state_file import StateFile
+from fleet.state.turn import Turn
+
+#: A family, by the name under which devices share candidates, and a workload.
+Space = tuple[str, WorkloadId]
+
+
+class FamilyCandidates:
+    """What each family knows of each workload.
+
+    Args:
+        state: The state file.
+        live: As `FamilyNames` has it.
+
+    Attributes:
+        names: How families are called in the file.
+    """
+
+    def __init__(self, state: StateFile, live: Collection[str] | None) -> None:
+        self._state, self.names = state, FamilyNames(live)
+        #: How many candidates a family knows in the file; and those that are not to be planned.
+        self._counts: dict[Space, int] = {}
+        self._blocked: dict[Space, set[CandidateId]] = {}
+        #: What the file lacks until the turn ends, in the order in which it became known: all, those that
+        #: came with a record, and those that killed their worker process every time.
+        self._new: dict[Space, dict[CandidateId, None]] = defaultdict(dict)
+        self._recorded: dict[Space, dict[CandidateId, Candidate]] = defaultdict(dict)
+        self._quarantined: dict[Space, set[CandidateId]] = defaultdict(set)
+
+    def load(self) -> None:
+        """Forget what was read of the file; what it lacks stays."""
+        self._counts.clear()
+        self._blocked.clear()
+
+    def learn(self, space: Space, records: Sequence[Record]) -> None:
+        """Make the candidates of records known: each is a gap of the family's other devices."""
+        self.know(space, [record.candidate_id for record in records])
+        # One that was proposed in this very turn is written twice, and stands once.
+        new = self._new[space]
+        for record in records:
+            if record.candidate_id not in new:
+                continue
+            candidate = Candidate(
+                workload_id=record.workload_id,
+                dialect=record.dialect,
+                origin=record.origin,
+                trace=record.trace,
+            )
+            # Who claims another id for a trace has measured something that nobody else can.
+            if candidate.candidate_id == record.candidate_id:
+                self._recorded[space][candidate.candidate_id] = candidate
+        quarantined = [record.candidate_id for record in records if record.is_quarantined]
+        self.blocked(space).update(quarantined)
+        self._quarantined[space].update(quarantined)
+
+    def know(self, space: Space, candidate_ids: Iterable[CandidateId]) -> None:
+        """Make candidates known, as far as they are not."""
+        if fresh := self.unknown(space, candidate_ids):
+            self._new[space].update(dict.fromkeys(fresh))
+
+    def unknown(self, space: Space, candidate_ids: Iterable[CandidateId]) -> list[CandidateId]:
+        """Those of some candidates that a family does not know, each once."""
+        new = self._new.get(space, {})
+        left = [name for name in dict.fromkeys(candidate_ids) if name not in new]
+        for name in self.names.of(space[0]) if left else ():
+            in_file = self._state.known_among(name, space[1], left)
+            left = [candidate_id for candidate_id in left if candidate_id not in in_file]
+        return left
+
+    def new(self, space: Space) -> Collection[CandidateId]:
+        """Candidates that the file lacks until the turn ends."""
+        return self._new.get(space, {})
+
+    def count(self, space: Space) -> int:
+        """How many candidates a family knows, those included that nobody has measured yet."""
+        if space not in self._counts:
+            self._counts[space] = self._state.candidate_count(self.names.of(space[0]), space[1])
+        return self._counts[space] + len(self._new.get(space, ()))
+
+    def blocked(self, space: Space) -> set[CandidateId]:
+        """Candidates that are not to be planned; whoever adds one blocks it for this life."""
+        if space not in self._blocked:
+            names = self.names.of(space[0])
+            self._blocked[space] = {one for name in names for one in self._state.blocked(name, space[1])}
+        return self._blocked[space]
+
+    def latest(self, space: Space, most: int) -> list[CandidateId]:
+        """The candidates that became known last, up to so many, in that order."""
+        in_file = [
+            candidate_id
+            for name in self.names.of(space[0])
+            for candidate_id in self._state.latest(name, space[1], most)
+        ]
+        return [*in_file, *self._new.get(space, ())][-most:]
+
+    def write(self, turn: Turn) -> None:
+        """Write candidates that came with records, and those under quarantine, into a turn."""
+        for (family, workload_id), candidates in self._recorded.items():
+            turn.add_measured(self.names.of(family)[-1], workload_id, list(candidates.values()))
+        for (family, workload_id), candidate_ids in self._quarantined.items():
+            for name in self.names.of(family):
+                turn.block(name, workload_id, candidate_ids)
+
+    def confirm(self) -> None:
+        """Take all that became known for durable: the turn is on the disk."""
+        for space, candidate_ids in self._new.items():
+            if space in self._counts:
+                self._counts[space] += len(candidate_ids)
+        self._new.clear()
+        self._recorded.clear()
+        self._quarantined.clear()
