@@ -158,7 +158,7 @@ class Coordinator:
         )
 
     def close(self) -> None:
-        """Hand everything on to the table and let go of the disk; nothing may be called after it."""
+        """Hand everything on to the table; nothing may be called after it, but the store stays open."""
         parts = self._parts
         self._drivers.close()
         parts.thread.close()
@@ -171,7 +171,6 @@ class Coordinator:
             parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
             parts.notices.say(f"the state file stays as long as it is: {error}")
-        self.release()
 
     def release(self) -> None:
         """Let go of the files as a kill does, so that another coordinator may have them."""
