@@ -41,8 +41,10 @@ class _Overlay:
 class _Frontier:
     """How far the candidates of a name in the file were looked through for one device: each row once."""
 
-    #: The last row that was looked at, and the candidates up to it that the device has not measured.
+    #: The last row that was looked at, and how many rows the file had if that was its last one.
     number: int = 0
+    ended_at: int = -1
+    #: Candidates up to it that the device has not measured.
     open: dict[CandidateId, None] = field(default_factory=dict)
 
 
@@ -257,7 +259,7 @@ class Coverage:
         for name in self._candidates.names.of(family):
             frontier = self._frontiers[group][name]
             yield from list(frontier.open)
-            while True:
+            while frontier.ended_at != (in_file := self._candidates.in_file((family, workload_id))):
                 rows = self._state.gaps(
                     name, workload_id, device_id, environment_id, _GAPS_AT_ONCE, after=frontier.number
                 )
@@ -267,9 +269,9 @@ class Coverage:
                 measured = self._overlay.measured.get(group, {})
                 fresh = [candidate_id for _, candidate_id in rows if candidate_id not in measured]
                 frontier.open.update(dict.fromkeys(fresh))
-                yield from fresh
                 if is_last:
-                    break
+                    frontier.ended_at = in_file
+                yield from fresh
         yield from self._candidates.new((family, workload_id))
 
     def sample(self, device_id: DeviceId, count: int, seed: int) -> list[CandidateId]:

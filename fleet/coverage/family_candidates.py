@@ -85,9 +85,13 @@ class FamilyCandidates:
 
     def count(self, space: Space) -> int:
         """How many candidates a family knows, those included that nobody has measured yet."""
+        return self.in_file(space) + len(self._new.get(space, ()))
+
+    def in_file(self, space: Space) -> int:
+        """How many of them the file has."""
         if space not in self._counts:
             self._counts[space] = self._state.candidate_count(self.names.of(space[0]), space[1])
-        return self._counts[space] + len(self._new.get(space, ()))
+        return self._counts[space]
 
     def blocked(self, space: Space) -> set[CandidateId]:
         """Candidates that are not to be planned; whoever adds one blocks it for this life."""
