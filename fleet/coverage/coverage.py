@@ -140,7 +140,9 @@ class Coverage:
         row = self._rows[device_id]
         counts = row.of(environment_id)
         counts.records += len(records)
-        before = self._measured(group, [record.candidate_id for record in records])
+        # The first attempt of a candidate is new, so nobody has measured it before.
+        again = [record.candidate_id for record in records if record.attempt]
+        before = self._measured(group, again) if again else set()
         overlay = self._overlay.measured[group]
         for record in records:
             candidate_id = record.candidate_id
