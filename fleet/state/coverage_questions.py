@@ -33,10 +33,10 @@ class CoverageQuestions(Contents):
         find = self._labels.find
         group = find(workload_id), find(device_id), find(environment_id)
         with state_errors("reading the state file", self.path):
-            for values in _parts(candidate_ids):
+            for values in parts(candidate_ids):
                 for value, attempt, outcome in self._connection.execute(
                     f"SELECT candidate, attempt, outcome FROM result WHERE {IN_GROUP}"
-                    f" AND candidate IN ({_marks(values)})",
+                    f" AND candidate IN ({marks(values)})",
                     (*group, *values),
                 ).fetchall():
                     yield CandidateId(value.hex()), attempt, outcome == LOST
@@ -55,9 +55,9 @@ class CoverageQuestions(Contents):
         with state_errors("reading the state file", self.path):
             return {
                 CandidateId(value.hex())
-                for values in _parts(candidate_ids)
+                for values in parts(candidate_ids)
                 for (value,) in self._connection.execute(
-                    f"SELECT id FROM candidate WHERE {_IN_SPACE} AND id IN ({_marks(values)}){condition}",
+                    f"SELECT id FROM candidate WHERE {_IN_SPACE} AND id IN ({marks(values)}){condition}",
                     (*space, *values),
                 )
             }
@@ -181,7 +181,7 @@ class CoverageQuestions(Contents):
         return drawn
 
 
-def _parts(candidate_ids: Iterable[CandidateId]) -> Iterator[list[bytes]]:
+def parts(candidate_ids: Iterable[CandidateId]) -> Iterator[list[bytes]]:
     """Yield the ids as SQLite has them, so many at a time; a length that is common repeats the last one."""
     every = [bytes.fromhex(one) for one in candidate_ids]
     for start in range(0, len(every), MOST_VALUES):
@@ -191,5 +191,6 @@ def _parts(candidate_ids: Iterable[CandidateId]) -> Iterator[list[bytes]]:
         yield part + part[-1:] * (length - len(part))
 
 
-def _marks(values: Sequence[bytes]) -> str:
+def marks(values: Sequence[bytes]) -> str:
+    """The places of some values in a statement."""
     return ", ".join("?" * len(values))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
-from fleet.state.coverage_questions import MOST_VALUES, CoverageQuestions
+from fleet.state.coverage_questions import CoverageQuestions, marks, parts
 from fleet.state.labels import Labels
 from fleet.state.rows import LOST, OK, OUTCOMES, KeptResult, Result, Tally, packed_id, unpack_trace
 from fleet.state.schema import IN_GROUP, open_reader, state_errors
@@ -207,17 +207,15 @@ class Questions(CoverageQuestions):
             StateDamaged: A trace cannot be read, or is that of another candidate.
         """
         find = self._labels.find
-        left = [bytes.fromhex(candidate_id) for candidate_id in candidate_ids]
         candidates: dict[CandidateId, Candidate] = {}
         bases: dict[int, str] = {}
         with state_errors("reading the state file", self.path):
             for family in families:
-                for start in range(0, len(left), MOST_VALUES):
-                    part = left[start : start + MOST_VALUES]
+                for values in parts(candidate_ids):
                     for value, dialect, origin, trace, base in self._connection.execute(
                         "SELECT id, dialect, origin, trace, base FROM candidate"
-                        f" WHERE family = ? AND workload = ? AND id IN ({', '.join('?' * len(part))})",
-                        (find(family), find(workload_id), *part),
+                        f" WHERE family = ? AND workload = ? AND id IN ({marks(values)})",
+                        (find(family), find(workload_id), *values),
                     ).fetchall():
                         candidate = Candidate(
                             workload_id=workload_id,

@@ -338,11 +338,13 @@ def check_rows(snapshot: TableSnapshot, expected: int, folder: Path) -> None:
 def _in_parts(pieces: Iterable[WaitingRows]) -> Iterator[list[WaitingRows]]:
     """Cut rows into what is held in memory at once; those of a lane stay in their order."""
     part: list[WaitingRows] = []
+    size = 0
     for piece in pieces:
         part.append(piece)
-        if sum(len(one.body) for one in part) >= _PART_BYTES:
+        size += len(piece.body)
+        if size >= _PART_BYTES:
             yield part
-            part = []
+            part, size = [], 0
     if part:
         yield part
 

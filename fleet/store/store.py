@@ -64,7 +64,6 @@ class Store(StoreWriter):
     Promises: what a turn has taken in survives a kill and a power cut once the turn is on the disk; each
     `record_id` is kept once, and the first version of it stays. Not to be shared by threads. Close it, or
     leave its `with` block, to let another process write; the lock ends with the process in any case.
-
     """
 
     @classmethod
@@ -182,7 +181,6 @@ class Store(StoreWriter):
     def append_tables(self, tables: Mapping[str, pa.Table]) -> AppendResult:
         """Keep records of several devices that are columns already, in one turn: see `append_table`."""
         self.settle()
-        self._make_way()
         self._make_way()
         given = {check_name("device", name): table for name, table in tables.items() if table.num_rows}
         for table in given.values():

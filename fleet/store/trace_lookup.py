@@ -48,16 +48,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParentsAsked:
-    """The question for traces to evolve from, for requests of devices that share candidates."""
-
-    #: The name under which they do.
-    family: str
-    #: Device and id of each request.
-    requests: tuple[tuple[DeviceId, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedAsked:
     """The question for traces of imported candidates: they never mix with those that are measured."""
 
