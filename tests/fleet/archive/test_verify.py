@@ -250,7 +250,7 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         "or another one",
     ),
     "no name": (_in_state("DELETE FROM label WHERE text = 'dev-a'"), STATE, "no name has the number"),
-    "other rows in a file": (_in_state("UPDATE data_file SET rows = 9"), STATE, "what it says of device_id"),
+    "other rows in a file": (_in_state("UPDATE data_file SET rows = 9"), STATE, "what it says of 'device_id"),
     "no file": (_in_state("DELETE FROM data_file WHERE rows = 40"), STATE, "it does not say what"),
     "no version": (_in_state("DELETE FROM table_version"), "records", "the state file names None"),
     "another version": (
