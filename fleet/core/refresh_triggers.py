@@ -7,7 +7,6 @@ judge is for `fleet.refresh.run`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -50,6 +49,8 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
     #: By device and kind: with a thousand new devices nothing may look through all of them.
     pending: dict[_Key, Pending] = field(default_factory=dict)
     due: dict[_Key, TrainingReason] = field(default_factory=dict)
+    #: Those of requests, by request: whoever asks for a training waits for no pause.
+    requested: dict[str, TrainingReason] = field(default_factory=dict)
     #: Failed trainings in a row, and the time before which none is asked for.
     failures: int = 0
     not_before: float = 0.0
@@ -61,18 +62,23 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
     def ripen(self, pending: Pending) -> None:
         """Let a reason ask for a training, if its device has enough records now."""
         if pending.missing <= 0:
-            key = _key(pending.reason)
-            del self.pending[key]
-            self.due[key] = pending.reason
+            del self.pending[_key(pending.reason)]
+            self.add_due(pending.reason)
+
+    def add_due(self, reason: TrainingReason) -> None:
+        """Let a reason ask for a training now."""
+        if reason.kind is ReasonKind.REQUEST:
+            self.requested[reason.request_id] = reason
+        else:
+            self.due[_key(reason)] = reason
 
     def wants(self, limits: Limits) -> bool:
         """Whether anything asks for a training."""
-        return bool(self.due) or self.records - self.base >= self.enough(limits)
+        return bool(self.due or self.requested) or self.records - self.base >= self.enough(limits)
 
-    def ready_at(self) -> float:
-        """When the next training may begin: whoever asks for one waits for no pause."""
-        is_asked = any(kind is ReasonKind.REQUEST for _, kind in self.due)
-        return -math.inf if is_asked else self.not_before
+    def is_ready(self, now: float, limits: Limits) -> bool:
+        """Whether a training is to begin now."""
+        return bool(self.requested) or (self.wants(limits) and self.not_before <= now)
 
 
 class Triggers:
@@ -108,7 +114,7 @@ class Triggers:
         """Train for a reason as soon as its device has so many more records; a repeat changes nothing."""
         one = self._of(family)
         key = _key(reason)
-        if key not in one.pending and key not in one.due:
+        if not (key in one.pending or key in one.due or reason.request_id in one.requested):
             one.pending[key] = Pending(reason, missing)
             one.ripen(one.pending[key])
 
@@ -121,7 +127,7 @@ class Triggers:
 
     def drop_request(self, family: str, request_id: str, now: float) -> list[StopTraining]:
         """Forget a request; a training that nothing else asked for is stopped."""
-        self._of(family).due.pop((request_id, ReasonKind.REQUEST), None)
+        self._of(family).requested.pop(request_id, None)
         left = tuple(one for one in self.reasons if one.request_id != request_id)
         if left == self.reasons or left:
             self.reasons = left
@@ -134,19 +140,17 @@ class Triggers:
 
     def ask(self, now: float, limits: Limits) -> list[StartTraining]:
         """Ask for a training if there is a reason and none is under way."""
-        if self.phase is not Phase.IDLE:
-            return []
-        ready = [one for one in self._families.values() if one.wants(limits) and one.ready_at() <= now]
+        ready = self._ready(now, limits)
         if not ready:
             return []
         # The family that has waited longest, so that one with many records does not starve the other.
-        one = min(ready, key=lambda family: (family.ready_at(), family.not_before, family.family))
+        one = min(ready, key=lambda family: (not family.requested, family.not_before, family.family))
         new = one.records - one.base
-        reasons = list(one.due.values())
+        reasons = [*one.requested.values(), *one.due.values()]
         if new >= one.enough(limits):
             text = f"{new} new records after the {one.base} of the last training"
             reasons.append(TrainingReason(kind=ReasonKind.NEW_RECORDS, text=text))
-        one.due = {}
+        one.due, one.requested = {}, {}
         self.phase, self.family, self.reasons, self.since = Phase.ASKED, one.family, tuple(reasons), now
         return [StartTraining(family=one.family, reasons=self.reasons)]
 
@@ -199,11 +203,14 @@ class Triggers:
         one.due = {key: reason for key, reason in back.items() if key not in one.due} | one.due
         self._end(now, text)
 
-    def next_secs(self, limits: Limits) -> float:
-        """The time at which `ask` may have something to say; infinite where only an event can."""
+    def is_ready(self, now: float, limits: Limits) -> bool:
+        """Whether `ask` has something to say."""
+        return bool(self._ready(now, limits))
+
+    def _ready(self, now: float, limits: Limits) -> list[FamilyTriggers]:
         if self.phase is not Phase.IDLE:
-            return math.inf
-        return min((f.ready_at() for f in self._families.values() if f.wants(limits)), default=math.inf)
+            return []
+        return [family for family in self._families.values() if family.is_ready(now, limits)]
 
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What status and API show; JSON-ready. Times in Unix seconds."""
@@ -250,16 +257,17 @@ def _key(reason: TrainingReason) -> _Key:
 
 
 def _family_to_json(one: FamilyTriggers) -> dict[str, Any]:
-    values: dict[str, Any] = value_to_json(replace(one, pending={}, due={}))
+    values: dict[str, Any] = value_to_json(replace(one, pending={}, due={}, requested={}))
     values["pending"] = [value_to_json(pending) for pending in one.pending.values()]
-    values["due"] = [value_to_json(reason) for reason in one.due.values()]
+    reasons = *one.requested.values(), *one.due.values()
+    values["due"] = [value_to_json(reason) for reason in reasons]
     return values
 
 
 def _family_from_json(value: Mapping[str, Any]) -> FamilyTriggers:
     pending = [value_from_json(Pending, one) for one in value["pending"]]
-    due = [value_from_json(TrainingReason, one) for one in value["due"]]
     made = value_from_json(FamilyTriggers, {**value, "pending": {}, "due": {}})
     made.pending = {_key(one.reason): one for one in pending}
-    made.due = {_key(one): one for one in due}
+    for reason in value["due"]:
+        made.add_due(value_from_json(TrainingReason, reason))
     return made

@@ -15,7 +15,6 @@ heartbeat renewed it; its results are late for ever, because its agent may be a 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -87,8 +86,9 @@ class FleetState:
             return device is None or device.is_news(event, leasing.limits)
         if isinstance(event, ev.Tick):
             is_quiet = leasing.is_stopping or leasing.is_full
-            training = math.inf if is_quiet else self._core.triggers.next_secs(leasing.limits)
-            return min(leasing.next_wake(), training, self._core.requests.next_secs()) <= event.at_secs
+            if not is_quiet and self._core.triggers.is_ready(event.at_secs, leasing.limits):
+                return True
+            return min(leasing.next_wake(), self._core.requests.next_secs()) <= event.at_secs
         return True
 
     def verdict(self, device_id: DeviceId, job_id: JobId, fencing_token: int) -> Verdict:

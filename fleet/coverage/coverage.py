@@ -359,5 +359,4 @@ class Coverage:
     def _measured(self, group: _Group, candidate_ids: Collection[CandidateId]) -> set[CandidateId]:
         """Those of some candidates that a device has measured as the file knows."""
         device_id, environment_id, workload_id = group
-        attempts = self._state.attempts(workload_id, device_id, environment_id, candidate_ids)
-        return {name for name, _, is_lost in attempts if not is_lost}
+        return self._state.measured_among(workload_id, device_id, environment_id, candidate_ids)

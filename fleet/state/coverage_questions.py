@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.state.attempts import attempts_of, marks, packed_ids, parts
 from fleet.state.contents import Contents
 from fleet.state.rows import LOST
 from fleet.state.schema import IN_GROUP, state_errors
-
-#: Candidates of one question at most; SQLite takes some 32,000 values.
-MOST_VALUES = 1000
 
 #: What a family knows of a workload.
 _IN_SPACE = "family = ? AND workload = ?"
@@ -22,24 +20,23 @@ _IN_SPACE = "family = ? AND workload = ?"
 class CoverageQuestions(Contents):
     """Questions about a few results and candidates."""
 
-    def attempts(
+    def measured_among(
         self,
         workload_id: WorkloadId,
         device_id: DeviceId,
         environment_id: str,
         candidate_ids: Iterable[CandidateId],
-    ) -> Iterator[tuple[CandidateId, int, bool]]:
-        """Yield what a device has of some candidates: id, attempt, and whether that was lost."""
+    ) -> set[CandidateId]:
+        """Those of some candidates that a device has measured, and not only lost."""
         find = self._labels.find
         group = find(workload_id), find(device_id), find(environment_id)
         with state_errors("reading the state file", self.path):
-            for values in parts(candidate_ids):
-                for value, attempt, outcome in self._connection.execute(
-                    f"SELECT candidate, attempt, outcome FROM result WHERE {IN_GROUP}"
-                    f" AND candidate IN ({marks(values)})",
-                    (*group, *values),
-                ).fetchall():
-                    yield CandidateId(value.hex()), attempt, outcome == LOST
+            attempts = attempts_of(self._connection, group, packed_ids(candidate_ids))
+        return {
+            CandidateId(candidate.hex())
+            for candidate, outcomes in attempts.items()
+            if any(outcome != LOST for outcome in outcomes.values())
+        }
 
     def known_among(
         self,
@@ -55,7 +52,7 @@ class CoverageQuestions(Contents):
         with state_errors("reading the state file", self.path):
             return {
                 CandidateId(value.hex())
-                for values in parts(candidate_ids)
+                for values in parts(packed_ids(candidate_ids))
                 for (value,) in self._connection.execute(
                     f"SELECT id FROM candidate WHERE {_IN_SPACE} AND id IN ({marks(values)}){condition}",
                     (*space, *values),
@@ -179,18 +176,3 @@ class CoverageQuestions(Contents):
                     )
                 ]
         return drawn
-
-
-def parts(candidate_ids: Iterable[CandidateId]) -> Iterator[list[bytes]]:
-    """Yield the ids as SQLite has them, so many at a time; a length that is common repeats the last one."""
-    every = [bytes.fromhex(one) for one in candidate_ids]
-    for start in range(0, len(every), MOST_VALUES):
-        part = every[start : start + MOST_VALUES]
-        # A statement of each length would be made anew again and again.
-        length = min(MOST_VALUES, 1 << (len(part) - 1).bit_length())
-        yield part + part[-1:] * (length - len(part))
-
-
-def marks(values: Sequence[bytes]) -> str:
-    """The places of some values in a statement."""
-    return ", ".join("?" * len(values))

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
-from fleet.state.coverage_questions import CoverageQuestions, marks, parts
+from fleet.state.attempts import Group, attempts_of, marks, packed_ids, parts
+from fleet.state.coverage_questions import CoverageQuestions
 from fleet.state.labels import Labels
 from fleet.state.rows import LOST, OK, OUTCOMES, KeptResult, Result, Tally, packed_id, unpack_trace
 from fleet.state.schema import IN_GROUP, open_reader, state_errors
@@ -33,18 +35,19 @@ class Questions(CoverageQuestions):
 
     def known(self, results: Sequence[Result]) -> list[bool]:
         """Say of each result whether there is one of the same five fields."""
-        find, answers = self._labels.find, list[bool]()
+        find = self._labels.find
+        places: list[tuple[Group, bytes, int]] = []
+        groups: dict[Group, list[bytes]] = defaultdict(list)
+        for result in results:
+            group = find(result.workload_id), find(result.device_id), find(result.environment_id)
+            places.append((group, packed_id(result.candidate_id), result.attempt))
+            groups[group].append(places[-1][1])
         with state_errors("reading the state file", self.path):
-            for result in results:
-                row = self._connection.execute(
-                    f"SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = ? AND attempt = ?",
-                    (
-                        *(find(result.workload_id), find(result.device_id), find(result.environment_id)),
-                        *(packed_id(result.candidate_id), result.attempt),
-                    ),
-                ).fetchone()
-                answers.append(row is not None)
-        return answers
+            attempts = {
+                group: attempts_of(self._connection, group, candidates)
+                for group, candidates in groups.items()
+            }
+        return [attempt in attempts[group].get(candidate, ()) for group, candidate, attempt in places]
 
     def results(self) -> Iterator[KeptResult]:
         """Yield what stands in the file of every result, in no order that means anything."""
@@ -211,7 +214,7 @@ class Questions(CoverageQuestions):
         bases: dict[int, str] = {}
         with state_errors("reading the state file", self.path):
             for family in families:
-                for values in parts(candidate_ids):
+                for values in parts(packed_ids(candidate_ids)):
                     for value, dialect, origin, trace, base in self._connection.execute(
                         "SELECT id, dialect, origin, trace, base FROM candidate"
                         f" WHERE family = ? AND workload = ? AND id IN ({marks(values)})",

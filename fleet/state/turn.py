@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from fleet.state.attempts import Group, attempts_of
 from fleet.state.labels import Labels
 from fleet.state.rows import (
     FASTEST,
@@ -33,8 +35,6 @@ ON CONFLICT DO UPDATE SET
 #: Share of a bound of letters that stays when the oldest go: not a deletion for each new delivery.
 _KEPT_SHARE = 0.9
 
-_TallyKey = tuple[int, int, int]
-
 
 class Turn:
     """An open transaction of a state file; it ends with the `with` block of `StateFile.turn`."""
@@ -48,40 +48,48 @@ class Turn:
 
         What is there already stays as it is, whatever its outcome.
         """
-        number, execute = self._labels.number, self._connection.execute
-        sums: dict[_TallyKey, list[float]] = {}
-        timed: dict[_TallyKey, dict[bytes, float]] = {}
+        number = self._labels.number
         flags: list[bool] = []
-        for result in results:
-            key = number(result.workload_id), number(result.device_id), number(result.environment_id)
-            candidate = packed_id(result.candidate_id)
-            before = execute(
-                f"SELECT attempt, outcome FROM result WHERE {IN_GROUP} AND candidate = ?", (*key, candidate)
-            ).fetchall()
-            is_new = all(attempt != result.attempt for attempt, _ in before)
-            flags.append(is_new)
-            if not is_new:
-                continue
-            outcome = OUTCOME_NUMBERS[result.outcome]
-            execute(
-                "INSERT INTO result VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*key, candidate, result.attempt, outcome, result.latency_secs),
-            )
-            total = sums.setdefault(key, [0, 0, 0, 0.0, 0.0])
-            is_first = outcome != LOST and all(earlier == LOST for _, earlier in before)
-            total[0] += 1
-            total[1] += is_first
-            total[2] += outcome == OK
-            total[3] = max(total[3], result.measured_at)
-            if result.is_noise and outcome != LOST:
-                total[4] = max(total[4], result.measured_at)
-            if outcome == OK and result.latency_secs is not None:
-                secs = timed.setdefault(key, {})
-                secs[candidate] = min(result.latency_secs, secs.get(candidate, result.latency_secs))
-        for key, secs in timed.items():
-            self._keep_fastest(key, secs)
-        self._connection.executemany(_ADD_TALLY, ((*key, *total) for key, total in sums.items()))
+        groups: dict[Group, list[tuple[int, Result]]] = defaultdict(list)
+        for place, result in enumerate(results):
+            group = number(result.workload_id), number(result.device_id), number(result.environment_id)
+            groups[group].append((place, result))
+            flags.append(False)
+        for group, placed in groups.items():
+            for place in self._add_group(group, placed):
+                flags[place] = True
         return flags
+
+    def _add_group(self, group: Group, placed: Sequence[tuple[int, Result]]) -> list[int]:
+        """Note results of one group, and say at which places the new ones stood."""
+        candidates = [packed_id(result.candidate_id) for _, result in placed]
+        attempts = attempts_of(self._connection, group, candidates)
+        added: list[int] = []
+        rows: list[tuple[int, int, int, bytes, int, int, float | None]] = []
+        secs: dict[bytes, float] = {}
+        measured = ok = 0
+        measured_at = noise_at = 0.0
+        for candidate, (place, result) in zip(candidates, placed, strict=True):
+            before, outcome = attempts[candidate], OUTCOME_NUMBERS[result.outcome]
+            if result.attempt in before:
+                continue
+            added.append(place)
+            rows.append((*group, candidate, result.attempt, outcome, result.latency_secs))
+            measured += outcome != LOST and all(earlier == LOST for earlier in before.values())
+            before[result.attempt] = outcome
+            ok += outcome == OK
+            measured_at = max(measured_at, result.measured_at)
+            if result.is_noise and outcome != LOST:
+                noise_at = max(noise_at, result.measured_at)
+            if outcome == OK and result.latency_secs is not None:
+                secs[candidate] = min(result.latency_secs, secs.get(candidate, result.latency_secs))
+        if rows:
+            self._connection.executemany("INSERT INTO result VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            total = *group, len(rows), measured, ok, measured_at, noise_at
+            self._connection.execute(_ADD_TALLY, total)
+        if secs:
+            self._keep_fastest(group, secs)
+        return added
 
     def add_candidates(
         self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]
@@ -262,17 +270,17 @@ class Turn:
         ).fetchone()
         return None if first is None else (first[0], unpack_trace(first[1], None))
 
-    def _keep_fastest(self, key: _TallyKey, secs: dict[bytes, float]) -> None:
+    def _keep_fastest(self, group: Group, secs: dict[bytes, float]) -> None:
         """Put candidates among the fastest of their group if they belong there."""
         rows: list[tuple[bytes, float]] = self._connection.execute(
-            f"SELECT candidate, latency_secs FROM fastest WHERE {IN_GROUP}", key
+            f"SELECT candidate, latency_secs FROM fastest WHERE {IN_GROUP}", group
         ).fetchall()
         before = dict(rows)
         merged = before | {one: min(number, before.get(one, number)) for one, number in secs.items()}
         best = sorted((number, one) for one, number in merged.items())[:FASTEST]
         after = {one: number for number, one in best}
         if after != before:
-            self._connection.execute(f"DELETE FROM fastest WHERE {IN_GROUP}", key)
+            self._connection.execute(f"DELETE FROM fastest WHERE {IN_GROUP}", group)
             self._connection.executemany(
-                "INSERT INTO fastest VALUES (?, ?, ?, ?, ?)", ((*key, *row) for row in after.items())
+                "INSERT INTO fastest VALUES (?, ?, ?, ?, ?)", ((*group, *row) for row in after.items())
             )

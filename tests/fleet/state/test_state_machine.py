@@ -286,13 +286,14 @@ class StateMachine(RuleBasedStateMachine):
                 assert self.state.best(*where, 10) == expected
                 assert self.state.fastest(*where) == expected[:FASTEST]
                 ids = [one.candidate_id for one in CANDIDATES[workload]]
-                attempts = {(one.candidate_id, one.attempt, one.outcome is Outcome.LOST) for one in group}
-                assert set(self.state.attempts(*where, ids)) == attempts
+                assert self.state.measured_among(*where, ids) == measured
                 assert set(self.state.measured_from(*where, ids[0], 9)) == measured
                 lost = {one.candidate_id for one in group} - measured
                 assert {
                     row[2:] for row in self.state.lost(device_id) if row[:2] == (workload, environment_id)
-                } == {(one, 1 + max(each[1] for each in attempts if each[0] == one)) for one in lost}
+                } == {
+                    (name, 1 + max(one.attempt for one in group if one.candidate_id == name)) for name in lost
+                }
 
 
 TestStateMachine = StateMachine.TestCase
