@@ -23,6 +23,7 @@ from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
+from transfer.adapt.sample_choice import Choice, Rows, first_of
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.adapt.source_devices import SourceDevices
 from transfer.baselines.situation import FewShotSet, with_few_shot
@@ -99,6 +100,17 @@ class How:
         return CurveTable(points=points, strategies=names, default=names[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Any candidates, drawn at random: what a way to choose samples must beat."""
+
+    name: str = _RANDOM
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `transfer.adapt.sample_selection.Selector.choose`."""
+        return first_of(choice, np.random.default_rng(choice.seed).permutation(choice.pool), count)
+
+
 def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
     """Ways to choose samples at equal k, by the default strategy, where source devices know the candidates.
 
@@ -108,7 +120,8 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
     """
     strategy = SourceDevices(trains_head=False)
     short = replace(how, epochs=max(1, how.epochs // 3))
-    contenders = [Adapting(strategy, selector, _told(name)) for name, selector in SELECTORS.items()]
+    ways = (*SELECTORS.values(), Uniform())
+    contenders = [Adapting(strategy, selector, _told(selector.name)) for selector in ways]
     regime = Regime.DEVICE_NEW
     table = short.curve(one, short.cases(one, regime), contenders, SELECTED)
     ks = [k for k in SELECTED if table.estimate(regime, _told(_RANDOM), k) is not None]
@@ -116,7 +129,7 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
     wanted = table.estimate(regime, _told(_RANDOM), at)
     assert wanted is not None
     rows: dict[str, Any] = {}
-    for name in SELECTORS:
+    for name in (selector.name for selector in ways):
         top1 = {k: table.estimate(regime, _told(name), k) for k in ks}
         less = {k: listed(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
         needed = table.samples_for(regime, _told(name), wanted.value)

@@ -50,7 +50,6 @@ from transfer.adapt.base import Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
-from transfer.adapt.zero_shot import ZeroShot
 from transfer.baselines.base import Scores
 from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
@@ -153,10 +152,6 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
         found["workloads"][name] = len(np.unique(dataset.group[rows]))
         zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
         _judge(found, f"{name}/0", zero.score_unseen(features), dataset, test, column)
-        if name == "shipped":
-            # Where the records of source devices are at hand, their heads can be mixed.
-            mixed = ZeroShot().adapt(source, view, case.target, rows[:0], source_rows=rows, **how)
-            _judge(found, "mixed/0", mixed.score_unseen(features), dataset, test, column)
         for k in asked.samples:
             chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
             ways: dict[str, tuple[Strategy, Rows]] = {

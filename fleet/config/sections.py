@@ -37,32 +37,16 @@ Strategy = Literal[
     "auto",
     "siblings",
     "multitask",
-    "finetune",
     "finetune-head",
-    "finetune-last",
-    "masked",
     "maml",
-    "maml-first",
-    "maml-anil",
     "momentum",
-    "zero_shot",
     "nearest",
     "scratch",
 ]
 #: Kinds of models that a training makes: the keys of `transfer.model.kinds.KINDS`.
 ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
-Selector = Literal[
-    "paired",
-    "few-of-each",
-    "random",
-    "stratified",
-    "uncertainty",
-    "hardware",
-    "kmeans",
-    "diverse-fast",
-    "search",
-]
+Selector = Literal["paired", "search"]
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
 

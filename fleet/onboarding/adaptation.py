@@ -6,7 +6,7 @@ Imports torch when called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,6 @@ def strategy_for(
     name: str,
     regime: Regime,
     cache: Path | None,
-    distances: Mapping[str, float] | None = None,
     *,
     waits: bool = True,
 ) -> Strategy:
@@ -102,27 +101,22 @@ def strategy_for(
         regime: What the head will be asked.
         cache: Where leave-one-device-out scores are kept: those that `auto` makes, and those made ahead of
             it.
-        distances: Distance to source devices by fingerprint, for those who use it.
         waits: Whether `auto` makes such scores where none are ready.
 
     Raises:
         FleetError: There is none.
     """
     from transfer.adapt.registry import CHOICES, strategies
-    from transfer.adapt.zero_shot import ZeroShot
     from transfer.auto.strategy import Auto
 
-    known = {
-        key: replace(one, distances=dict(distances)) if distances and isinstance(one, ZeroShot) else one
-        for key, one in strategies().items()
-    }
+    by_name = strategies()
     if name == AUTO:
-        few = tuple(known[one] for one in CHOICES)
-        ready = tuple(known.values())
+        few = tuple(by_name[choice] for choice in CHOICES)
+        ready = tuple(by_name.values())
         return Auto(strategies=few, regime=regime, ready=ready, cache=cache, waits=waits)
-    if name not in known:
-        raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(known)}")
-    return known[name]
+    if name not in by_name:
+        raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(by_name)}")
+    return by_name[name]
 
 
 def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, ranked: Rows) -> Expectation:

@@ -116,7 +116,7 @@ def onboard_device(
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
     cache, asked = models.parent / DEVICE_SCORES, settings.onboarding.strategy
-    strategy = strategy_for(asked, Regime.DEVICE_NEW, cache, samples.distance, waits=waits)
+    strategy = strategy_for(asked, Regime.DEVICE_NEW, cache, waits=waits)
     one = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,

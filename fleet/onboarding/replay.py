@@ -44,7 +44,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     recorded = _look_up(settings, device, clock)
     one = recorded.onboarding
     cache = models.parent / DEVICE_SCORES
-    strategy = strategy_for(settings.onboarding.strategy, one.regime, cache, recorded.likeness)
+    strategy = strategy_for(settings.onboarding.strategy, one.regime, cache)
     with clock.part("standings"):
         device_scores = prepared(strategy, one)
     with clock.part("adapt"):

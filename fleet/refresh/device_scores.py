@@ -33,7 +33,6 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     """
     from transfer.adapt.registry import strategies
     from transfer.auto.leave_one_out import drop_older, leave_one_out, made_ahead
-    from transfer.auto.strategy import without_fingerprints
     from transfer.evaluate.onboarding_cases import Regime
 
     since = RegistryReader(Path(request.models)).environments_since()
@@ -42,7 +41,7 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     # What judges heads is not looked at when they are chosen.
     rows, _ = learnable(snapshot)
     shown = snapshot.dataset.take(rows) if len(rows) else snapshot.dataset
-    how = (without_fingerprints(list(strategies().values())), Regime.DEVICE_NEW, train_config(request.epochs))
+    how = (list(strategies().values()), Regime.DEVICE_NEW, train_config(request.epochs))
     cache = Path(request.models).parent / DEVICE_SCORES
     found = made_ahead(shown, *how, cache, growth=_GROWTH) or leave_one_out(shown, *how, cache)
     if found is not None:

@@ -51,7 +51,7 @@ def test_gains_are_paired_by_workload() -> None:
     def case(shift: float) -> dict[str, object]:
         top1 = {
             name: {f"w{place}": 0.5 + 0.1 * (place % 3) + up + shift for place in range(9)}
-            for name, up in (("shipped/0", 0.1), ("mixed/0", 0.1), ("few/0", 0.0))
+            for name, up in (("shipped/0", 0.1), ("few/0", 0.0))
         }
         top1 |= {f"{name}/64": top1[f"{name}/0"] for name in ("shipped", "few")}
         top1["scratch/64"] = top1["maml/64"] = top1["few/0"]
@@ -98,7 +98,7 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     found = run_case(store, case, Asked(1, (64,), (2, 99), ("multitask",)))
     assert {
         *("shipped/0", "shipped/64", "few/0", "few/64", "of-2/0", "of-2/64"),
-        *("scratch/64", "multitask/64", "mixed/0", "random/0"),
+        *("scratch/64", "multitask/64", "random/0"),
     } == set(found["top1"])
     assert found["workloads"]["of-2"] == 2
     alone = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))

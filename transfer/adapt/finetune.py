@@ -1,7 +1,8 @@
-"""Fine-tuning: go on training the source model on the few-shot set, with a learning rate chosen there.
+"""Fine-tuning of the head: go on training it on the few-shot set, with a learning rate chosen there.
 
 The usual baseline of the field, but done with care: published fine-tuning of TLP takes one rate for all
-layers and trains for 50 epochs, which unlearns more than a few dozen labels teach.
+layers and trains for 50 epochs, which unlearns more than a few dozen labels teach. To train the trunk, or all
+of the model, was no better at any number of samples (`docs/results/onboarding-strategies.md`).
 """
 
 from __future__ import annotations
@@ -13,31 +14,25 @@ from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning_loop import Trained, choose_rate, only, shortened, tune
+from transfer.adapt.tuning_loop import choose_rate, head_alone, shortened, tune
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
-class FineTune:
-    """Train the nearest head, and as much of the backbone as is wanted, on the few-shot set.
+class FineTuneHead:
+    """Train the nearest head on the few-shot set; the backbone stays as it is.
 
     Args:
-        trained: Which layers learn.
         rate_shares: Learning rates to try, as shares of the configuration's.
         epoch_share: Epochs, as a share of the configuration's.
     """
 
-    trained: Trained = "whole"
+    name: str = "finetune-head"
     rate_shares: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
     epoch_share: float = 0.5
     least_samples: int = 2
-
-    @property
-    def name(self) -> str:
-        """`finetune`, `finetune-head` or `finetune-last`."""
-        return "finetune" if self.trained == "whole" else f"finetune-{self.trained}"
 
     def adapt(
         self,
@@ -58,7 +53,7 @@ class FineTune:
 
         def fit(shown: Dataset, rate: float) -> FleetTLP:
             model = start.copy()
-            with only(model, target_device, self.trained):
+            with head_alone(model, target_device):
                 tune(model, shown, (target_device,), replace(how, learning_rate=rate), seed)
             return model
 

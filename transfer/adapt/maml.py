@@ -3,8 +3,8 @@
 MetaTune (arXiv 2102.04199) pretrains a cost model by ordinary supervision, then by MAML (Finn et al., ICML
 2017): one meta-task is one workload on one source device, parted into a few candidates to learn from and
 others to be judged on. The start is moved so that a few steps on the first rank the second. Rates of the
-inner steps are learnt too, one for each tensor (Meta-SGD). Variants: second order, first order, and ANIL
-(Raghu et al., ICLR 2020), where only the head moves in the inner steps.
+inner steps are learnt too, one for each tensor (Meta-SGD). Its first-order form and ANIL (Raghu et al., ICLR
+2020), where only the head moves in the inner steps, ranked worse (`docs/decisions/0045`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest
 
-Order = Literal["second", "first", "anil"]
 Parameters = dict[str, Tensor]
 
 #: Candidates of a meta-task that the inner steps learn from, and that the result is judged on.
@@ -84,7 +82,6 @@ class Maml:
     Meta-training is done once for given sources and kept; it takes most of the time.
 
     Args:
-        order: Second order, first order, or ANIL.
         inner_steps: Steps on a meta-task.
         outer_steps: Updates of the start.
         tasks: Meta-tasks of an update.
@@ -92,7 +89,7 @@ class Maml:
         steps: Numbers of steps on the few-shot set to choose from.
     """
 
-    order: Order = "second"
+    name: str = "maml"
     inner_steps: int = 3
     outer_steps: int = 150
     tasks: int = 4
@@ -100,11 +97,6 @@ class Maml:
     steps: tuple[int, ...] = (3, 10, 30)
     least_samples: int = 2
     _known: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        """`maml`, `maml-first` or `maml-anil`."""
-        return "maml" if self.order == "second" else f"maml-{self.order}"
 
     def adapt(
         self,
@@ -153,9 +145,8 @@ class Maml:
         data = [gather_rows(known, np.arange(len(known)), (device_id,)) for device_id in devices]
         pools = [(one, group) for one in data for group in one.groups if len(group) >= 4]
         scorer = _Scorer(model.eval(), target_device)
-        moved = _parameters(scorer, target_device, head_only=False)
-        inner = _parameters(scorer, target_device, head_only=self.order == "anil")
-        log_rates = {name: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for name in inner}
+        moved = _parameters(scorer, target_device)
+        log_rates = {name: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for name in moved}
         if pools:
             random = np.random.default_rng(seed)
             with scoped_seed(seed), torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
@@ -168,7 +159,7 @@ class Maml:
                 for _ in range(self.outer_steps):
                     optimizer.zero_grad(set_to_none=True)
                     for pick in random.integers(len(pools), size=self.tasks):
-                        loss = self._meta_loss(scorer, inner, log_rates, pools[pick], config, random)
+                        loss = self._meta_loss(scorer, moved, log_rates, pools[pick], config, random)
                         if loss is not None and bool(loss.isfinite()):
                             (loss / self.tasks).backward()  # type: ignore[no-untyped-call]
                     both = [*moved.values(), *log_rates.values()]
@@ -181,7 +172,7 @@ class Maml:
     def _meta_loss(
         self,
         scorer: _Scorer,
-        inner: Parameters,
+        parameters: Parameters,
         log_rates: Parameters,
         pool: tuple[TrainingRows, NDArray[np.int64]],
         config: TrainConfig,
@@ -193,8 +184,8 @@ class Maml:
         few = min(_LEARNT, len(order) // 2)
         learnt, judged = _task(data, [order[:few]]), _task(data, [order[few : few + _JUDGED]])
         rates = {name: rate.exp() for name, rate in log_rates.items()}
-        parameters = _inner(scorer, inner, rates, learnt, config, self.inner_steps, self.order == "second")
-        return judged.loss(functional_call(scorer, parameters, judged.inputs), config.loss)
+        stepped = _inner(scorer, parameters, rates, learnt, config, self.inner_steps, second_order=True)
+        return judged.loss(functional_call(scorer, stepped, judged.inputs), config.loss)
 
     def _stepped(
         self, start: MetaStart, shown: Dataset, target_device: str, config: TrainConfig, steps: int
@@ -203,23 +194,23 @@ class Maml:
         model = start.model.copy()
         data = gather_rows(shown, np.arange(len(shown)), (target_device,))
         scorer = _Scorer(model.eval(), target_device)
-        parameters = _parameters(scorer, target_device, head_only=self.order == "anil")
+        parameters = _parameters(scorer, target_device)
         task = _task(data, data.groups)
         with torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
-            found = _inner(scorer, parameters, start.rates, task, config, steps, False)
+            found = _inner(scorer, parameters, start.rates, task, config, steps, second_order=False)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(found[name])
         return model
 
 
-def _parameters(scorer: _Scorer, device_id: str, *, head_only: bool) -> Parameters:
-    """Parameters of the backbone and one head, or of the head only, by name."""
+def _parameters(scorer: _Scorer, device_id: str) -> Parameters:
+    """Parameters of the backbone and one head, by name."""
     head = {id(p) for p in scorer.model.head(device_id).parameters()}
     return {
         name: parameter
         for name, parameter in scorer.named_parameters()
-        if id(parameter) in head or not (head_only or name.startswith("model.heads."))
+        if id(parameter) in head or not name.startswith("model.heads.")
     }
 
 
@@ -238,6 +229,7 @@ def _inner(
     task: _Task,
     config: TrainConfig,
     steps: int,
+    *,
     second_order: bool,
 ) -> Parameters:
     """Gradient steps on one batch, each parameter with its own rate; differentiable where asked for."""

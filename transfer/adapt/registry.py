@@ -6,14 +6,12 @@ Called by onboarding and the benchmarks. A strategy is added here and nowhere el
 from __future__ import annotations
 
 from transfer.adapt.base import Strategy
-from transfer.adapt.finetune import FineTune
+from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.maml import Maml
-from transfer.adapt.masked import Masked
 from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
-from transfer.adapt.zero_shot import ZeroShot
 
 
 def strategies() -> dict[str, Strategy]:
@@ -21,15 +19,9 @@ def strategies() -> dict[str, Strategy]:
     several: tuple[Strategy, ...] = (
         SourceDevices(),
         MultiTask(),
-        FineTune("whole"),
-        FineTune("head"),
-        FineTune("last"),
-        Masked(),
+        FineTuneHead(),
         Momentum(),
         Maml(),
-        Maml("first"),
-        Maml("anil"),
-        ZeroShot(),
         Nearest(),
         Scratch(),
     )
@@ -38,7 +30,7 @@ def strategies() -> dict[str, Strategy]:
 
 #: Strategies that `auto` chooses from. Each further one is tried on every known device first: a minute or so
 #: of a core each.
-CHOICES = ("siblings", "multitask", "momentum", "zero_shot", "nearest", "scratch")
+CHOICES = ("siblings", "multitask", "momentum", "nearest", "scratch")
 
 #: All names, for options and settings.
 NAMES = tuple(strategies())

@@ -3,7 +3,7 @@
 Shared by the selectors of `transfer.adapt.sample_selection`. Knows none of them, and no latency of the
 target.
 
-Legend: P rows of the pool, T trunk width.
+Legend: P rows of the pool.
 """
 
 from __future__ import annotations
@@ -83,25 +83,17 @@ class Choice:
         return np.stack([places_in(model.score(block, one), group) for one in model.device_ids], axis=1)
 
 
-def embed(model: FleetTLP, dataset: Dataset, rows: Rows) -> Floats:
-    """(rows, T) representations of candidates by a backbone."""
-    found: Floats = model.represent(dataset.features.take(rows)).double().numpy()
-    return found
-
-
-def in_turns(choice: Choice, key: Floats, per_workload: int, turn_of: Rows | None = None) -> Rows:
-    """All rows of the pool: of each workload in its turn the `per_workload` lowest keys, then more.
+def in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
+    """All rows of the pool: of each workload, in random order, the `per_workload` lowest keys, then more.
 
     Args:
         choice: The pool.
         key: (P,) lowest first inside of a workload.
         per_workload: Rows of a workload before the next one has its turn.
-        turn_of: Turn of each workload of the pool, by number; random where None.
     """
     group = choice.dataset.group[choice.pool]
     groups = np.unique(group)
-    if turn_of is None:
-        turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
+    turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
     order = np.lexsort((key, group))
     place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
     turn = turn_of[np.searchsorted(groups, group[order])]
@@ -129,26 +121,3 @@ def first_of(choice: Choice, ordered: Rows, count: int) -> Rows:
     """The first `count` rows of an order that were not measured yet."""
     enough(choice, count)
     return ordered[~np.isin(ordered, choice.taken)][:count]
-
-
-def ends_first(count: int) -> Floats:
-    """(count,) rank of each place when ends come first, then middles of what is left: 0, last, middle, ..."""
-    rank = np.full(count, -1.0)
-    rank[0], rank[-1] = 0, min(1, count - 1)
-    spans = [(0, count - 1)]
-    number = min(2, count)
-    while spans:
-        low, high = spans.pop(0)
-        middle = (low + high) // 2
-        if rank[middle] < 0:
-            rank[middle] = number
-            number += 1
-        if high - low > 1:
-            spans += [(low, middle), (middle, high)]
-    return rank
-
-
-def square_distances(x: Floats, centres: Floats) -> Floats:
-    """(n, m) squared distances, never below 0."""
-    found: Floats = (x**2).sum(axis=1)[:, None] - 2 * x @ centres.T + (centres**2).sum(axis=1)[None, :]
-    return np.maximum(found, 0.0)

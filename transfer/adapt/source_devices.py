@@ -88,7 +88,7 @@ class SourceDevices:
         if not sources:
             raise TransferError(
                 f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
-                "source rows; use 'finetune' or 'scratch'"
+                "source rows; use 'finetune-head' or 'scratch'"
             )
         source_model, log_secs = fit_source_model(part, target_device, sources, seed)
         column = part.column(target_device)

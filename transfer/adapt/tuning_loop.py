@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
@@ -23,9 +21,6 @@ from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper, learning_rate_curve
-
-#: What a strategy lets go on learning: everything, the head, or the head and the trunk before it.
-Trained = Literal["whole", "head", "last"]
 
 
 def tune(
@@ -73,14 +68,9 @@ def shortened(config: TrainConfig, epoch_share: float, rate_share: float = 1.0) 
 
 
 @contextmanager
-def only(model: FleetTLP, device_id: str, trained: Trained) -> Iterator[None]:
-    """Inside the block only the chosen layers of a model need gradients."""
-    layers: dict[str, list[nn.Module]] = {
-        "whole": [model],
-        "head": [model.head(device_id)],
-        "last": [model.head(device_id), model.join, model.trunk, model.norm],
-    }
-    free = {id(parameter) for module in layers[trained] for parameter in module.parameters()}
+def head_alone(model: FleetTLP, device_id: str) -> Iterator[None]:
+    """Inside the block only the head of a device needs gradients."""
+    free = {id(parameter) for parameter in model.head(device_id).parameters()}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for parameter, _ in before:

@@ -9,7 +9,7 @@ protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from transfer.adapt.base import Adapted, Strategy, visible_part
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
-from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out, made_ahead
 from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
@@ -92,13 +91,12 @@ class Auto:
         )
         sources = known.of_devices([one for one in known.device_ids if one != target_device])
         if self.ready and self.cache is not None:
-            how = (without_fingerprints(self.ready), self.regime, config, self.cache)
-            found = made_ahead(sources, *how, growth=_LATE)
-            if found is not None:
-                return found
+            ahead = made_ahead(sources, self.ready, self.regime, config, self.cache, growth=_LATE)
+            if ahead is not None:
+                return ahead
         if not self.waits:
             return None
-        return leave_one_out(sources, without_fingerprints(self.strategies), self.regime, config, self.cache)
+        return leave_one_out(sources, self.strategies, self.regime, config, self.cache)
 
     def adapt(
         self,
@@ -179,14 +177,6 @@ def _rivals(regime: Regime) -> tuple[Strategy, ...]:
     # Heads of source devices have learnt what these measured of the candidates of a check. Where nobody will
     # have measured those in question, that would put the nearest of them ahead of all others.
     return (Scratch(),) if regime is Regime.CANDIDATE_NEW else (Scratch(), Nearest())
-
-
-def without_fingerprints(strategies: Sequence[Strategy]) -> list[Strategy]:
-    """The strategies as they are tried among known devices.
-
-    Fingerprints tell how far each device is from the new one, not from the one that is left out.
-    """
-    return [replace(one, distances=None) if isinstance(one, ZeroShot) else one for one in strategies]
 
 
 def split_few_shot(

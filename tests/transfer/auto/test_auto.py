@@ -15,7 +15,6 @@ from tests.strategy_fixtures import LikeNearest, backwards
 from transfer.adapt.base import Adapted, without_device
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.zero_shot import ZeroShot
 from transfer.auto.leave_one_out import LeaveOneOutScores, drop_older, leave_one_out, made_ahead
 from transfer.auto.strategy import Auto, check_agreement, checking_view, judge, split_few_shot
 from transfer.errors import TransferError
@@ -180,22 +179,6 @@ def test_of_many_devices_some_are_left_out_in_turn() -> None:
     assert made is not None
     assert made.known == names
     assert made.devices == names[::3]
-
-
-def test_standings_know_nothing_of_the_fingerprint_of_the_new_device(
-    source: FleetTLP, tmp_path: Path
-) -> None:
-    """Its distances say nothing of the devices that are left out in turn, even where one of two has any."""
-    told, plain = (
-        Auto(strategies=(ZeroShot(distances=distances), Nearest()), cache=cache, guard=False)
-        for distances, cache in (({"cpu.a": 0.1}, tmp_path), (None, None))
-    )
-    made = told.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
-    assert made is not None
-    assert made == plain.prepare(DATASET, TARGET, source_rows=ROWS, config=SHORT)
-    # What is kept serves whoever asks next, whatever its fingerprint.
-    assert run(told, source, measured(0)).notes["strategy"] in {"zero_shot", "nearest"}
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_one_known_device_tells_nothing() -> None:
