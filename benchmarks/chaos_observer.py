@@ -18,7 +18,7 @@ from benchmarks.chaos_life import stored_in
 from benchmarks.chaos_models import name_of
 from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
-from fleet.errors import FleetError
+from fleet.errors import FleetError, StoreFull
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.store.store import Store
@@ -64,6 +64,8 @@ class Observer:
         """Note new records."""
         try:
             fresh = tuple(one for one in stored_in(Store.read(self._store)) if one not in self._known)
+        except StoreFull:
+            return  # a state file that nobody has open is no file to look at without some room
         except FleetError as error:
             if self._has_read:
                 self._log.add(Event(kind="seen", wrong=(f"the table cannot be read: {error}",)))

@@ -19,7 +19,7 @@ from benchmarks.chaos_life import stored_in
 from benchmarks.chaos_models import look_at_models
 from fleet.core.event_json import event_to_json
 from fleet.core.events import Event as FleetEvent
-from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted
+from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, RequestEnded
 from fleet.core.limits import Limits
 from fleet.engine.event_log import EventLog
 from fleet.state.contents import LATE
@@ -90,7 +90,12 @@ class Watched:
     def _around_keep(self, real: Callable[..., None]) -> Callable[..., None]:
         def keep(event_log: EventLog, events: Sequence[FleetEvent]) -> None:
             # Before the disk, because a kill may come before anybody can say that it ended.
-            names = [event.job_id for event in events if isinstance(event, _ENDS)]
+            names = [
+                # A request that ends takes its jobs along.
+                event.request_id if isinstance(event, RequestEnded) else event.job_id
+                for event in events
+                if isinstance(event, (*_ENDS, RequestEnded))
+            ]
             if names:
                 self._log.add(Event(kind="ending", jobs=tuple(names)))
             real(event_log, events)
@@ -104,7 +109,7 @@ class Watched:
             self._log.note([event_to_json(one) for one in events])
             for event in events:
                 if isinstance(event, JobSubmitted):
-                    self._log.add(Event(kind="submitted", jobs=(event.job.job_id,)))
+                    self._log.add(Event(kind="submitted", by=event.job.request_id, jobs=(event.job.job_id,)))
                 elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
                     self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
                 elif (what := _TRAININGS.get(type(event).__name__)) is not None:
@@ -153,10 +158,11 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
     known = read_history(history)
     ending = {job for event in known if event.kind == "ending" for job in event.jobs}
     states: dict[str, str] = {}
-    for job in {job for event in known if event.kind == "submitted" for job in event.jobs}:
+    request_of = {job: event.by for event in known if event.kind == "submitted" for job in event.jobs}
+    for job, request_id in request_of.items():
         found = state.job_state(JobId(job))
         # The state forgets jobs that ended; that it ended this one, the history tells.
-        if found is not None or job in ending:
+        if found is not None or job in ending or request_id in ending:
             states[job] = "done" if found is None else str(found)
     counted = sum(sum(state.describe(one)["outcomes"].values()) for one in state.device_ids())
     if sum(state.job_counts().values()) != state.jobs_submitted:
