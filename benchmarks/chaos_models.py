@@ -7,7 +7,7 @@ every version and every champion; `models_load` is a process that does nothing b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_life import Load
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Champion, Change, State
+from fleet.models.registry_file import Champion, Change, RegistryFile
 from fleet.models.registry_reader import RegistryReader
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC
@@ -43,19 +43,19 @@ def name_of(change: Change) -> str:
 
 def watch_registry(log: HistoryLog) -> None:
     """Write down what every registry of this process promises, for good."""
-    real = Registry._commit
+    real = RegistryFile.commit
 
-    def commit(self: Registry, state: State, champions: Any, changes: Iterable[Change]) -> None:
-        made = list(changes)
-        numbered = [replace(one, serial=state.serial + place) for place, one in enumerate(made, start=1)]
+    def commit(self: RegistryFile, champions: Any, changes: Sequence[Change]) -> None:
+        last = self.state().serial
+        numbered = [replace(one, serial=last + place) for place, one in enumerate(changes, start=1)]
         names = tuple(map(name_of, numbered))
         if names:
             log.add(Event(kind="publication", records=names))
-        real(self, state, champions, made)
+        real(self, champions, changes)
         if names:
             log.add(Event(kind="acknowledged", by="registry", records=names))
 
-    Registry._commit = commit  # type: ignore[method-assign]
+    RegistryFile.commit = commit  # type: ignore[method-assign]
 
 
 def look_at_models(models: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

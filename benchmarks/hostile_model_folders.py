@@ -6,8 +6,12 @@ Called by `benchmarks.hostile_folders`. Nothing here opens what it makes.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sqlite3
+import struct
 import tempfile
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -15,11 +19,11 @@ from typing import Any
 
 from agents.records import DeviceId, unknown_descriptor
 from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
 from fleet.models.registry import Registry
-from fleet.models.registry_file import CHAMPIONS, HISTORY
+from fleet.models.registry_file import REGISTRY
 from fleet.store.store import Store
 from transfer.checked_folder import MANIFEST_NAME, TENSORS_NAME, sha256
 
@@ -43,6 +47,21 @@ _CONFIGS: tuple[dict[str, Any], ...] = (
     {"number_size": 1 << 19},
     {"workload_size": "many"},
 )
+#: Statements that make another file of a registry.
+_OTHER_TABLES = (
+    "PRAGMA user_version=99",
+    "PRAGMA application_id=1",
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA encoding='UTF-16'; VACUUM",
+    "DROP TABLE change",
+    "CREATE TRIGGER more BEFORE INSERT ON change BEGIN DELETE FROM champion; END",
+    "ALTER TABLE champion ADD COLUMN more",
+    "DROP TABLE champion; CREATE VIEW champion AS WITH RECURSIVE a(b) AS (SELECT 1 UNION ALL SELECT b FROM a)"
+    " SELECT b FROM a",
+    "DELETE FROM champion; DELETE FROM change",
+)
+#: What a journal of SQLite begins with, and what ends one that names a further file.
+_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 @cache
@@ -70,7 +89,7 @@ def make_models(rng: Random, folder: Path) -> None:
     version = folder / VERSION
     manifest = json.loads((version / MANIFEST_NAME).read_text())
     if kind == 0:
-        _faulty(rng, folder / rng.choice((CHAMPIONS, HISTORY)))
+        _faulty_registry(rng, folder / REGISTRY)
     elif kind == 1:
         not_regular(rng, folder)
     elif kind == 2:
@@ -92,28 +111,64 @@ def make_models(rng: Random, folder: Path) -> None:
         _faulty(rng, version / MANIFEST_NAME)
 
 
+def _faulty_registry(rng: Random, path: Path) -> None:
+    """Put faults into values, tables, bytes or the journal of a registry, or something else in its place."""
+    kind = rng.randrange(6)
+    journal = path.with_name(path.name + "-journal")
+    if kind == 0:
+        path.write_bytes(rng.choice((b"null", b"", b"SQLite format 3\0", b"\xff\xfe" * 5_000)))
+    elif kind == 1:
+        path.write_bytes(damaged(rng, path.read_bytes()))
+    elif kind == 2:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.executescript(rng.choice(_OTHER_TABLES))
+    elif kind == 3:
+        ending = rng.choice((b"", _victim_named(path.with_name("victim"))))
+        head = rng.choice((_JOURNAL, rng.randbytes(8))) + rng.randbytes(504)
+        journal.write_bytes(head + rng.randbytes(rng.choice((0, 4104))) + ending)
+    elif kind == 4:
+        rng.choice((os.mkfifo, Path.mkdir))(journal)
+    else:
+        for _ in range(rng.choice((1, 3))):
+            _other_value(rng, path)
+
+
+def _victim_named(victim: Path) -> bytes:
+    """The end of a journal that has SQLite delete a file."""
+    victim.write_text("mine")
+    name = os.fsencode(victim)
+    return bytes(4) + name + struct.pack(">II", len(name), sum(name)) + _JOURNAL
+
+
+def _other_value(rng: Random, path: Path) -> None:
+    """Put another value into any column of a registry; in the JSON of some a fault, or any text."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.row_factory = sqlite3.Row
+        table = rng.choice(("champion", "change"))
+        row = dict(connection.execute(f"SELECT * FROM {table}").fetchone())
+        column = rng.choice(list(row))
+        if column in ("judged", "before", "earlier") and rng.random() < 0.7:
+            fresh: Any = deep_text(with_fault(rng, json.loads(row[column] or "{}"))).decode(errors="replace")
+        else:
+            fresh = rng.choice(
+                (text(rng), rng.randbytes(9), 1e300, 9e999, -1, 1 << 62, "v999999", "x" * 10**6)
+            )
+        with suppress(sqlite3.Error):  # a serial is a number, whatever is given
+            connection.execute(f"UPDATE {table} SET {column} = ?", (fresh,))
+
+
 def _faulty(rng: Random, path: Path) -> None:
-    """Put faults into the values or bytes of a file of JSON lines, or something else in its place."""
+    """Put faults into the values or bytes of a JSON file, or something else in its place."""
     if rng.random() < 0.2:
         path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe")))
         return
     if rng.random() < 0.3:
         path.write_bytes(damaged(rng, path.read_bytes()))
         return
-    lines = [json.loads(line) for line in _documents(path.read_text())]
+    whole = json.loads(path.read_text())
     for _ in range(rng.choice((1, 3))):
-        place = rng.randrange(len(lines))
-        lines[place] = with_fault(rng, lines[place])
-    path.write_bytes(b"".join(deep_text(line) + b"\n" for line in lines))
-
-
-def _documents(content: str) -> list[str]:
-    """JSON lines, or the whole of a text that is one value."""
-    try:
-        json.loads(content)
-    except ValueError:
-        return content.splitlines()
-    return [content]
+        whole = with_fault(rng, whole)
+    path.write_bytes(deep_text(whole))
 
 
 @cache

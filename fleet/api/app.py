@@ -25,7 +25,8 @@ from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
 from fleet.dashboard.dashboard import Dashboard, View
 from fleet.dashboard.webhook import Webhook
-from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.registry_file import RegistryError
+from fleet.models.registry_reader import RegistryReader, as_json
 from fleet.models.views import champion_notes
 from fleet.requests.desk import RequestDesk
 from fleet.terminal_text import in_utf8

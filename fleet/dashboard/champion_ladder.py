@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from fleet.dashboard.fleet_rows import score_of
-from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.registry_file import RegistryError
+from fleet.models.registry_reader import RegistryReader, as_json
 
 #: Versions whose verdicts are looked at, and steps that are shown; the newest.
 MOST_VERSIONS, MOST_STEPS = 40, 60

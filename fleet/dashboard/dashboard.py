@@ -35,7 +35,8 @@ from fleet.dashboard.store_reads import ReadCache, device_rows
 from fleet.dashboard.table_follower import TableFollower, TableState
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryError, RegistryReader
+from fleet.models.registry_file import RegistryError
+from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.reader import StoreReader
 

@@ -1,8 +1,8 @@
 """Who serves after a publication, a rollback, a pin: pure changes of a registry's champions.
 
-`fleet.models.registry` reads the files, asks here, and writes: each function gives the state from now on, and
-its changes get serials when they are written. Here stands who may take a champion's place at all; whether a
-head deserves it is for `fleet.models.promotion` to say.
+`fleet.models.registry` reads the file, asks here, and writes: each function gives champions from now on and
+changes, which get serials when they are written. Here stands who may take a champion's place at all; whether
+a head deserves it is for `fleet.models.promotion` to say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.models.registry_file import MOST_BEFORE, Champion, Change, State, version_number
+from fleet.models.registry_file import MOST_BEFORE, Champion, Change, version_number
 
 
 def hold_reason(champion: Champion, version: str) -> str:
@@ -25,35 +25,32 @@ def hold_reason(champion: Champion, version: str) -> str:
     return ""
 
 
-def _came_later(champion: Champion, told: Mapping[str, Any]) -> str:
-    """Why a champion stays that nobody knew of when its place was given away; empty where it was known."""
-    if champion.version == told.get("instead_of", champion.version):
-        return ""
-    return f"{champion.version} took the place meanwhile"
-
-
 def published(
-    state: State,
+    champions: Mapping[DeviceId, Champion],
     version: str,
     sha256: str,
     devices: Mapping[str, Mapping[str, Any]],
     at_secs: float,
     reason: str = "",
-) -> State:
+) -> tuple[dict[DeviceId, Champion], list[Change]]:
     """Let a version serve devices; where it may not (`hold_reason`), the champion stays and says why.
 
     So does one that came after the decision. Arguments are those of `Registry.publish`; `sha256` is of the
     version's manifest, `at_secs` Unix seconds.
     """
-    champions, changes = dict(state.champions), []
+    done, changes = dict(champions), []
     for device_id in sorted(map(DeviceId, devices)):
         before, told = champions.get(device_id), devices[device_id]
         if before is not None and before.version == version:
             continue
-        if before is not None and (held := hold_reason(before, version) or _came_later(before, told)):
-            champions[device_id] = replace(before, retained=f"{version}: {held}")
+        held = "" if before is None else hold_reason(before, version)
+        if before is not None and before.version != told.get("instead_of", before.version):
+            # Nobody knew of it when its place was given away.
+            held = held or f"{before.version} took the place meanwhile"
+        if before is not None and held:
+            done[device_id] = replace(before, retained=f"{version}: {held}")
             continue
-        champions[device_id] = champion = Champion(
+        done[device_id] = champion = Champion(
             device_id=device_id,
             version=version,
             sha256=sha256,
@@ -64,11 +61,10 @@ def published(
             earlier=None if before is None else before.judged,
         )
         changes.append(_change("published", champion, "" if before is None else before.version))
-    return replace(state, champions=champions, changes=tuple(changes))
+    return done, changes
 
 
 def rolled_back(
-    state: State,
     present: Champion,
     target: str,
     sha256: str,
@@ -77,7 +73,7 @@ def rolled_back(
     *,
     reason: str,
     by_hand: bool,
-) -> State:
+) -> tuple[Champion, Change]:
     """Let `target` serve a device in place of its present champion, as `Registry.rollback` does.
 
     `sha256` is of its manifest, `there` are the versions that can be gone back to, `at_secs` Unix seconds.
@@ -96,42 +92,30 @@ def rolled_back(
         before=tuple(before[: before.index(target)] if target in before else before),
         rolled_back_from=max(left, key=version_number, default=""),
     )
-    return _with(state, champion, _change("rolled_back", champion, present.version))
+    return champion, _change("rolled_back", champion, present.version)
 
 
-def pinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> State:
-    """Let nobody change the champion of a device; a device that is pinned already stays as it is."""
-    champion = state.champions[device_id]
-    if champion.pinned_at is not None:
-        return replace(state, changes=())
-    told = replace(_change("pinned", champion, champion.version), at_secs=at_secs, reason=reason)
-    return _with(state, replace(champion, pinned_at=at_secs), told)
+def pinned(champion: Champion, now: float, reason: str, *, lets_go: bool = False) -> tuple[Champion, Change]:
+    """Let nobody change a champion from now on (Unix seconds), or let it be changed again."""
+    change = _change("unpinned" if lets_go else "pinned", champion, champion.version)
+    return (
+        replace(champion, pinned_at=None if lets_go else now),
+        replace(change, at_secs=now, reason=reason),
+    )
 
 
-def unpinned(state: State, device_id: DeviceId, at_secs: float, reason: str) -> State:
-    """Let the champion of a pinned device be changed again."""
-    champion = replace(state.champions[device_id], pinned_at=None)
-    told = replace(_change("unpinned", champion, champion.version), at_secs=at_secs, reason=reason)
-    return _with(state, champion, told)
-
-
-def retained(champions: Mapping[DeviceId, Champion], reasons: Mapping[str, str]) -> dict[DeviceId, Champion]:
+def with_reasons(
+    champions: Mapping[DeviceId, Champion], reasons: Mapping[str, str]
+) -> dict[DeviceId, Champion]:
     """Keep why champions stayed, in one sentence each; devices without a champion are passed over."""
-    told = {
-        one: replace(champions[one], retained=why)
-        for one, why in ((DeviceId(name), why) for name, why in reasons.items())
-        if one in champions
+    return {
+        device_id: replace(champion, retained=reasons.get(device_id, champion.retained))
+        for device_id, champion in champions.items()
     }
-    return {**champions, **told}
-
-
-def _with(state: State, champion: Champion, change: Change) -> State:
-    return replace(state, champions={**state.champions, champion.device_id: champion}, changes=(change,))
 
 
 def _change(kind: str, champion: Champion, previous: str) -> Change:
     return Change(
-        serial=0,
         at_secs=champion.since,
         kind=kind,
         device_id=champion.device_id,

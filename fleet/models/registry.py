@@ -5,9 +5,7 @@ the API and `fleet.planner.candidate_ranker` ask it for champions. Whether a ver
 `fleet.models.promotion` to say. Imports no torch but to add or to load.
 
     models/v000007/                 a version: manifest.json, model.safetensors; never changed
-    models/champions.json           device -> version: the only truth, replaced in one step
-    models/history.jsonl            every change of it, for people and for whoever missed one
-    models/registry.lock            held while something is changed
+    models/registry.sqlite          who serves which device, and every change of that; one transaction each
 """
 
 from __future__ import annotations
@@ -15,31 +13,24 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
 from agents.files import make_folder
 from agents.records import DeviceId
-from fleet.durable import fsync, write_durably
-from fleet.models.champion_changes import pinned, published, rolled_back, unpinned
-from fleet.models.champion_changes import retained as retained_by
+from fleet.durable import fsync
+from fleet.models.champion_changes import pinned, published, rolled_back, with_reasons
 from fleet.models.registry_file import (
-    CHAMPIONS,
-    HISTORY,
+    REGISTRY,
     Champion,
-    Change,
-    State,
-    appended_history,
-    read_history,
-    state_text,
+    RegistryError,
+    RegistryFile,
+    opened,
     version_number,
 )
-from fleet.models.registry_reader import RegistryError, RegistryReader
+from fleet.models.registry_reader import RegistryReader
 from transfer.model.kinds import FLEET_TLP
 
 if TYPE_CHECKING:
@@ -47,8 +38,6 @@ if TYPE_CHECKING:
 
 #: Newest versions that pruning leaves, whoever they serve.
 KEEP = 8
-_LOCK = "registry.lock"
-_LOCK_SECS = 60.0
 
 
 class PinnedError(RegistryError):
@@ -90,18 +79,19 @@ class Registry(RegistryReader):
         """
         from transfer.model import checkpoint
 
-        with self._changing():
-            known = self.versions()
+        with self._changing() as file:
+            names = self.versions()
             run = manifest.get("run")
             if run is not None:
-                for version in reversed(known):
+                for version in reversed(names):
                     # A damaged one is no reason to keep no more versions.
                     with suppress(RegistryError):
                         if self.manifest(version).get("run") == run:
                             return version
             # A name never comes twice: whoever was rolled back by hand, and deleted, would come back by it.
-            named = {version for one in self.state().champions.values() for version in one.named} | set(known)
-            number = 1 + max(map(version_number, named), default=0)
+            for champion in file.state().champions.values():
+                names += (champion.version, *champion.before, champion.rolled_back_from)
+            number = 1 + max((version_number(name) for name in names if name), default=0)
             version = f"v{number:06d}"
             told = {"created_at": self._clock(), **manifest, "version": version}
             checkpoint.save(self.folder / version, model, told, beside=beside)
@@ -133,21 +123,20 @@ class Registry(RegistryReader):
         Raises:
             RegistryError: The version is missing or has no head of a device.
         """
-        with self._changing():
+        with self._changing() as file:
             manifest, sha256 = self._manifest(version)
             missing = sorted(set(devices) - set(manifest["heads"]))
             if missing:
                 raise RegistryError(f"{version} has no head for {', '.join(missing)}; nothing was published")
-            state = self.state()
-            done = published(state, version, sha256, devices, self._clock(), reason)
-            self._commit(state, retained_by(done.champions, retained or {}), done.changes)
-            return [one for one in sorted(devices) if done.champions[DeviceId(one)].version == version]
+            champions = file.state().champions
+            done, changes = published(champions, version, sha256, devices, self._clock(), reason)
+            file.commit(with_reasons(done, retained or {}).values(), changes)
+            return [device for device in sorted(devices) if done[DeviceId(device)].version == version]
 
     def retain(self, reasons: Mapping[str, str]) -> None:
         """Keep why the champions of some devices stay, for people."""
-        with self._changing():
-            state = self.state()
-            self._commit(state, retained_by(state.champions, reasons), ())
+        with self._changing() as file:
+            file.commit(with_reasons(file.state().champions, reasons).values(), ())
 
     def rollback(
         self,
@@ -168,7 +157,7 @@ class Registry(RegistryReader):
             ReplacedError: Another version than `instead_of` serves the device.
             RegistryError: The device has no champion, there is none before it, or `to` has no such head.
         """
-        with self._changing_champion(device_id, "roll back") as (state, present):
+        with self._changing_champion(device_id, "roll back") as (file, present):
             if present.pinned_at is not None:
                 raise PinnedError(present)
             if instead_of is not None and present.version != instead_of:
@@ -185,9 +174,11 @@ class Registry(RegistryReader):
             if target == present.version:
                 raise RegistryError(f"{device_id} is served by {target} already")
             now = self._clock()
-            done = rolled_back(state, present, target, sha256, there, now, reason=reason, by_hand=by_hand)
-            self._commit(state, done.champions, done.changes)
-            return done.champions[present.device_id]
+            champion, change = rolled_back(
+                present, target, sha256, there, now, reason=reason, by_hand=by_hand
+            )
+            file.commit((champion,), (change,))
+            return champion
 
     def pin(self, device_id: str, version: str | None = None, *, reason: str) -> Champion:
         """Let nobody change the champion of a device until it is unpinned, and give that champion.
@@ -198,20 +189,22 @@ class Registry(RegistryReader):
             PinnedError: The device is pinned to another version.
             RegistryError: The device has no champion, or the version has no head for it.
         """
-        with self._changing_champion(device_id, "pin") as (state, present):
+        with self._changing_champion(device_id, "pin") as (file, present):
             target = version or present.version
             sha256 = self._sha256_with_head(target, present.device_id)
-            if present.pinned_at is not None and target != present.version:
-                raise PinnedError(present)
-            now = self._clock()
-            moved = replace(state, changes=())
+            if present.pinned_at is not None:
+                if target != present.version:
+                    raise PinnedError(present)
+                return present
+            champion, changes, now = present, [], self._clock()
             if target != present.version:
-                moved = rolled_back(
-                    state, present, target, sha256, self.versions(), now, reason=reason, by_hand=True
+                champion, change = rolled_back(
+                    present, target, sha256, self.versions(), now, reason=reason, by_hand=True
                 )
-            done = pinned(moved, present.device_id, now, reason)
-            self._commit(state, done.champions, (*moved.changes, *done.changes))
-            return done.champions[present.device_id]
+                changes.append(change)
+            champion, change = pinned(champion, now, reason)
+            file.commit((champion,), (*changes, change))
+            return champion
 
     def unpin(self, device_id: str, *, reason: str) -> Champion:
         """Let the champion of a pinned device be changed again.
@@ -219,29 +212,29 @@ class Registry(RegistryReader):
         Raises:
             RegistryError: The device has no champion, or is not pinned.
         """
-        with self._changing_champion(device_id, "unpin") as (state, present):
+        with self._changing_champion(device_id, "unpin") as (file, present):
             if present.pinned_at is None:
                 raise RegistryError(f"{device_id} is not pinned; {present.version} serves it")
-            done = unpinned(state, present.device_id, self._clock(), reason)
-            self._commit(state, done.champions, done.changes)
-            return done.champions[present.device_id]
+            champion, change = pinned(present, self._clock(), reason, lets_go=True)
+            file.commit((champion,), (change,))
+            return champion
 
     @contextmanager
-    def _changing_champion(self, device_id: str, what: str) -> Iterator[tuple[State, Champion]]:
-        """Be the only one to change anything; gives what is, and the champion of a device.
+    def _changing_champion(self, device_id: str, what: str) -> Iterator[tuple[RegistryFile, Champion]]:
+        """Be the only one to change anything; gives the file, and the champion of a device.
 
         Raises:
             RegistryError: It has none.
         """
         if not self.folder.is_dir():
             raise RegistryError(f"no model under {self.folder}; nothing to {what}")
-        with self._changing():
-            state = self.state()
-            present = state.champions.get(DeviceId(device_id))
+        with self._changing() as file:
+            champions = file.state().champions
+            present = champions.get(DeviceId(device_id))
             if present is None:
-                known = ", ".join(sorted(state.champions)) or "none"
-                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {known}")
-            yield state, present
+                served = ", ".join(champions) or "none"
+                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {served}")
+            yield file, present
 
     def _sha256_with_head(self, version: str, device_id: DeviceId) -> str:
         """Hash of a version's manifest.
@@ -261,9 +254,9 @@ class Registry(RegistryReader):
 
         The newest FleetTLP stays too: new devices start from it. Gives the names of the removed ones.
         """
-        with self._changing():
+        with self._changing() as file:
             there = self.versions()
-            champions = self.state().champions.values()
+            champions = file.state().champions.values()
             safe = set(there[-max(1, keep) :]) | {one.version for one in champions}
             for one in champions:
                 safe.update([version for version in one.before if version in there][-1:])
@@ -278,47 +271,11 @@ class Registry(RegistryReader):
             return gone
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[RegistryFile]:
         """Be the only one to change anything; clear away what killed ones left."""
         make_folder(self.folder)
-        lock = filelock.FileLock(self.folder / _LOCK, timeout=_LOCK_SECS)
-        try:
-            lock.acquire()
-        except filelock.Timeout as error:
-            raise RegistryError(
-                f"{self.folder} is being changed by another process for {_LOCK_SECS:.0f} s; try again"
-            ) from error
-        try:
-            self._clear_leftovers()
-            yield
-        finally:
-            lock.release()
-
-    def _clear_leftovers(self) -> None:
-        # Whoever writes such files holds the lock, which is ours now: nobody is at work on any of them.
-        for pattern in (".*.part", f".{CHAMPIONS}.*.tmp"):
-            for path in self.folder.glob(pattern):
+        with opened(self.folder / REGISTRY, is_change=True) as file:
+            # Who writes a version has the file open, and it is ours now: nobody is at work on any of them.
+            for path in self.folder.glob(".*.part"):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-    def _commit(
-        self, state: State, champions: Mapping[DeviceId, Champion], changes: Iterable[Change]
-    ) -> None:
-        """Put new champions in place. A kill leaves the old ones or the new ones, and no change untold."""
-        # A writer that was killed between file and history left a change untold; it is told now.
-        appended_history(self.folder / HISTORY, state.changes)
-        # An older champions.json that somebody restored knows less than the history: no number comes twice.
-        told = read_history(self.folder / HISTORY)
-        last = max(state.serial, told[-1].serial if told else 0)
-        numbered = [replace(change, serial=last + place) for place, change in enumerate(changes, start=1)]
-        if champions == state.champions and not numbered:
-            return
-        new = State(
-            serial=last + len(numbered),
-            champions=dict(champions),
-            changes=tuple(numbered) or state.changes,
-        )
-        write_durably(self.folder / CHAMPIONS, state_text(new).encode())
-        self._seen = None
-        # The change is made. If there is no room to tell it, it is told before the next change.
-        with suppress(OSError):
-            appended_history(self.folder / HISTORY, numbered)
+            yield file

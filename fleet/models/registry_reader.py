@@ -1,4 +1,4 @@
-"""Reading a registry: which versions there are, and who serves which device. No lock, never a half.
+"""Reading a registry: which versions there are, and who serves which device. Never a half.
 
 `fleet.models.registry` builds the writer on it. It knows files, not models: what a version holds is for
 `transfer.model.checkpoint`. Imports torch only to load a model.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, ModelRef, canonical_json
 from agents.regular_files import read_regular
-from fleet.errors import FleetError
 from fleet.models.registry_file import (
-    CHAMPIONS,
-    HISTORY,
+    REGISTRY,
     Champion,
     Change,
+    RegistryError,
     State,
     latest,
-    parse_state,
-    read_history,
+    opened,
+    refuse_older,
     version_number,
     versions,
 )
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
     from transfer.model.mtl_tlp import TlpModel
 
 
-#: Bytes of `champions.json` at most: a thousand devices take two million.
-_MOST_STATE_BYTES = 64 << 20
-
-
-class RegistryError(FleetError):
-    """The registry cannot do what it was asked for, or its files are damaged."""
+#: A date of the file tells changes apart once it is older than the clock of the kernel goes by: nanoseconds
+#: since then. Some file systems keep dates of whole seconds, or of two.
+_SETTLED_NS, _SETTLED_WHOLE_NS = 50_000_000, 2_100_000_000
+#: Inode, date and size of the file.
+_Mark = tuple[int, int, int]
+_NO_FILE = (0, 0, 0)
 
 
 class RegistryReader:
@@ -52,7 +53,8 @@ class RegistryReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._seen: tuple[tuple[int, int, int] | None, State] | None = None
+        #: What the file said, and its mark then; no mark where the next one might be the same.
+        self._latest: tuple[_Mark | None, State] = None, State()
 
     def versions(self) -> list[str]:
         """Names of the versions, oldest first."""
@@ -65,27 +67,28 @@ class RegistryReader:
 
     def champions(self) -> dict[DeviceId, Champion]:
         """Who serves which device, sorted by device."""
-        return dict(sorted(self.state().champions.items()))
+        return dict(self.state().champions)
 
     def state(self) -> State:
-        """What `champions.json` says. Where there is none, nobody serves.
+        """Who serves. Where there is no file, nobody does.
 
         Raises:
             RegistryError: The file is damaged, or another version wrote it.
         """
-        path = self.folder / CHAMPIONS
-        mark, seen = _mark(path), self._seen
-        if seen is None or seen[0] != mark:
-            seen = self._seen = mark, State() if mark is None else self._read(path)
-        return seen[1]
-
-    def _read(self, path: Path) -> State:
-        try:
-            return parse_state(read_regular(path, _MOST_STATE_BYTES))
-        except (OSError, ValueError) as error:
-            raise RegistryError(
-                f"{path}: {error}; restore it, or delete it and train anew: no device has a champion then"
-            ) from error
+        path = self.folder / REGISTRY
+        mark, (last_mark, state) = _mark(path), self._latest
+        if mark == last_mark:
+            return state
+        if mark == _NO_FILE:
+            refuse_older(path)
+            state = State()
+        else:
+            with opened(path) as file:
+                # Nobody writes while it is open, so this is the mark of what is read.
+                state, mark = file.state(), _mark(path)
+        is_settled = time.time_ns() - mark[1] > (_SETTLED_NS if mark[1] % 10**9 else _SETTLED_WHOLE_NS)
+        self._latest = mark if is_settled else None, state
+        return state
 
     def manifest(self, version: str) -> dict[str, Any]:
         """What a version says of itself.
@@ -202,21 +205,24 @@ class RegistryReader:
 
     def history(self, after: int = 0) -> list[Change]:
         """Changes of champions with a serial above `after`, oldest first."""
-        state = self.state()
-        if state.serial <= after:
+        if self.state().serial <= after:
             return []
-        found = read_history(self.folder / HISTORY)
-        last = found[-1].serial if found else 0
-        found += [change for change in state.changes if change.serial > last]
-        return [change for change in found if change.serial > after]
+        with opened(self.folder / REGISTRY) as file:
+            return file.changes(after)
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever a file is replaced; None where there is none."""
+def _mark(path: Path) -> _Mark:
+    """Changes whenever the file does.
+
+    Raises:
+        RegistryError: Something else is in its place.
+    """
     try:
         found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and asked for all the time
     except FileNotFoundError:
-        return None
+        return _NO_FILE
+    if not S_ISREG(found.st_mode):
+        raise RegistryError(f"{path} is no regular file; restore it, or delete it and train anew")
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.registry_reader import RegistryError, RegistryReader, as_json
+from fleet.models.registry_file import RegistryError
+from fleet.models.registry_reader import RegistryReader, as_json
 from transfer.checked_folder import TENSORS_NAME, read_checked
 from transfer.model.kinds import MTL_TLP, model_kind
 

@@ -21,8 +21,7 @@ from fleet.models.head_scores import HeadCache
 from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
-from fleet.models.registry_file import Champion
-from fleet.models.registry_reader import RegistryError
+from fleet.models.registry_file import Champion, RegistryError
 from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader

@@ -310,8 +310,8 @@ class Refresher:
                         reason=change.reason,
                     )
                 )
-        # Less than before where somebody restored an older file: what was told is not told again.
-        self._told = max(self._told or 0, state.serial)
+        # Less than before where somebody restored an older file: only what comes after that is told.
+        self._told = state.serial
 
     def _publish(self, pairs: Iterable[tuple[str, DeviceId]]) -> None:
         for version, device_id in sorted(pairs):

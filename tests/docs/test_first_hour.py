@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ import pytest
 
 from agents.host import cpu_features as isa
 from agents.host.probe import probe
+from fleet.models.registry_reader import RegistryReader
 from fleet.store.store import Store
 from tests.conftest import until
 from tests.docs.test_docs import ROOT, shell_blocks
@@ -134,5 +134,5 @@ def test_the_first_hour_runs_to_its_end(tmp_path: Path) -> None:
         if reader.daemon is not None and reader.daemon.poll() is None:
             reader.daemon.kill()
     compile((tmp_path / "reproduce.py").read_text(), "reproduce.py", "exec")
-    champions = json.loads((tmp_path / "runs/models/champions.json").read_text())["champions"]
+    champions = RegistryReader(tmp_path / "runs/models").champions()
     assert set(champions) >= {"x86-64-v2", "sandybridge", "x86-64-v3"}

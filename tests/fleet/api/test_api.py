@@ -227,7 +227,7 @@ def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_devic
         stays = f"stays; v000002: {BOARD} is pinned to v000001"
         for words in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
             assert words in shown
-        (registry.folder / "champions.json").write_text("{")
+        (registry.folder / "registry.sqlite").write_text("{")
         assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
 
 

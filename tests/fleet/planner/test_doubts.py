@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.registry_file import CHAMPIONS
+from fleet.models.registry_file import REGISTRY
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.uncertainty import Uncertainty, spread
 from tests.record_fixtures import make_workload
@@ -58,7 +58,7 @@ def test_a_damaged_registry_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
     registry.publish(
         registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"by_workload": judged(x=1)}}}
     )
-    (tmp_path / CHAMPIONS).write_text("{")
+    (tmp_path / REGISTRY).write_text("{")
     assert Uncertainty(Registry(tmp_path)).of(BOX, WORKLOADS) == {}
     # Nor does one that cannot be read: whoever looks after the models tells of it.
     with mock.patch.object(RegistryReader, "state", side_effect=PermissionError("Permission denied")):

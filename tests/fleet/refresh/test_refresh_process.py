@@ -35,7 +35,7 @@ from fleet.core.events import (
 from fleet.engine.notices import Notices, announce_event
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.models.registry_file import DEVICE_SCORES
+from fleet.models.registry_file import DEVICE_SCORES, REGISTRY
 from fleet.planner.uncertainty import Uncertainty
 from fleet.refresh.data import read_refresh_data
 from fleet.refresh.device_scores import run_device_scores
@@ -601,12 +601,12 @@ def test_after_an_older_list_of_champions_was_restored_no_change_is_told_twice(
     refreshed: RefreshRequest,
 ) -> None:
     registry, refresher = registry_of(refreshed), make_refresher(refreshed)
-    path = registry.folder / "champions.json"
-    older = path.read_text()
+    path = registry.folder / REGISTRY
+    older = path.read_bytes()
     refresher.poll()
     registry.publish(registry.add(small_model(*DEVICES), {}), {"box.a": {}})
     assert len(refresher.poll()) == 1
-    path.write_text(older)
+    path.write_bytes(older)
     assert refresher.poll() == []
     registry.publish(registry.add(small_model(*DEVICES), {}), {"box.b": {}})
     [told] = refresher.poll()

@@ -119,7 +119,7 @@ def test_the_status_tells_pins_and_why_champions_stay(store: Path, tmp_path: Pat
     shown = said("status", "--store", str(store), "--models", str(registry.folder))
     assert "dev-a is served by v000001 (fleet_tlp, pinned)" in shown
     assert "dev-b is served by v000001 (fleet_tlp); v000002: worse" in shown
-    (registry.folder / "champions.json").write_text("{")
+    (registry.folder / "registry.sqlite").write_text("{")
     assert read_status(store, registry.folder)["champions"] == {}
 
 

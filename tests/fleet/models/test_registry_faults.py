@@ -1,0 +1,332 @@
+"""What a registry stands: damage in any byte, others at work at the same time, and a kill at any moment."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import struct
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.chaos_faults import FaultPoints, Plan
+from benchmarks.patience import patience
+from fleet.models import registry_file
+from fleet.models.registry import Registry
+from fleet.models.registry_file import REGISTRY, RegistryError
+from tests.fleet.models.test_registry import HEADS, added, champion_of_a, served, with_versions
+from tests.refresh_fixtures import small_model
+from transfer.model import checkpoint
+
+CURE = "restore it, or delete it and train anew: no device has a champion then"
+OTHER = f"another version or another program wrote it.*{CURE}"
+#: What else may stand in the file, and what is said of it.
+DAMAGES = {
+    "text": (b"{", CURE),
+    "nothing": (b"", OTHER),
+    "an earlier layout": ("PRAGMA user_version=0", OTHER),
+    "a later layout": ("PRAGMA user_version=2", OTHER),
+    "another program's": ("PRAGMA application_id=7", OTHER),
+    "a log": ("PRAGMA journal_mode=WAL", OTHER),
+    "a date of text": ("UPDATE champion SET since = 'now'", f"since.*valid number.*{CURE}"),
+    "a date beyond numbers": ("UPDATE champion SET since = 9e999", f"since.*finite.*{CURE}"),
+    "bytes": ("UPDATE champion SET reason = x'00'", f"reason.*valid string.*{CURE}"),
+    "a path for a version": ("UPDATE champion SET version = '../v000001'", f"version.*pattern.*{CURE}"),
+    "no list": ("UPDATE champion SET before = '{}'", f"before.*{CURE}"),
+    "no JSON": ("UPDATE champion SET judged = '{'", CURE),
+    "JSON without end": (f"UPDATE champion SET judged = '{'[' * 100_000}'", CURE),
+    "no text": ("UPDATE champion SET reason = CAST(x'ff' AS TEXT)", f"UTF-8.*{CURE}"),
+    "one more table": ("CREATE TABLE more (a)", OTHER),
+    "a view without end": (
+        "DROP TABLE champion; CREATE VIEW champion AS WITH RECURSIVE a(b) AS (SELECT 1 UNION ALL SELECT 1"
+        " FROM a) SELECT b FROM a",
+        OTHER,
+    ),
+}
+
+
+def changed_by_hand(path: Path, statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told_with_the_file_and_a_cure(damage: str, tmp_path: Path) -> None:
+    path = with_versions(tmp_path, 1, "box.a").folder / REGISTRY
+    how, why = DAMAGES[damage]
+    path.write_bytes(how) if isinstance(how, bytes) else changed_by_hand(path, how)
+    for act in (
+        lambda: Registry(path.parent).champion("box.a"),
+        lambda: Registry(path.parent).retain({"box.a": "worse"}),
+    ):
+        with pytest.raises(RegistryError, match=rf"registry\.sqlite: .*{why}") as raised:
+            act()
+        assert len(str(raised.value).splitlines()) == 1
+    assert sorted(one.name for one in path.parent.iterdir()) == [REGISTRY, "v000001"]
+
+
+def test_what_is_no_file_is_told_as_well(tmp_path: Path) -> None:
+    path = with_versions(tmp_path, 1, "box.a").folder / REGISTRY
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RegistryError, match=r"is no regular file.*restore it"):
+        Registry(path.parent).champion("box.a")
+
+
+def test_a_history_of_other_values_leaves_the_champions(tmp_path: Path) -> None:
+    registry = with_versions(tmp_path, 2, "box.a")
+    changed_by_hand(registry.folder / REGISTRY, "UPDATE change SET at_secs = 'x' WHERE serial = 1")
+    assert served(registry) == {"box.a": "v000002"}
+    with pytest.raises(RegistryError, match=rf"registry\.sqlite: .*at_secs.*{CURE}"):
+        registry.history()
+    assert [change.serial for change in registry.history(after=1)] == [2]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_flipped_bytes_do_no_harm_or_are_told_in_one_line(seed: int, flipped: Path, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    shutil.copytree(flipped, tmp_path / "models")
+    path = tmp_path / "models" / REGISTRY
+    content = bytearray(path.read_bytes())
+    if seed % 3 == 0:  # a page
+        start = rng.randrange(0, len(content), 4096)
+        content[start : start + 4096] = rng.choice((bytes(4096), rng.randbytes(4096)))
+    else:  # the first page has head and tables
+        for _ in range(rng.choice((1, 3, 30))):
+            content[rng.randrange(rng.choice((100, 4096, len(content))))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    registry = Registry(tmp_path / "models")
+    acts: list[Callable[[], Any]] = [
+        registry.champions,
+        registry.history,
+        lambda: [registry.load(champion.ref) for champion in registry.champions().values()],
+        lambda: registry.retain({"box.a": "worse"}),
+        lambda: registry.publish("v000001", {"box.b": {}}),
+        lambda: registry.prune(1),
+    ]
+    for act in acts:
+        with suppress(RegistryError, OSError):
+            act()
+    assert [one.name for one in path.parent.iterdir() if one.name.startswith(REGISTRY)] == [REGISTRY]
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_versions(tmp_path_factory.mktemp("flipped"), 3, *HEADS).folder
+
+
+def test_a_folder_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "champions.json").write_text("{}")
+    for act in (Registry(tmp_path).champions, lambda: added(Registry(tmp_path))):
+        with pytest.raises(RegistryError, match=r"was made by an older version.*train anew"):
+            act()
+    assert [one.name for one in tmp_path.iterdir()] == ["champions.json"]
+
+
+# ---- several at once ----
+
+
+def test_readers_do_not_wait_for_a_change_that_is_going_on(tmp_path: Path) -> None:
+    registry = with_versions(tmp_path, 1, "box.a")
+    with registry._changing() as file:
+        champion = champion_of_a(registry)
+        began = time.monotonic()
+        for _ in range(20):
+            assert served(Registry(registry.folder)) == {"box.a": "v000001"}
+        assert time.monotonic() - began < patience(5)
+        # What is not committed does not count.
+        file._connection.execute("UPDATE champion SET version = 'v000009'")
+        assert champion_of_a(Registry(registry.folder)) == champion
+    assert champion_of_a(registry) == champion
+
+
+def test_a_change_that_takes_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = with_versions(tmp_path, 1, "box.a")
+    monkeypatch.setattr(registry_file, "_WAIT_SECS", 0.05)
+    with (
+        registry._changing(),
+        pytest.raises(RegistryError, match=r"is being changed by another process .* try again"),
+    ):
+        Registry(registry.folder).retain({"box.a": "worse"})
+
+
+def _published_often(folder: Path, device: str, times: int) -> None:
+    registry = Registry(folder)
+    for number in range(times):
+        registry.publish(added(registry, seed=number), {device: {"reason": f"{device} {number}"}})
+
+
+def test_two_processes_that_publish_at_once_lose_nothing(tmp_path: Path) -> None:
+    models, times = tmp_path / "models", 8
+    children = [forked(lambda head=head: _published_often(models, head, times)) for head in HEADS]
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    registry = Registry(models)
+    assert len(registry.versions()) == len(HEADS) * times
+    changes = registry.history()
+    assert [change.serial for change in changes] == list(range(1, len(HEADS) * times + 1))
+    for head in HEADS:
+        reasons = [change.reason for change in changes if change.device_id == head]
+        assert reasons == [f"{head} {number}" for number in range(times)]
+        registry.load(registry.champion(head))
+
+
+# ---- kills ----
+
+
+@pytest.mark.parametrize("ahead_secs", [-7 * 86_400.0, 0.0, 7 * 86_400.0])
+def test_what_a_killed_writer_left_is_cleared_away_whatever_its_date(
+    tmp_path: Path, ahead_secs: float
+) -> None:
+    models = tmp_path / "models"
+    registry = Registry(models)
+    left = [models / ".v000002.abc.part", models / ".v000003.abc.part"]
+    left[0].mkdir(parents=True)
+    left[1].write_text("{")
+    for path in left:
+        os.utime(path, (time.time() + ahead_secs,) * 2)
+    version = added(registry)
+    assert not any(path.exists() for path in left)
+    assert registry.versions() == [version]
+
+
+def forked(work: Callable[[], None]) -> BaseProcess:
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    return child
+
+
+def _killed_at(number: int, folder: Path, work: Callable[[], None]) -> bool:
+    """Do some work in a process that dies before its n-th step on the disk; whether it got there."""
+
+    def work_until_killed() -> None:
+        FaultPoints(Plan(folder=str(folder), at=number)).install()
+        work()
+
+    child = forked(work_until_killed)
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return child.exitcode != 0
+
+
+def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    first = Registry(models)
+    first.publish(added(first), {head: {} for head in HEADS})
+    model = small_model(*HEADS, seed=1)
+
+    def publish(folder: Path) -> None:
+        registry = Registry(folder)
+        version = registry.add(model, {"run": "second"})
+        registry.publish(version, {head: {"reason": "better"} for head in HEADS})
+        registry.prune(1)
+
+    seen = set()
+    for number in itertools.count(1):
+        folder = tmp_path / f"killed-{number}"
+        shutil.copytree(models, folder)
+        was_killed = _killed_at(number, folder, lambda folder=folder: publish(folder))
+        registry = Registry(folder)
+        serving = served(registry)
+        assert {change.device_id: change.version for change in registry.history()} == serving
+        # All devices changed hands in one step, and whoever serves is whole.
+        assert serving in (dict.fromkeys(HEADS, f"v00000{place}") for place in (1, 2))
+        seen.add(serving["box.a"])
+        for head in HEADS:
+            registry.load(registry.champion(head))
+        for version in registry.versions():
+            checkpoint.load(folder / version)
+        # The same again goes on: one version of the run, every change told once.
+        publish(folder)
+        registry = Registry(folder)
+        assert served(registry) == dict.fromkeys(HEADS, "v000002")
+        assert [change.serial for change in registry.history()] == [1, 2, 3, 4]
+        shutil.rmtree(folder)
+        if not was_killed:
+            break
+    assert seen == {"v000001", "v000002"}
+    assert number > 20
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_publisher_killed_at_any_moment_leaves_history_and_champions_of_one_moment(
+    seed: int, tmp_path: Path
+) -> None:
+    registry = with_versions(tmp_path, 2, *HEADS)
+    known = registry.state().serial
+
+    def publish_for_ever() -> None:
+        for number in itertools.count():
+            registry.publish(f"v00000{number % 2 + 1}", {head: {} for head in HEADS})
+
+    child = forked(publish_for_ever)
+    while registry.state().serial == known:
+        assert child.is_alive()
+    time.sleep(random.Random(seed).random() / 50)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    again = Registry(registry.folder)
+    last = {change.device_id: change.version for change in again.history()}
+    assert served(again) == last
+    assert len(set(last.values())) == 1, "all devices changed hands in one step"
+    assert again.state().serial == len(again.history())
+    again.publish(added(again, seed=5), {head: {} for head in HEADS})
+    assert set(served(again).values()) == {"v000003"}
+
+
+def killed_in_a_commit(tmp_path: Path) -> Path:
+    """A registry whose publisher was killed after pages were written and before the change counted."""
+    whole, folder = with_versions(tmp_path, 2, "box.a").folder, tmp_path / "killed"
+    path = folder / REGISTRY
+    for number in itertools.count(1):
+        shutil.copytree(whole, folder)
+        assert _killed_at(number, folder, lambda: Registry(folder).publish("v000001", {"box.a": {}}))
+        is_half = path.read_bytes() != (whole / REGISTRY).read_bytes()
+        if is_half and path.with_name(REGISTRY + "-journal").exists():
+            return path
+        shutil.rmtree(folder)
+    raise AssertionError
+
+
+def test_the_first_reader_takes_back_what_a_killed_publisher_left_half_done(tmp_path: Path) -> None:
+    path = killed_in_a_commit(tmp_path)
+    assert served(Registry(path.parent)) == {"box.a": "v000002"}
+    assert not path.with_name(REGISTRY + "-journal").exists()
+    assert [change.serial for change in Registry(path.parent).history()] == [1, 2]
+
+
+def test_who_may_not_write_is_told_who_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = killed_in_a_commit(tmp_path)
+    # As SQLite opens a file that may not be written.
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda name, **options: connect(name.replace("mode=rw", "mode=ro"), **options)
+    )
+    with pytest.raises(RegistryError, match=r"left a change half done.*fleet models list"):
+        Registry(path.parent).champions()
+
+
+def test_a_journal_of_a_stranger_has_no_other_file_deleted(tmp_path: Path) -> None:
+    path, victim = killed_in_a_commit(tmp_path), tmp_path / "victim"
+    victim.write_text("mine")
+    journal, name = path.with_name(REGISTRY + "-journal"), os.fsencode(victim)
+    end = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+    journal.write_bytes(journal.read_bytes() + struct.pack(">I", 0x40000000 // 4096 + 1) + name + end)
+    with pytest.raises(RegistryError, match=f"names a further file.*{CURE}"):
+        Registry(path.parent).champions()
+    assert victim.exists()
+    journal.unlink()
+    os.mkfifo(journal)
+    with pytest.raises(RegistryError, match=f"is no regular file.*{CURE}"):
+        Registry(path.parent).champions()
