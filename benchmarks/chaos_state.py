@@ -14,14 +14,15 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from agents.records import Candidate, Record
+from agents.records import Candidate, Record, record_id_of
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, Load, ids_of
 from fleet.errors import StoreError, StoreFull
 from fleet.state.packed_rows import pack, unpack, with_device
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
-from fleet.state.table import RECORDS, RecordsTable
+from fleet.state.table import RecordsTable
+from fleet.store.delta.log import RECORDS
 from fleet.store.delta.schema import records_to_table
 from fleet.store.lanes import Lanes, LaneSettings
 
@@ -92,7 +93,10 @@ def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
     """Write down what is there."""
     stored = DeltaTable(table.folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist()
     waiting = [one for rows in state.waiting() for one in unpack(rows.body).column("record_id").to_pylist()]
-    results = [record_id for _, record_id in state.record_ids()]
+    results = [
+        record_id_of(candidate_id, device_id, environment_id, attempt)
+        for _, device_id, environment_id, candidate_id, attempt, *_ in state.results()
+    ]
     batches = Counter([*(state.snapshot() or b"").split(), *state.events()])
     wrong = [
         f"the turn {name.decode()} was applied {count} times" for name, count in batches.items() if count > 1

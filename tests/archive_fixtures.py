@@ -18,9 +18,9 @@ from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.store.catalog import put_device, put_workloads
-from fleet.store.delta.log import load_snapshot
+from fleet.store.delta.log import RECORDS, load_snapshot
 from fleet.store.delta.schema import TABLE_SCHEMA, read_batches, records_to_table
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.store.reader import DEVICES, WORKLOADS
 from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
 
 OURS = [make_workload(number) for number in (1, 2)]

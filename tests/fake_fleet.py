@@ -20,14 +20,19 @@ from agents.records import (
     Outcome,
     Record,
     Workload,
+    WorkloadId,
     content_hash,
 )
 from fleet.requests.session import DeviceUnusableError
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.record_fixtures import make_descriptor, make_record
 
 _Value = TypeVar("_Value")
+#: Of all devices.
+_FAMILY = "cpu"
 
 
 class Killed(BaseException):
@@ -78,6 +83,8 @@ class FakeFleet:
         self.lasts: dict[str, int] = {}
         #: Candidates whose job is put under quarantine: they give no record.
         self.killers: set[CandidateId] = set()
+        #: What somebody else does before the next batch.
+        self.meanwhile: Callable[[], object] | None = None
         #: (device, method, arguments) of every call.
         self.calls: list[tuple[DeviceId, str, tuple[Any, ...]]] = []
         self.batches: Counter[DeviceId] = Counter()
@@ -140,12 +147,16 @@ class FakeFleet:
         attempt: int = 0,
         model_version: str = "",
     ) -> Future[list[Record]]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
         is_killed = self.kill_after is not None and self.batches.total() >= self.kill_after
         self.batches[device_id] += 1
         chosen = [one for one in candidates if one.candidate_id not in self.killers]
         records = [self._record(device_id, one, attempt, model_version) for one in chosen]
         if is_killed or self._is_out(device_id):
             records = records[: len(records) // 2]
+        self._learn(chosen, records)
         fresh = self._stored(records)
         if is_killed:
             raise Killed
@@ -158,6 +169,12 @@ class FakeFleet:
         if self._reader is None:
             self._reader = Store.read(self._writer.path)
         return self._reader
+
+    def state(self) -> StateReader:
+        return StateReader(self._writer.path / STATE)
+
+    def parted_at(self, device_id: DeviceId) -> None:
+        return None
 
     @property
     def _writer(self) -> Store:
@@ -178,6 +195,18 @@ class FakeFleet:
 
     def _is_out(self, device_id: DeviceId) -> bool:
         return self.batches[device_id] > self.lasts.get(device_id, self.batches[device_id])
+
+    def _learn(self, candidates: Iterable[Candidate], records: Iterable[Record]) -> None:
+        """Make candidates known to their family, as a coordinator does."""
+        of_workload: dict[WorkloadId, list[Candidate]] = {}
+        for candidate in candidates:
+            of_workload.setdefault(candidate.workload_id, []).append(candidate)
+        with self._writer.state.turn() as turn:
+            for workload_id, some in of_workload.items():
+                turn.settle_candidates(turn.add_candidates(_FAMILY, workload_id, some))
+            for record in records:
+                if record.is_quarantined:
+                    turn.block(_FAMILY, record.workload_id, [record.candidate_id])
 
     def _stored(self, records: Sequence[Record]) -> list[Record]:
         """Store records; those of an attempt that is stored already do not come again."""

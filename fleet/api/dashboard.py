@@ -164,7 +164,7 @@ def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[st
     if not latencies:
         raise DashboardMissing(f"{device!r:.80} has no latency of workload {workload_id!r:.80}")
     chosen = sample(latencies)
-    found = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen))).candidates
+    found = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen)))
     traces = {str(one.candidate_id): one for one in found}
     chosen = [one for one in chosen if one in traces]
     asked = {

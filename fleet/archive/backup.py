@@ -40,17 +40,16 @@ from fleet.errors import StoreError
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.state_file import back_up as back_up_state
+from fleet.state.table_log import TableLog
 from fleet.store.delta.files import file_sum
 from fleet.store.delta.log import (
+    RECORDS,
     TableSnapshot,
-    checkpoints,
-    commit_path,
     delta_errors,
     load_snapshot,
-    version_of,
 )
 from fleet.store.lock import check_folder
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.store.reader import DEVICES, WORKLOADS
 
 #: Files that are copied at once: each waits for the disk.
 _THREADS = 8
@@ -109,7 +108,7 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
         if file.path not in state.sums:
             raise StoreError(f"{store / STATE} does not say what {file.path} must be; {_MORE}")
         sums[f"{RECORDS}/{file.path}"] = state.sums[file.path]
-    others = _log_of(table, state.version)
+    others = TableLog(table).files_of(state.version)
     for name in (WORKLOADS, DEVICES):
         others += sorted((store / name).glob("[!.]*"))
     sums |= {str(path.relative_to(store)): None for path in others}
@@ -181,13 +180,6 @@ def _snapshot(table: Path, version: int) -> tuple[TableSnapshot, str]:
     except StoreError as error:
         # Its commits may have gone meanwhile.
         raise _GoneError(f"version {version} of the table cannot be read: {error}") from error
-
-
-def _log_of(table: Path, version: int) -> list[Path]:
-    """The files of the log that make a version: a checkpoint and the commits after it."""
-    newest = [path for path in checkpoints(table) if version_of(path) <= version][:1]
-    start = version_of(newest[0]) if newest else -1
-    return newest + [commit_path(table, number) for number in range(start + 1, version + 1)]
 
 
 def restore(backup: Path, folder: Path) -> BackedUp:

@@ -27,7 +27,8 @@ from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.state.schema import STATE
 from fleet.store.delta.files import file_sum
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.store.delta.log import RECORDS
+from fleet.store.reader import DEVICES, WORKLOADS
 from fleet.terminal_text import visible
 
 #: Names in the folder of a backup.

@@ -30,10 +30,10 @@ from fleet.state.schema import STATE
 from fleet.state.table import is_left_over, is_ours
 from fleet.state.table_log import TableLog, removed
 from fleet.store.catalog import read_devices
-from fleet.store.delta.log import DataFile, TableSnapshot, load_snapshot
+from fleet.store.delta.log import RECORDS, DataFile, TableSnapshot, load_snapshot
 from fleet.store.delta.schema import read_batches
 from fleet.store.lock import acquire, check_folder, release
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.store.reader import DEVICES, WORKLOADS
 
 #: Damages that are told one by one; the others are counted.
 MOST_TOLD = 1000

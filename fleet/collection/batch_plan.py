@@ -7,7 +7,6 @@ no Ray, disk or clock.
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +27,7 @@ from agents.records import (
     content_hash,
 )
 from agents.sandbox.canary_watch import MOST_AHEAD
-from fleet.store.noise import settled
-from fleet.store.reader import environment_before
+from fleet.store.noise import Reading, settled
 
 #: Candidates in one batch: enough that a device's processes never wait for the coordinator between two.
 BATCH_SIZE = 64
@@ -38,6 +36,8 @@ BATCH_SIZE = 64
 WORKLOADS_PER_BATCH = 8
 #: Times that a candidate may be lost in one run: it is tried again once.
 MAX_LOSSES = 2
+#: Candidates that an A/A run looks at, over those that it needs: some have failed.
+_SAMPLED = 4
 #: An A/A run holds for a day.
 NOISE_EVERY_SECS = 24 * 3600.0
 
@@ -53,9 +53,8 @@ class DeviceBatch:
 
 @dataclass(slots=True)
 class DeviceProgress:
-    """What one device has of the candidates in one environment; grows with its records."""
+    """What one device has of some candidates in its present environment."""
 
-    environment_id: str
     #: Candidates that need no measurement.
     measured: set[CandidateId] = field(default_factory=set)
     #: Candidates whose every measurement was lost: the attempt that comes next.
@@ -63,20 +62,19 @@ class DeviceProgress:
     #: Candidates that were measured before the device drifted, likewise.
     outdated: dict[CandidateId, int] = field(default_factory=dict)
 
-    def add(self, record: Record) -> None:
-        """Take in one record of the device; those of other environments tell nothing."""
-        if record.environment_id == environment_before(self.environment_id):
-            # Its agent may have a second measurement in mind, which must not be this one.
-            following = record.attempt + 1 + MOST_AHEAD
-            self.outdated[record.candidate_id] = max(self.outdated.get(record.candidate_id, 0), following)
-            return
-        if record.environment_id != self.environment_id or record.candidate_id in self.measured:
-            return
-        if record.outcome is Outcome.LOST:
-            self.lost[record.candidate_id] = max(self.lost.get(record.candidate_id, 0), record.attempt + 1)
-        else:
-            self.measured.add(record.candidate_id)
-            self.lost.pop(record.candidate_id, None)
+    def add(self, candidate_id: CandidateId, attempt: int, is_lost: bool) -> None:
+        """Take in one result, in any order."""
+        if not is_lost:
+            self.measured.add(candidate_id)
+            self.lost.pop(candidate_id, None)
+        elif candidate_id not in self.measured:
+            self.lost[candidate_id] = max(self.lost.get(candidate_id, 0), attempt + 1)
+
+    def add_outdated(self, candidate_id: CandidateId, attempt: int) -> None:
+        """Take in one result from before the device drifted."""
+        # Its agent may have a second measurement in mind, which must not be this one.
+        following = attempt + 1 + MOST_AHEAD
+        self.outdated[candidate_id] = max(self.outdated.get(candidate_id, 0), following)
 
 
 def plan_jobs(
@@ -106,7 +104,7 @@ def plan_jobs(
         mixes.append(mix)
     jobs: list[DeviceBatch] = []
     for device_id in device_ids:
-        seen = progress.get(device_id, DeviceProgress(""))
+        seen = progress.get(device_id, DeviceProgress())
         skipped = (given_up or {}).get(device_id, ())
         attempts = {
             one: max(seen.lost.get(one, 0), seen.outdated.get(one, 0))
@@ -126,33 +124,57 @@ def plan_jobs(
     return jobs
 
 
-def plan_remeasure(
-    records: Sequence[Record], *, count: int, seed: int, batch_size: int = BATCH_SIZE
-) -> list[DeviceBatch]:
-    """Plan a second measurement of `count` random candidates of one device, as far as it is missing.
+def remeasure_sample(
+    readings: Iterable[Record | Reading], *, count: int, seed: int
+) -> dict[CandidateId, int]:
+    """Draw `count` candidates of one device for a second measurement, as far as it is missing.
 
     They are chosen among those that are `ok` and were measured in full.
 
     Args:
-        records: All records of one device in one environment; those measured twice already count towards
+        readings: All of one device in one environment, read once; those measured twice already count towards
             `count`.
         count: Candidates to have measured twice.
         seed: Draws the candidates.
-        batch_size: Most candidates in one batch.
+
+    Returns:
+        The attempt that comes next of each.
     """
-    first = {r.candidate_id: r for r in records if r.origin not in REPEATS and is_full(r)}
-    # A suspect one is measured again because it may be wrong: that tells nothing of how numbers repeat.
-    steady = {key: r for key, r in first.items() if not r.is_suspect}
-    first = steady if len(steady) >= min(count, len(first)) else first
-    again = {r.candidate_id for r in records if r.origin in REPEATS - {CONFIRM}}
-    attempts = _next_attempts(records)
+    first: set[CandidateId] = set()
+    steady: set[CandidateId] = set()
+    again: set[CandidateId] = set()
+    attempts: dict[CandidateId, int] = {}
+    for reading in readings:
+        candidate_id = reading.candidate_id
+        attempts[candidate_id] = max(attempts.get(candidate_id, 0), reading.attempt + 1)
+        if reading.origin in REPEATS:
+            if reading.origin != CONFIRM:
+                again.add(candidate_id)
+        elif is_full(reading):
+            first.add(candidate_id)
+            # A suspect one is measured again because it may be wrong: no sign of how numbers repeat.
+            if reading.is_suspect:
+                steady.discard(candidate_id)
+            else:
+                steady.add(candidate_id)
+    eligible = steady if len(steady) >= min(count, len(first)) else first
     draws = random.Random(f"{seed}/again")
-    chosen = draws.sample(sorted(first), min(count, len(first)))
-    todo = [first[candidate_id] for candidate_id in chosen if candidate_id not in again]
-    todo = todo[: max(0, count - len(again & first.keys()))]
-    if not todo:
-        return []
-    return _batches(todo[0].device_id, _as_candidates(todo, REMEASURE), attempts, batch_size)
+    chosen = draws.sample(sorted(eligible), min(count, len(eligible)))
+    missing = [candidate_id for candidate_id in chosen if candidate_id not in again]
+    missing = missing[: max(0, count - len(again & eligible))]
+    return {candidate_id: attempts[candidate_id] for candidate_id in missing}
+
+
+def plan_remeasure(
+    device_id: DeviceId,
+    attempts: Mapping[CandidateId, int],
+    candidates: Iterable[Candidate],
+    *,
+    batch_size: int = BATCH_SIZE,
+) -> list[DeviceBatch]:
+    """Plan a second measurement of what `remeasure_sample` has drawn, of which the traces are given."""
+    again = [replace(candidate, origin=REMEASURE) for candidate in candidates]
+    return _batches(device_id, again, attempts, batch_size)
 
 
 def plan_noise(
@@ -170,7 +192,7 @@ def plan_noise(
     of a second measurement which their agent has in mind.
 
     Args:
-        records: Records of one device in one environment, in any order; only a sample of them is held.
+        records: All of one device in one environment, or those of its `noise_sample`; in any order.
         workload_ids: Candidates of others are not chosen.
         count: Candidates to choose among the settled `ok` ones that were measured in full. Those with a
             suspect record will do: what drifted then need not drift now.
@@ -180,17 +202,19 @@ def plan_noise(
     Returns:
         Jobs of the first half, then of the second; none where there is no such candidate.
     """
-    sample = _sample(records, 4 * count, seed)
+    by_candidate: dict[CandidateId, list[Record]] = {}
+    for record in records:
+        by_candidate.setdefault(record.candidate_id, []).append(record)
+    sample = noise_sample(by_candidate, count=count, seed=seed)
     eligible = {
         r.candidate_id: r
-        for r in settled([record for group in sample.values() for record in group])
+        for r in settled(record for candidate_id in sample for record in by_candidate[candidate_id])
         if is_full(r) and r.workload_id in workload_ids
     }
-    # The sample is in its random order.
     chosen = [eligible[candidate_id] for candidate_id in sample if candidate_id in eligible][:count]
     if not chosen:
         return []
-    highest = max(r.attempt for one in chosen for r in sample[one.candidate_id]) + MOST_AHEAD
+    highest = max(r.attempt for one in chosen for r in by_candidate[one.candidate_id]) + MOST_AHEAD
     highest += highest % 2
     jobs: list[DeviceBatch] = []
     for attempt in (highest + 1, highest + 2):
@@ -201,28 +225,20 @@ def plan_noise(
     return jobs
 
 
-def is_full(record: Record) -> bool:
+def noise_sample(candidate_ids: Iterable[CandidateId], *, count: int, seed: int) -> list[CandidateId]:
+    """Candidates among which `plan_noise` chooses, in a random order that does not depend on the others."""
+    return heapq.nsmallest(_SAMPLED * count, set(candidate_ids), lambda one: content_hash(str(seed), one))
+
+
+def is_full(record: Record | Reading) -> bool:
     """Whether a record has a latency from all its repeats; an early stop leaves one, which repeats badly."""
     return record.outcome is Outcome.OK and not record.is_stopped_early
 
 
-def noise_is_due(records: Iterable[Record], now_secs: float, environment_id: str) -> bool:
-    """Whether a device's last A/A run in this environment is a day old, unfinished, or never was.
-
-    What is now is told in Unix seconds.
-    """
-    last = max(
-        (
-            record.measured_at
-            for record in records
-            # The second of a pair has the even attempt. A lost one has compared nothing.
-            if record.origin == NOISE and record.environment_id == environment_id and record.attempt % 2 == 0
-            if record.outcome is not Outcome.LOST
-        ),
-        default=-math.inf,
-    )
+def noise_is_due(last_secs: float, now_secs: float) -> bool:
+    """Whether a device's last whole A/A run is a day old; both in Unix seconds."""
     # A run dated days ahead was made by a wrong clock.
-    return abs(now_secs - last) >= NOISE_EVERY_SECS
+    return abs(now_secs - last_secs) >= NOISE_EVERY_SECS
 
 
 def _batches(
@@ -246,35 +262,3 @@ def _as_candidates(records: Iterable[Record], origin: str) -> list[Candidate]:
     return [
         Candidate(workload_id=r.workload_id, trace=r.trace, dialect=r.dialect, origin=origin) for r in records
     ]
-
-
-def _next_attempts(records: Iterable[Record]) -> dict[CandidateId, int]:
-    attempts: dict[CandidateId, int] = {}
-    for record in records:
-        attempts[record.candidate_id] = max(attempts.get(record.candidate_id, 0), record.attempt + 1)
-    return attempts
-
-
-def _sample(records: Iterable[Record], size: int, seed: int) -> dict[CandidateId, list[Record]]:
-    """All records of `size` random candidates, in random order, from a stream that is read once.
-
-    The candidates with the lowest hashes are kept (bottom-k sampling): whoever was dropped stays out, so no
-    record of a kept candidate is missed.
-    """
-    kept: dict[CandidateId, list[Record]] = {}
-    highest: list[tuple[int, CandidateId]] = []
-    bound = math.inf
-    for record in records:
-        if record.candidate_id in kept:
-            kept[record.candidate_id].append(record)
-            continue
-        place = -int(content_hash(str(seed), record.candidate_id), 16)
-        if -place >= bound:
-            continue
-        kept[record.candidate_id] = [record]
-        heapq.heappush(highest, (place, record.candidate_id))
-        if len(kept) > size:
-            place, dropped = heapq.heappop(highest)
-            del kept[dropped]
-            bound = -place
-    return {candidate_id: kept[candidate_id] for _, candidate_id in sorted(highest, reverse=True)}

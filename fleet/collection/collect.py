@@ -32,9 +32,11 @@ from fleet.collection.batch_plan import (
     NOISE_EVERY_SECS,
     DeviceBatch,
     noise_is_due,
+    noise_sample,
     plan_jobs,
     plan_noise,
     plan_remeasure,
+    remeasure_sample,
 )
 from fleet.collection.device_history import DeviceHistory
 from fleet.collection.proposals import GENERATIONS, Proposer
@@ -152,14 +154,13 @@ class Collection:
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
         wanted = {workload.workload_id for workload in workloads}
+        count, seed = self._settings.remeasure, self._settings.seed
         jobs: list[DeviceBatch] = []
-        for device_id in self._specs:
-            jobs += plan_remeasure(
-                [r for r in self._history.present(device_id) if r.workload_id in wanted],
-                count=self._settings.remeasure,
-                seed=self._settings.seed,
-                batch_size=self._settings.batch_size,
-            )
+        for device_id, spec in self._specs.items() if count else ():
+            sample = remeasure_sample(self._history.readings(device_id, wanted), count=count, seed=seed)
+            with self._history.of_family(spec.family) as history:
+                candidates = history.candidates(wanted, sample)
+            jobs += plan_remeasure(device_id, sample, candidates, batch_size=self._settings.batch_size)
         self._run("remeasure", jobs)
 
     def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:
@@ -178,13 +179,14 @@ class Collection:
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
         for device_id in self._specs:
-            lasting = self._history.progress(device_id).environment_id
-            if only_due and not noise_is_due(self._history.present(device_id), now, lasting):
+            if only_due and not noise_is_due(self._history.noise_at(device_id), now):
                 continue
+            count = self._settings.noise
+            sample = noise_sample(self._history.candidate_ids(device_id), count=count, seed=seed)
             planned = plan_noise(
-                self._history.present(device_id),
+                self._history.records(device_id, sample),
                 workloads,
-                count=self._settings.noise,
+                count=count,
                 seed=seed,
                 batch_size=self._settings.batch_size,
             )
@@ -212,7 +214,7 @@ class Collection:
             jobs += plan_jobs(
                 device_ids,
                 pool,
-                {device_id: self._history.progress(device_id) for device_id in device_ids},
+                {device_id: self._history.progress(device_id, pool) for device_id in device_ids},
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
                 given_up=given_up,
@@ -270,23 +272,17 @@ class Collection:
         """Note what came of a batch; it is stored."""
         device_id = job.device_id
         self._ledger.stored(device_id, records)
-        progress = self._history.read.get(device_id)
         for record in records:
-            if progress is not None:
-                progress.add(record)
             if record.outcome is Outcome.LOST:
                 self._losses[device_id, record.candidate_id] += 1
                 self.loss_reasons[device_id] = record.error
             if record.is_quarantined:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
-        asked = {one.candidate_id for one in job.candidates}
-        if untold := asked - {record.candidate_id for record in records}:
+        answered = {record.candidate_id for record in records}
+        if untold := [one for one in job.candidates if one.candidate_id not in answered]:
             # Measured for somebody else meanwhile, or they killed their agent again and again.
-            stored = [
-                one for one in self._engine.store().records(device_id=device_id) if one.candidate_id in untold
-            ]
-            for record in stored:
-                self._history.progress(device_id).add(record)
-            for one in untold - {record.candidate_id for record in stored}:
-                self._losses[device_id, one] = MAX_LOSSES
+            recorded = self._history.recorded(device_id, untold)
+            for candidate in untold:
+                if candidate.candidate_id not in recorded:
+                    self._losses[device_id, candidate.candidate_id] = MAX_LOSSES
         self._watcher.stored(device_id, records)

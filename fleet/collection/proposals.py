@@ -10,19 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Workload, WorkloadId
-from fleet.collection.device_history import DeviceHistory, records_of
-from fleet.collection.selection import KnownCandidates, best_traces, choose_parents, random_share, survey
+from fleet.collection.device_history import DeviceHistory
+from fleet.collection.selection import KnownCandidates, choose_parents, random_share
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger
-from fleet.collection.trust import claims, devices_of_family, imported_traces, ours
+from fleet.collection.trust import claims, imported_traces
 from fleet.requests.session import DeviceUnusableError, EngineSession
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
 #: Imported candidates of a workload that are looked at, over those that it has room for: many fit nothing.
 _FOREIGN_SHARE = 4
-#: Best candidates of a workload on each device that others evolve from.
-_PARENTS_OF_DEVICE = 4
 
 
 class Proposer:
@@ -108,7 +106,7 @@ class Proposer:
             How many were added.
         """
         added = 0
-        for family, device_ids in self._families.items():
+        for family in self._families:
             pool = pools[family]
             missing = {
                 one.workload_id: targets[one.workload_id] - len(pool[one.workload_id]) for one in workloads
@@ -118,7 +116,7 @@ class Proposer:
                 continue
             self._watcher.phase("evolve", len(short))
             before = sum(map(len, pool.values()))
-            parents = self._parents(device_ids, [one.workload_id for one in short])
+            parents = self._parents(family, [one.workload_id for one in short])
             steps = GENERATIONS - generation
             asked = [
                 (one, -(-missing[one.workload_id] // steps)) for one in short if parents[one.workload_id]
@@ -130,24 +128,23 @@ class Proposer:
             added += sum(map(len, pool.values())) - before
         return added
 
-    def _parents(
-        self, device_ids: Sequence[DeviceId], workload_ids: Sequence[WorkloadId]
-    ) -> dict[WorkloadId, list[str]]:
+    def _parents(self, family: Family, workload_ids: Sequence[WorkloadId]) -> dict[WorkloadId, list[str]]:
         """Traces to evolve from: the best of every device in turn."""
-        best = [
-            best_traces(self._history.present(one), workload_ids, _PARENTS_OF_DEVICE) for one in device_ids
-        ]
-        return {one: choose_parents(of_device.get(one, []) for of_device in best) for one in workload_ids}
+        places = [(name, self._history.environment_id(name)) for name in self._families[family]]
+        with self._history.of_family(family) as history:
+            return {
+                workload_id: choose_parents(history.best_traces(workload_id, *place) for place in places)
+                for workload_id in workload_ids
+            }
 
     def _survey(self, family: Family, limits: Mapping[WorkloadId, int]) -> None:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
-        live = self._history.has_live(family)
-        devices = devices_of_family(self._engine.store().devices(), family, live=live)
-        records = records_of(self._engine.store(), devices)
-        found = survey(ours(records) if live else records, limits)
+        with self._history.of_family(family) as history:
+            surveys = history.survey(limits)
         self._known = {key: value for key, value in self._known.items() if key[0] is not family}
-        self._known |= {(family, workload_id): known for workload_id, known in found.items()}
-        self.quarantined |= {(family, one) for known in found.values() for one in known.quarantined}
+        for workload_id, known in surveys.items():
+            self._known[family, workload_id] = known
+            self.quarantined |= {(family, candidate_id) for candidate_id in known.quarantined}
 
     def _derive(
         self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]

@@ -7,7 +7,7 @@ Called by `collect.py`; `batch_plan.py` makes batches of what is chosen. Knows n
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
@@ -100,7 +100,7 @@ def choose_parents(best: Iterable[Sequence[str]]) -> list[str]:
 class KnownCandidates:
     """What the devices of a family have recorded of one workload."""
 
-    #: Candidates that the other devices may measure too, in the order of their first record, up to a limit.
+    #: Candidates that the other devices may measure too, up to a limit.
     candidates: dict[CandidateId, Candidate] = field(default_factory=dict)
     #: The candidates among them that evolved from others.
     evolved: set[CandidateId] = field(default_factory=set)
@@ -108,37 +108,6 @@ class KnownCandidates:
     ids: set[CandidateId] = field(default_factory=set)
     #: Candidates that kill worker processes; the other devices are spared them.
     quarantined: set[CandidateId] = field(default_factory=set)
-
-
-def survey(records: Iterable[Record], limits: Mapping[WorkloadId, int]) -> dict[WorkloadId, KnownCandidates]:
-    """Gather what the records of a family's devices say of some workloads; reads them once.
-
-    Args:
-        records: Records of all devices of the family, one device after the other.
-        limits: The workloads, and most candidates to keep of each: their traces take some 20 KB each.
-    """
-    found = {workload_id: KnownCandidates() for workload_id in limits}
-    for record in records:
-        known = found.get(record.workload_id)
-        if known is None:
-            continue
-        one = record.candidate_id
-        known.ids.add(one)
-        if record.is_quarantined:
-            known.quarantined.add(one)
-            known.candidates.pop(one, None)
-        if one in known.quarantined:
-            continue
-        # A model chooses among mutants, with few exceptions.
-        if record.origin in ("evolved", "model"):
-            known.evolved.add(one)
-        if one not in known.candidates and len(known.candidates) < limits[record.workload_id]:
-            known.candidates[one] = Candidate(
-                workload_id=record.workload_id, trace=record.trace, dialect=record.dialect, origin="paired"
-            )
-    for known in found.values():
-        known.evolved &= known.candidates.keys()
-    return found
 
 
 def best_traces(

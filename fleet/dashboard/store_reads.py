@@ -18,9 +18,9 @@ import pyarrow.fs
 from agents.records import DeviceId
 from fleet.durable import disk_errors
 from fleet.state.packed_rows import rows_of
-from fleet.store.delta.log import DataFile, delta_errors
+from fleet.store.delta.log import RECORDS, DataFile, delta_errors
 from fleet.store.delta.schema import TABLE_SCHEMA
-from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.reader import StoreReader
 
 #: The column with the path of each row's file, or the number of the piece that waits; the name is Arrow's.
 PATH, _WAITING = "__filename", "waiting/"

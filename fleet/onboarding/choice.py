@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, WorkloadId
-from fleet.collection.device_history import known_candidates
+from fleet.collection.family_history import known_candidates
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.registry import Registry

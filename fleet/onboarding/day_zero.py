@@ -37,7 +37,8 @@ from fleet.onboarding.head_version import (
     with_columns,
 )
 from fleet.requests.session import EngineSession
-from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.delta.log import RECORDS
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import FLEET_TLP
 

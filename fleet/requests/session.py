@@ -18,6 +18,8 @@ from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
 from fleet.errors import FleetError
 from fleet.requests.channel import ChannelClosedError, DriverChannel
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
@@ -131,9 +133,17 @@ class EngineSession:
             self._read_after = measured
         return self._reader
 
+    def state(self) -> StateReader:
+        """The state file as it is now: all that was measured for this driver is in it. To be closed again."""
+        return StateReader(self._path / STATE)
+
     def part(self, device_id: DeviceId, since: float) -> None:
         """Have `store` show what a device measured before some Unix seconds as of another environment."""
         self._part, self._reader = {device_id: since}, None
+
+    def parted_at(self, device_id: DeviceId) -> float | None:
+        """The moment that `part` was given for a device; None for most."""
+        return self._part.get(device_id)
 
     # ---- what is told ----
 

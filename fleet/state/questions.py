@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, record_id_of
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.attempts import Group, attempts_of, marks, packed_ids, parts
-from fleet.state.coverage_questions import CoverageQuestions
+from fleet.state.collection_questions import CollectionQuestions
 from fleet.state.labels import Labels
 from fleet.state.rows import LOST, OK, OUTCOMES, KeptResult, Result, Tally, packed_id, unpack_trace
 from fleet.state.schema import IN_GROUP, open_reader, state_errors
@@ -30,7 +30,7 @@ SELECT (SELECT count(*) FROM (SELECT * FROM made EXCEPT SELECT * FROM kept))
 """
 
 
-class Questions(CoverageQuestions):
+class Questions(CollectionQuestions):
     """Questions about results and candidates."""
 
     def known(self, results: Sequence[Result]) -> list[bool]:
@@ -80,16 +80,6 @@ class Questions(CoverageQuestions):
             [count] = self._connection.execute(_WRONG_TALLIES).fetchone()
         return int(count)
 
-    def record_ids(self) -> Iterator[tuple[DeviceId, str]]:
-        """Yield device and record id of every result, for a comparison with the table."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            for device, environment, candidate, attempt in self._connection.execute(
-                "SELECT device, environment, candidate, attempt FROM result"
-            ):
-                device_id = DeviceId(text(device))
-                yield device_id, record_id_of(candidate.hex(), device_id, text(environment), attempt)
-
     def tallies(self, device_id: DeviceId) -> list[Tally]:
         """Sums over the results of a device, by workload and environment."""
         text = self._labels.text
@@ -122,18 +112,6 @@ class Questions(CoverageQuestions):
                     " GROUP BY device, workload"
                 )
             ]
-
-    def candidate_counts(self, family: str) -> dict[WorkloadId, tuple[int, int]]:
-        """Candidates of each workload that a family knows, and how many of them are blocked."""
-        with state_errors("reading the state file", self.path):
-            return {
-                WorkloadId(self._labels.text(workload)): (count, blocked)
-                for workload, count, blocked in self._connection.execute(
-                    "SELECT workload, count(*), sum(is_blocked) FROM candidate WHERE family = ?"
-                    " GROUP BY workload",
-                    (self._labels.find(family),),
-                )
-            }
 
     def gaps(
         self,
@@ -174,32 +152,6 @@ class Questions(CoverageQuestions):
                 ),
             )
             return [(number, CandidateId(value.hex())) for number, value in rows]
-
-    def measured(
-        self, workload_id: WorkloadId, device_id: DeviceId, environment_id: str
-    ) -> Iterator[tuple[CandidateId, int]]:
-        """Yield the candidates of a workload that a device has measured, with the next attempt of each."""
-        find = self._labels.find
-        with state_errors("reading the state file", self.path):
-            for value, attempt in self._connection.execute(
-                f"SELECT candidate, max(attempt) + 1 FROM result WHERE {IN_GROUP} AND outcome != ?"
-                " GROUP BY candidate",
-                (find(workload_id), find(device_id), find(environment_id), LOST),
-            ):
-                yield CandidateId(value.hex()), attempt
-
-    def best(
-        self, workload_id: WorkloadId, device_id: DeviceId, environment_id: str, limit: int
-    ) -> list[tuple[float, CandidateId]]:
-        """The fastest candidates of a workload on a device: seconds and id, the best first."""
-        find = self._labels.find
-        with state_errors("reading the state file", self.path):
-            rows = self._connection.execute(
-                f"SELECT min(latency_secs), candidate FROM result WHERE {IN_GROUP} AND outcome = ?"
-                " AND latency_secs IS NOT NULL GROUP BY candidate ORDER BY 1, 2 LIMIT ?",
-                (find(workload_id), find(device_id), find(environment_id), OK, limit),
-            )
-            return [(secs, CandidateId(value.hex())) for secs, value in rows]
 
     def candidates(
         self, families: Sequence[str], workload_id: WorkloadId, candidate_ids: Collection[CandidateId]

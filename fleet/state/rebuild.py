@@ -21,7 +21,7 @@ from fleet.state.rebuilt_table import RebuiltTable
 from fleet.state.rows import checksum, unpack_trace
 from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
-from fleet.state.table import RECORDS
+from fleet.store.delta.log import RECORDS
 
 #: Numbers that are tried behind the last row that can be read.
 _RESCUE_NUMBERS = 10_000

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.files import fsync_all
-from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, has_flag
 from agents.trust import is_imported
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
@@ -41,7 +41,7 @@ from fleet.store.delta.schema import FILE_SCHEMA, read_batches
 
 #: Results of one turn: some MB.
 _TURN_RESULTS: Final = 16_384
-_CANDIDATE_COLUMNS: Final = ("workload_id", "candidate_id", "dialect", "origin", "trace")
+_CANDIDATE_COLUMNS: Final = ("workload_id", "candidate_id", "dialect", "origin", "trace", "quality")
 #: What is wrong with a file that cannot be read, or with its rows.
 _UNREADABLE: Final = (OSError, pa.ArrowException, StoreError, ValueError)
 _DEVICE: Final = "device_id="
@@ -217,10 +217,10 @@ class RebuiltTable:
         for family in sorted(set(self._families.values())):
             devices = {device for device, name in self._families.items() if name == family}
             lost = self._lost_candidates(family, devices)
+            ids = pa.array({candidate_id for _, candidate_id in lost}, pa.string())
             for rows in self._traces(devices) if lost else ():
-                count += self._add_candidates(family, lost, rows)
-                if not lost:
-                    break
+                of_lost = rows.filter(pc.is_in(rows.column("candidate_id"), value_set=ids))
+                count += self._add_candidates(family, lost, of_lost)
         if count:
             self.notes.append(f"{count} candidates came back from the records")
 
@@ -255,10 +255,14 @@ class RebuiltTable:
                     yield from rows_of(piece.body, device_id, _CANDIDATE_COLUMNS).to_batches()
 
     def _add_candidates(self, family: str, lost: _Lost, rows: pa.RecordBatch) -> int:
-        ids = pa.array({candidate_id for _, candidate_id in lost}, pa.string())
-        rows = rows.filter(pc.is_in(rows.column("candidate_id"), value_set=ids))
+        """Add the lost ones that some rows have, and block those that killed their worker process."""
         by_workload: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
+        killers: dict[WorkloadId, list[CandidateId]] = {}
         for row in rows.to_pylist():
+            if has_flag(row["quality"], "quarantined"):
+                killers.setdefault(WorkloadId(row["workload_id"]), []).append(
+                    CandidateId(row["candidate_id"])
+                )
             candidate = Candidate(
                 workload_id=WorkloadId(row["workload_id"]),
                 dialect=row["dialect"],
@@ -272,4 +276,6 @@ class RebuiltTable:
                 numbers = turn.add_candidates(family, workload_id, list(candidates.values()))
                 measured = [lost.pop((workload_id, one)) for one in candidates]
                 turn.settle_candidates(number for number, done in zip(numbers, measured, strict=True) if done)
+            for workload_id, candidate_ids in killers.items():
+                turn.block(family, workload_id, candidate_ids)
         return sum(map(len, by_workload.values()))

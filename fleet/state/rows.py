@@ -48,6 +48,16 @@ class Result(NamedTuple):
     is_noise: bool
 
 
+class CandidateTraits(NamedTuple):
+    """What is known of a candidate beside its trace."""
+
+    dialect: str
+    #: As it became known.
+    origin: str
+    #: Whether it is not to be planned: it kills what measures it.
+    is_blocked: bool
+
+
 #: The first seven fields of a result: what a state file has of each.
 KeptResult = tuple[str, str, str, str, int, Outcome, float | None]
 

@@ -35,10 +35,11 @@ from fleet.state.packed_rows import unpack
 from fleet.state.rows import WaitingRows
 from fleet.state.state_file import StateFile
 from fleet.state.table_log import Action, TableLog, added, removed
-from fleet.store.delta.files import file_sum, forget_old_commits
+from fleet.store.delta.files import file_sum
 from fleet.store.delta.log import (
     TableSnapshot,
     check_layout,
+    damaged_log,
     delta_errors,
     load_snapshot,
     log_errors,
@@ -46,8 +47,6 @@ from fleet.store.delta.log import (
 )
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, SCHEMA_KEY, STORE_SCHEMA, TABLE_SCHEMA
 
-#: Folder of the table in a store.
-RECORDS: Final = "records"
 #: Packed bytes of the rows of one commit, or a little more: in memory they are some ten times as many.
 _PART_BYTES: Final = 16 << 20
 #: Files up to this size are joined with others.
@@ -233,7 +232,7 @@ class RecordsTable:
             if dead:
                 with self._state.turn() as turn:
                     turn.drop_files(dead)
-            forget_old_commits(self.folder, version)
+            self._log.forget_before(version)
         return len(dead)
 
     def _check_confirmed(self) -> None:
@@ -328,11 +327,8 @@ def check_rows(snapshot: TableSnapshot, expected: int, folder: Path) -> None:
         StateDamaged: It has another number of rows than its state file says.
     """
     if snapshot.rows != expected:
-        raise StateDamaged(
-            f"version {snapshot.version} of {folder} has {snapshot.rows} rows, its state file names"
-            f" {expected}: a file of its log is damaged; `fleet store verify --rebuild` mends it from the"
-            " data files"
-        )
+        rows = f"version {snapshot.version} has {snapshot.rows} rows, its state file names {expected}"
+        raise damaged_log(folder, rows)
 
 
 def _in_parts(pieces: Iterable[WaitingRows]) -> Iterator[list[WaitingRows]]:

@@ -25,7 +25,7 @@ _WORDS: Final = frozenset(
 
 
 class TableLog:
-    """The log of one table, for the process that writes it.
+    """The log of one table, for the process that writes it and for those that check or copy it.
 
     Args:
         table: The table's folder.
@@ -92,6 +92,24 @@ class TableLog:
         """Give a torn version another name."""
         self._put_aside(self.commit_path(version))
 
+    def files_of(self, version: int) -> list[Path]:
+        """The files that make a version: the newest checkpoint up to it, and the commits after that."""
+        begun = next((number for number in self.checkpoints() if number <= version), -1)
+        start = [self.checkpoint_path(begun)] if begun >= 0 else []
+        return start + [self.commit_path(number) for number in range(begun + 1, version + 1)]
+
+    def forget_before(self, version: int) -> None:
+        """Delete commits and checkpoints that no version from a given one on needs.
+
+        deltalake would go by the dates of the files, and so by the wall clock.
+        """
+        older = [number for number in self.checkpoints() if number <= version]
+        first = next((number for number in older if _is_readable(self.checkpoint_path(number))), 0)
+        paths = [*map(self.checkpoint_path, older), *map(self.commit_path, self.versions())]
+        for number, path in zip([*older, *self.versions()], paths, strict=True):
+            if number < first:
+                path.unlink()
+
     def take_back(self, version: int, actions: Iterable[Action]) -> None:
         """Remove a version that does not count, and the data files that it adds."""
         self.commit_path(version).unlink()
@@ -128,6 +146,14 @@ class TableLog:
         path.rename(aside)
         fsync_all([self.folder])
         self.notes.append(f"{path} was torn: kept as {aside.name}, nothing in it is lost")
+
+
+def _is_readable(checkpoint: Path) -> bool:
+    try:
+        pq.read_metadata(checkpoint)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def added(actions: Iterable[Action]) -> list[TableFile]:

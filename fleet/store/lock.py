@@ -13,8 +13,8 @@ import filelock
 
 from fleet.errors import StoreError, StoreLocked
 from fleet.state.schema import STATE
-from fleet.store.delta.log import is_table
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS
+from fleet.store.delta.log import RECORDS, is_table
+from fleet.store.reader import DEVICES, WORKLOADS
 
 #: Names in the store's folder: the lock, and the process id of its holder.
 LOCK, HOLDER = "writer.lock", "writer.pid"

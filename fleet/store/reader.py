@@ -24,7 +24,7 @@ from fleet.errors import StoreError
 from fleet.state.packed_rows import rows_of
 from fleet.state.rows import WaitingRows
 from fleet.store.catalog import DeviceEntry, read_devices, read_workloads
-from fleet.store.delta.log import DataFile, TableSnapshot, delta_errors, load_snapshot
+from fleet.store.delta.log import RECORDS, DataFile, TableSnapshot, delta_errors, load_snapshot
 from fleet.store.delta.schema import (
     BATCH_ROWS,
     FILE_SCHEMA,
@@ -34,8 +34,8 @@ from fleet.store.delta.schema import (
     read_batches,
 )
 
-#: Folders of a store.
-RECORDS, WORKLOADS, DEVICES = "records", "workloads", "devices"
+#: Folders of a store beside the table's.
+WORKLOADS, DEVICES = "workloads", "devices"
 
 #: Rows that are decoded at once where only short columns are read.
 _SHORT_ROWS = 65_536
@@ -229,20 +229,17 @@ class StoreReader:
             if device_id is None or file.device_id == device_id
         ]
 
-    def waiting_rows(self, columns: Sequence[str], device_id: str, *, after: int = 0) -> Iterator[pa.Table]:
+    def waiting_rows(self, columns: Sequence[str], device_id: str) -> Iterator[pa.Table]:
         """Yield rows of a device that wait for the table, oldest first, a piece at a time.
 
         Args:
             columns: Of `fleet.store.delta.schema.FILE_SCHEMA`.
             device_id: Of which device.
-            after: Only pieces with larger numbers.
 
         Raises:
             StoreError: They are of another version.
         """
-        for piece in self.waiting():
-            if piece.number > after and device_id in piece.device_ids:
-                yield rows_of(piece.body, device_id, columns)
+        return _waiting_rows(self.waiting(), columns, device_id)
 
     def _batches(
         self,
@@ -254,7 +251,8 @@ class StoreReader:
         after: int = 0,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, up to so many rows) with some columns, a few MB at a time."""
-        snapshot, waiting = self.snapshot, self.waiting() if version is None else ()
+        pieces = self.waiting() if version is None else ()
+        snapshot, waiting = self.snapshot, [piece for piece in pieces if piece.number > after]
         if version is not None and version != snapshot.version:
             snapshot = load_snapshot(self.path / RECORDS, version)
         by_device: dict[str, list[DataFile]] = {}
@@ -282,10 +280,15 @@ class StoreReader:
                         break
                     if batch.num_rows:
                         yield device, batch if since is None else _parted(batch, since)
-            for piece in waiting:
-                if piece.number > after and device in piece.device_ids:
-                    for batch in rows_of(piece.body, device, chosen).to_batches(rows):
-                        yield device, batch if since is None else _parted(batch, since)
+            for table in _waiting_rows(waiting, chosen, device):
+                for batch in table.to_batches(rows):
+                    yield device, batch if since is None else _parted(batch, since)
+
+
+def _waiting_rows(
+    pieces: Sequence[WaitingRows], columns: Sequence[str], device_id: str
+) -> Iterator[pa.Table]:
+    return (rows_of(piece.body, device_id, columns) for piece in pieces if device_id in piece.device_ids)
 
 
 def environment_before(environment_id: str) -> str:

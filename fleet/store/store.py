@@ -26,10 +26,10 @@ from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable, check_rows
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns, check_schema
-from fleet.store.delta.log import RETENTION_HOURS, load_snapshot, newest_snapshot
+from fleet.store.delta.log import RECORDS, RETENTION_HOURS, load_snapshot, newest_snapshot
 from fleet.store.lanes import LaneSettings
 from fleet.store.lock import acquire, check_folder, release
-from fleet.store.reader import DEVICES, RECORDS, WORKLOADS, StoreReader
+from fleet.store.reader import DEVICES, WORKLOADS, StoreReader
 from fleet.store.row_pieces import RowPiece, pieces_of_rows
 from fleet.store.writer import StoreWriter
 

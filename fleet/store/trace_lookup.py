@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId
+from fleet.store.delta.log import RECORDS
 from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records, read_batches
-from fleet.store.reader import RECORDS, StoreReader
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 _TRACE_COLUMNS = ("workload_id", "candidate_id", "dialect", "trace")
@@ -35,16 +37,6 @@ class Answer:
     value: Any = None
     #: Why it failed; empty where it did not.
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was found of some candidates."""
-
-    #: With the origin `paired`, in no order.
-    candidates: list[Candidate] = field(default_factory=list)
-    #: Why files could not be read that may hold the others; empty where all could be.
-    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +98,7 @@ def find_candidates(
     reader: StoreReader,
     device_ids: Collection[DeviceId],
     wanted: Collection[CandidateId],
-    first: Collection[DeviceId] = (),
-) -> Found:
+) -> list[Candidate]:
     """Read some candidates back from the records of some devices.
 
     Only the ids are read of every record; traces are read of the row groups that hold one. A file that cannot
@@ -117,37 +108,33 @@ def find_candidates(
         reader: The store.
         device_ids: Devices of one family.
         wanted: Candidates to find.
-        first: Those of the devices that are known to have them: the others are read for what is missing then.
+
+    Returns:
+        What was found, with the origin `paired`, in no order.
 
     Raises:
         FleetError: The store cannot be read.
     """
     left = set(wanted)
-    found: list[Candidate] = []
-    unread: list[str] = []
+    candidates: list[Candidate] = []
     for device_id in device_ids if reader.waiting() else ():
         for rows in reader.waiting_rows(_TRACE_COLUMNS, device_id):
             for candidate in _of_rows(rows, left):
                 left.discard(candidate.candidate_id)
-                found.append(candidate)
+                candidates.append(candidate)
     # Newest first: what is asked for was mostly measured lately.
-    newest = [file for file in reversed(reader.snapshot.files) if file.device_id in device_ids]
-    for one in sorted(newest, key=lambda file: file.device_id not in first):
+    for data_file in reversed(reader.snapshot.files):
         if not left:
             break
-        path = reader.path / RECORDS / one.path
-        try:
-            with pq.ParquetFile(path) as file:
-                for candidate in _in_file(file, left):
-                    if candidate.candidate_id in left:
-                        left.discard(candidate.candidate_id)
-                        found.append(candidate)
-        except (OSError, pa.ArrowException) as error:
-            unread.append(f"{path}: {error}")
-    if not left or not unread:
-        return Found(candidates=found)
-    more = f" (and {len(unread) - 1} other files)" if len(unread) > 1 else ""
-    return Found(candidates=found, unread=unread[0] + more)
+        if data_file.device_id not in device_ids:
+            continue
+        path = reader.path / RECORDS / data_file.path
+        with suppress(OSError, pa.ArrowException), pq.ParquetFile(path) as file:
+            for candidate in _in_file(file, left):
+                if candidate.candidate_id in left:
+                    left.discard(candidate.candidate_id)
+                    candidates.append(candidate)
+    return candidates
 
 
 def find_records(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -23,6 +24,8 @@ from fleet.store.delta.schema import SCHEMA_KEY, STORE_SCHEMA
 #: `fleet.store.store_time`.
 RETENTION_HOURS = 7 * 24
 
+#: Folder of the table in a store.
+RECORDS: Final = "records"
 #: Column of the library's list of files: when the first of a file's rows was measured.
 _FIRST_AT = "min.measured_at"
 
@@ -79,15 +82,15 @@ def log_errors(folder: Path) -> Iterator[None]:
         if "(os error " in str(error):
             raise store_error(error, "reading the table", folder) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StateDamaged(
-            f"the log of {folder} is damaged ({reason}); `fleet store verify --rebuild` mends it from the"
-            " data files"
-        ) from error
+        raise damaged_log(folder, reason) from error
 
 
-def commit_path(folder: Path, version: int) -> Path:
-    """Where the commit of a version stands."""
-    return folder / "_delta_log" / f"{version:020d}.json"
+def damaged_log(folder: Path, reason: str) -> StateDamaged:
+    """The error of a log that lost or gained something."""
+    return StateDamaged(
+        f"the log of {folder} is damaged ({reason}); `fleet store verify --rebuild` mends it from the data"
+        " files"
+    )
 
 
 def load_snapshot(folder: Path, version: int | None = None) -> TableSnapshot:
@@ -157,13 +160,3 @@ def check_layout(folder: Path, table: DeltaTable) -> None:
 def is_table(folder: Path) -> bool:
     """Whether at least one commit or checkpoint is there."""
     return any((folder / "_delta_log").glob("*.json")) or any((folder / "_delta_log").glob("*.parquet"))
-
-
-def version_of(path: Path) -> int:
-    """Version in the name of a commit or checkpoint."""
-    return int(path.name.split(".")[0])
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a table, newest first."""
-    return sorted((folder / "_delta_log").glob("*.checkpoint.parquet"), reverse=True)

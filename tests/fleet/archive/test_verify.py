@@ -28,8 +28,9 @@ from fleet.cli.app import run
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
+from fleet.state.table_log import TableLog
 from fleet.store.delta.files import file_sum
-from fleet.store.delta.log import commit_path, load_snapshot
+from fleet.store.delta.log import load_snapshot
 from fleet.store.delta.schema import FILE_SCHEMA
 from tests.archive_fixtures import (
     OURS,
@@ -107,7 +108,7 @@ def _reworded(change: Callable[[str], str]) -> Damage:
     """Another commit 3."""
 
     def damage(folder: Path) -> None:
-        path = commit_path(folder / "records", 3)
+        path = TableLog(folder / "records").commit_path(3)
         path.write_text(change(path.read_text()))
 
     return damage
@@ -115,7 +116,7 @@ def _reworded(change: Callable[[str], str]) -> Damage:
 
 def _commit_action(folder: Path, **changes: Any) -> None:
     """Say something else of the file that commit 4 adds."""
-    path = commit_path(folder / "records", 4)
+    path = TableLog(folder / "records").commit_path(4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         line.get("add", {}).update(changes)
@@ -134,7 +135,7 @@ def _in_state(query: str, *values: Any) -> Damage:
 
 
 def _file_of_commit_4(folder: Path) -> Path:
-    lines = map(json.loads, commit_path(folder / "records", 4).read_text().splitlines())
+    lines = map(json.loads, TableLog(folder / "records").commit_path(4).read_text().splitlines())
     [path] = [line["add"]["path"] for line in lines if "add" in line]
     return folder / "records" / path
 
@@ -267,7 +268,7 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         *(STATE, "5 records wait more than once"),
     ),
     "a torn last commit": (
-        lambda folder: os.truncate(commit_path(folder / "records", 4), 300),
+        lambda folder: os.truncate(TableLog(folder / "records").commit_path(4), 300),
         *("records", "this commit is damaged"),
     ),
     "a torn commit in the middle": (
@@ -275,11 +276,11 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         *("records", "this commit is damaged"),
     ),
     "a commit that is gone": (
-        lambda folder: commit_path(folder / "records", 3).unlink(),
+        lambda folder: TableLog(folder / "records").commit_path(3).unlink(),
         *("records", "it is missing"),
     ),
     "commits that are gone": (
-        lambda folder: [commit_path(folder / "records", number).unlink() for number in (3, 4)],
+        lambda folder: [TableLog(folder / "records").commit_path(number).unlink() for number in (3, 4)],
         *("records", "commits are missing"),
     ),
     "a commit without a line": (
@@ -293,20 +294,22 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_where_it_is(store: Path, name: str) -> None:
-    damage, place, words = DAMAGE[name]
+def damaged(store: Path, damage: Damage, place: str, words: str) -> Verified:
+    """Damage a store, and find that where it is."""
     damage(store)
     found = verify(store)
     assert any(one.where.split("/")[0] == place and words in one.what for one in found.damage), found.damage
+    return found
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_where_it_is(store: Path, name: str) -> None:
+    damaged(store, *DAMAGE[name])
 
 
 @pytest.mark.parametrize("name", MENDED)
 def test_what_the_table_tells_is_made_again(store: Path, name: str) -> None:
-    damage, place, words = MENDED[name]
-    damage(store)
-    found = verify(store)
-    assert any(one.where.split("/")[0] == place and words in one.what for one in found.damage), found.damage
+    found = damaged(store, *MENDED[name])
     assert any("--rebuild" in one.next_step for one in found.damage)
     before = record_ids(fill(store.with_name("whole")))
     if name == "an older state file":
@@ -339,7 +342,7 @@ def test_what_a_killed_writer_leaves_is_no_damage(store: Path, monkeypatch: pyte
         patch.setattr(RecordsTable, "_confirm", killed)
         with pytest.raises(KeyboardInterrupt):
             writer.table.flush(writer.lanes())
-    commit = commit_path(store / "records", 5)
+    commit = TableLog(store / "records").commit_path(5)
     assert commit.exists()
     found = verify(store)
     assert (found.damage, found.waiting, found.version) == ([], 5, 4)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from fleet.collection.batch_plan import (
     plan_jobs,
     plan_noise,
     plan_remeasure,
+    remeasure_sample,
 )
 from fleet.store.noise import noise_floor
 from tests.fleet.collection.test_selection import workload
@@ -67,10 +69,10 @@ def test_jobs_cover_what_is_missing_and_nothing_else(
     sizes: dict[str, int], done: list[tuple[DeviceId, str, int]], batch_size: int, seed: int
 ) -> None:
     pools = pools_of(sizes)
-    progress = {device_id: DeviceProgress("e") for device_id in BOTH}
+    progress = {device_id: DeviceProgress() for device_id in BOTH}
     for device_id, name, place in done:
         one = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
-        progress[device_id].add(record(one, device_id=device_id))
+        progress[device_id].add(one.candidate_id, 0, False)
     jobs = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
     wanted = {
         (device_id, one.candidate_id)
@@ -99,14 +101,12 @@ def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
     assert changes > len(set(order)) - 1, "candidates of one workload come in one block"
 
 
-def test_another_environment_and_what_is_lost_after_a_measurement_count_for_nothing() -> None:
-    [one] = candidates("a", 1)
-    progress = DeviceProgress("e")
-    progress.add(record(one, environment_id="before the upgrade"))
-    assert progress == DeviceProgress("e")
-    progress.add(record(one))
-    progress.add(record(one, outcome=Outcome.LOST, attempt=1))
-    assert progress == DeviceProgress("e", measured={one.candidate_id})
+@pytest.mark.parametrize("results", list(permutations([(0, True), (1, False), (2, True)])))
+def test_what_is_lost_beside_a_measurement_counts_for_nothing(results: tuple[tuple[int, bool], ...]) -> None:
+    candidate_id, progress = CandidateId("ab"), DeviceProgress()
+    for attempt, is_lost in results:
+        progress.add(candidate_id, attempt, is_lost)
+    assert progress == DeviceProgress(measured={candidate_id})
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
@@ -114,25 +114,24 @@ def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() 
     bad = record(pool[0], outcome=Outcome.RUN_FAILED)
     stopped = record(pool[1], quality='{"stopped_early":true}')
     first = [bad, stopped, *(record(candidate) for candidate in pool[2:])]
-    [job] = plan_remeasure(first, count=6, seed=1)
-    ids = [candidate.candidate_id for candidate in job.candidates]
-    assert len(set(ids)) == 6
-    assert not {bad.candidate_id, stopped.candidate_id} & set(ids)
-    assert job.attempt == 1
-    again = {one.candidate_id: one for one in job.candidates}
-    half = [record(again[candidate_id], attempt=1) for candidate_id in ids[:4]]
-    [rest] = plan_remeasure([*first, *half], count=6, seed=1)
-    assert [candidate.candidate_id for candidate in rest.candidates] == ids[4:]
-    every = [record(again[candidate_id], attempt=1) for candidate_id in ids]
-    assert plan_remeasure([*first, *every], count=6, seed=1) == []
+    sample = remeasure_sample(first, count=6, seed=1)
+    assert len(sample) == 6
+    assert not {bad.candidate_id, stopped.candidate_id} & sample.keys()
+    assert set(sample.values()) == {1}
+    [job] = plan_remeasure(ONE, sample, [one for one in pool if one.candidate_id in sample])
+    assert (job.attempt, {one.origin for one in job.candidates}) == (1, {"remeasure"})
+    every = [record(candidate, attempt=1) for candidate in job.candidates]
+    half = [one for one in every if one.candidate_id in list(sample)[:4]]
+    assert list(remeasure_sample([*first, *half], count=6, seed=1)) == list(sample)[4:]
+    assert remeasure_sample([*first, *every], count=6, seed=1) == {}
 
 
 def test_a_first_measurement_that_took_two_attempts_is_measured_again_as_the_third() -> None:
     [one] = candidates("a", 1)
     records = [record(one, outcome=Outcome.LOST), record(one, attempt=1)]
-    [job] = plan_remeasure(records, count=5, seed=0)
-    assert job.attempt == 2
-    assert plan_remeasure([], count=30, seed=0) == []
+    assert remeasure_sample(records, count=5, seed=0) == {one.candidate_id: 2}
+    assert remeasure_sample([], count=30, seed=0) == {}
+    assert plan_remeasure(ONE, {}, []) == []
 
 
 @given(
@@ -207,16 +206,8 @@ def test_other_days_choose_other_candidates() -> None:
     assert len(set.union(*(chosen(seed) for seed in range(4)))) > 8
 
 
-def test_an_aa_run_is_due_after_a_day_in_this_environment() -> None:
-    [one] = candidates("a", 1)
-    plain = record(one, measured_at=NOW)
-    half = record(one, origin="noise", attempt=1, measured_at=NOW)
-    whole = record(one, origin="noise", attempt=2, measured_at=NOW)
-    assert noise_is_due([], NOW, "e")
-    assert noise_is_due([plain, half], NOW, "e")
-    assert not noise_is_due([plain, half, whole], NOW + 23 * 3600, "e")
-    assert noise_is_due([plain, half, whole], NOW + 24 * 3600, "e")
-    assert noise_is_due([plain, half, whole], NOW, "another")
-    assert noise_is_due([whole], NOW - 24 * 3600, "e"), "made by a clock that was ahead"
-    lost = record(one, origin="noise", attempt=2, measured_at=NOW, outcome=Outcome.LOST)
-    assert noise_is_due([plain, half, lost], NOW, "e"), "a lost record compares nothing"
+def test_an_aa_run_is_due_after_a_day() -> None:
+    assert noise_is_due(0.0, NOW)
+    assert not noise_is_due(NOW, NOW + 23 * 3600)
+    assert noise_is_due(NOW, NOW + 24 * 3600)
+    assert noise_is_due(NOW, NOW - 24 * 3600), "made by a clock that was ahead"

