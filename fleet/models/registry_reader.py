@@ -85,7 +85,9 @@ class RegistryReader:
         else:
             with opened(path) as file:
                 # Nobody writes while it is open, so this is the mark of what is read.
-                state, mark = file.state(), _mark(path)
+                fresh, mark = file.state(), _mark(path)
+            # The same object as before where it says the same: others keep what they worked out from it.
+            state = state if fresh == state else fresh
         is_settled = time.time_ns() - mark[1] > (_SETTLED_NS if mark[1] % 10**9 else _SETTLED_WHOLE_NS)
         self._latest = mark if is_settled else None, state
         return state
