@@ -86,7 +86,7 @@ def test_what_stands_beside_the_curve(store: Path, capsys: pytest.CaptureFixture
     )
     [selectors] = found["parts"]["selectors"]
     assert selectors["samples"] == [k for k in SELECTED if k <= selectors["at"]]
-    assert set(selectors["selectors"]) >= {"random", "stratified", "paired", "kmeans", "uncertainty"}
+    assert set(selectors["selectors"]) == {"random", "paired", "search"}
     assert {len(row["top1"]) for row in selectors["selectors"].values()} == {len(selectors["samples"])}
     assert selectors["selectors"]["random"]["less_random"] == {}
     [coverage] = found["parts"]["coverage"]
