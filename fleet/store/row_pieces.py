@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from agents.records import DeviceId, Record
 from fleet.state.packed_rows import pack, with_device
-from fleet.state.rows import Result, result_of
+from fleet.state.rows import Result
 from fleet.state.turn import Turn
 from fleet.store.catalog import check_name
 from fleet.store.delta.columns import check_columns
@@ -36,9 +36,14 @@ class RowPiece:
 
 
 def pieces_of_records(
-    records: Mapping[str, Record], lane_of: Callable[[DeviceId], int]
+    records: Mapping[str, Record], results: Mapping[str, Result], lane_of: Callable[[DeviceId], int]
 ) -> Iterator[RowPiece]:
-    """Yield records, by their ids, as rows of the table: a piece per lane.
+    """Yield records as rows of the table: a piece per lane.
+
+    Args:
+        records: By their ids.
+        results: Likewise: what the state file keeps of each.
+        lane_of: The lane of a device.
 
     Raises:
         StoreError: One cannot be stored.
@@ -58,7 +63,7 @@ def pieces_of_records(
             device_ids=tuple(dict.fromkeys(devices)),
             rows=len(some),
             body=pack(table),
-            results=list(map(result_of, some.values())),
+            results=[results[record_id] for record_id in some],
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import filelock
@@ -15,7 +15,7 @@ import filelock
 from agents.records import Descriptor, DeviceSpec, Record, Workload
 from fleet.durable import disk_errors
 from fleet.errors import StoreError, StoreFull
-from fleet.state.rows import WaitingRows, result_of
+from fleet.state.rows import Result, WaitingRows, result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.state.turn import Turn
@@ -150,9 +150,10 @@ class StoreWriter(StoreReader):
         by_id: dict[str, Record] = {}
         for record in records:
             by_id.setdefault(record.record_id, record)
-        known = dict(zip(by_id, self.known(list(by_id.values())), strict=True))
-        fresh = {name: record for name, record in by_id.items() if not known[name]}
-        self._pending += pieces_of_records(fresh, self._lanes.number)
+        results = {record_id: result_of(record) for record_id, record in by_id.items()}
+        stored = dict(zip(by_id, self._stored(results), strict=True))
+        fresh = {record_id: record for record_id, record in by_id.items() if not stored[record_id]}
+        self._pending += pieces_of_records(fresh, results, self._lanes.number)
         self._pending_ids.update(fresh)
         return list(fresh.values())
 
@@ -168,15 +169,19 @@ class StoreWriter(StoreReader):
             StoreError: The store was closed, or the disk failed.
         """
         self._check_open()
+        by_id = {record.record_id: result_of(record) for record in records}
+        stored = dict(zip(by_id, self._stored(by_id), strict=True))
+        return [stored[record.record_id] for record in records]
+
+    def _stored(self, results: Mapping[str, Result]) -> list[bool]:
+        """Say of each result, by its record id, whether its record is stored, or will be."""
         try:
-            known = self.state.known(list(map(result_of, records)))
+            stored = self.state.known(list(results.values()))
         except OverflowError as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
-        if not self._pending_ids:
-            return known
         return [
-            is_known or record.record_id in self._pending_ids
-            for is_known, record in zip(known, records, strict=True)
+            is_stored or record_id in self._pending_ids
+            for is_stored, record_id in zip(stored, results, strict=True)
         ]
 
     def write(self, turn: Turn) -> None:

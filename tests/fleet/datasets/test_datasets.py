@@ -38,7 +38,7 @@ from agents.records import (
 from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
-from fleet.collection.device_history import known_candidates
+from fleet.collection.family_history import known_candidates
 from fleet.collection.trust import devices_of_family
 from fleet.datasets.admission import open_dataset, verify
 from fleet.datasets.claims import _is_object
