@@ -5,34 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from fleet.state.attempts import attempts_of, packed_ids
 from fleet.state.coverage_questions import CoverageQuestions
-from fleet.state.rows import LOST, CandidateTraits
+from fleet.state.rows import CandidateTraits
 from fleet.state.schema import state_errors
 
 
 class CollectionQuestions(CoverageQuestions):
     """Questions about all candidates of a workload."""
-
-    def attempts(
-        self,
-        workload_id: WorkloadId,
-        device_id: DeviceId,
-        environment_id: str,
-        candidate_ids: Iterable[CandidateId],
-    ) -> Iterator[tuple[CandidateId, int, bool]]:
-        """Yield what a device has of some candidates: id, attempt, and whether that was lost."""
-        find = self._labels.find
-        group = find(workload_id), find(device_id), find(environment_id)
-        with state_errors("reading the state file", self.path):
-            attempts = attempts_of(self._connection, group, packed_ids(candidate_ids))
-        for candidate, outcomes in attempts.items():
-            candidate_id = CandidateId(candidate.hex())
-            for attempt, outcome in outcomes.items():
-                yield candidate_id, attempt, outcome == LOST
 
     def recorded(
         self, workload_id: WorkloadId, device_id: DeviceId, environment_id: str | None = None

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.state.attempts import attempts_of, marks, packed_ids, parts
@@ -20,6 +20,23 @@ _IN_SPACE = "family = ? AND workload = ?"
 class CoverageQuestions(Contents):
     """Questions about a few results and candidates."""
 
+    def attempts(
+        self,
+        workload_id: WorkloadId,
+        device_id: DeviceId,
+        environment_id: str,
+        candidate_ids: Iterable[CandidateId],
+    ) -> Iterator[tuple[CandidateId, int, bool]]:
+        """Yield what a device has of some candidates: id, attempt, and whether that was lost."""
+        find = self._labels.find
+        group = find(workload_id), find(device_id), find(environment_id)
+        with state_errors("reading the state file", self.path):
+            attempts = attempts_of(self._connection, group, packed_ids(candidate_ids))
+        for candidate, outcomes in attempts.items():
+            candidate_id = CandidateId(candidate.hex())
+            for attempt, outcome in outcomes.items():
+                yield candidate_id, attempt, outcome == LOST
+
     def measured_among(
         self,
         workload_id: WorkloadId,
@@ -28,15 +45,8 @@ class CoverageQuestions(Contents):
         candidate_ids: Iterable[CandidateId],
     ) -> set[CandidateId]:
         """Those of some candidates that a device has measured, and not only lost."""
-        find = self._labels.find
-        group = find(workload_id), find(device_id), find(environment_id)
-        with state_errors("reading the state file", self.path):
-            attempts = attempts_of(self._connection, group, packed_ids(candidate_ids))
-        return {
-            CandidateId(candidate.hex())
-            for candidate, outcomes in attempts.items()
-            if any(outcome != LOST for outcome in outcomes.values())
-        }
+        attempts = self.attempts(workload_id, device_id, environment_id, candidate_ids)
+        return {candidate_id for candidate_id, _, is_lost in attempts if not is_lost}
 
     def known_among(
         self,
