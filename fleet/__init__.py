@@ -12,23 +12,32 @@ if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
-    from fleet.public_engine import EngineOptions, connect
+    from fleet.public_engine import EngineOptions, connect, run
     from fleet.public_model import DeviceModel, load_model, tvm_measure
-    from fleet.public_work import collect, onboard, tune
+    from fleet.requests.collect import Collect
+    from fleet.requests.evaluate import Evaluate
+    from fleet.requests.fingerprint import Fingerprint
+    from fleet.requests.import_logs import ImportLogs
+    from fleet.requests.onboard import Onboard
+    from fleet.requests.tune import Tune
 
 _PLACES = {
+    "Collect": "fleet.requests.collect",
     "DaemonClient": "fleet.api.client",
     "DeviceModel": "fleet.public_model",
     "EngineOptions": "fleet.public_engine",
+    "Evaluate": "fleet.requests.evaluate",
+    "Fingerprint": "fleet.requests.fingerprint",
     "FleetError": "fleet.errors",
+    "ImportLogs": "fleet.requests.import_logs",
+    "Onboard": "fleet.requests.onboard",
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
-    "collect": "fleet.public_work",
+    "Tune": "fleet.requests.tune",
     "connect": "fleet.public_engine",
     "load_model": "fleet.public_model",
-    "onboard": "fleet.public_work",
     "open_store": "fleet.public",
-    "tune": "fleet.public_work",
+    "run": "fleet.public_engine",
     "tvm_measure": "fleet.public_model",
 }
 
@@ -44,17 +53,21 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Collect",
     "DaemonClient",
     "DeviceModel",
     "EngineOptions",
+    "Evaluate",
+    "Fingerprint",
     "FleetError",
+    "ImportLogs",
+    "Onboard",
     "StoreError",
     "StoreView",
-    "collect",
+    "Tune",
     "connect",
     "load_model",
-    "onboard",
     "open_store",
-    "tune",
+    "run",
     "tvm_measure",
 ]

@@ -7,10 +7,12 @@ holding a thread. Who follows a request, or the dashboard, reads copies at a pac
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -18,8 +20,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fleet.api.access import Access, needs
 from fleet.api.bodies import read_body
 from fleet.core.request_words import RequestState
-from fleet.requests.checks import MOST_BYTES, RequestConflict, RequestRefused, RequestUnknown, parse_request
 from fleet.requests.desk import DeskFull, RequestDesk, Shown
+from fleet.requests.kinds import KINDS, MOST_BYTES, MOST_MINUTES, REQUEST_ID, parse_request
+from fleet.requests.request_kind import RequestConflict, RequestRefused, RequestUnknown
 
 PATH = "/v1/requests"
 #: How long an answer may take: a turn of the coordinator and its waits for the disk, even a slow one.
@@ -92,7 +95,7 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
     def full(_: Request, error: DeskFull) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 503)
 
-    @app.post(PATH)
+    @app.post(PATH, openapi_extra=_body_schema())
     @needs(Access.OWNER)
     async def submit(request: Request) -> Shown:
         """Submit a request; the answer comes once it is durable."""
@@ -125,6 +128,27 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
         _found(desk, request_id)
         refusal = f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
         return followers.answer(_changes(desk, request_id), _LOOK_SECS, refusal)
+
+
+def _body_schema() -> dict[str, Any]:
+    """What `/openapi.json` says of the body of a request: one shape per kind."""
+    shapes = [
+        {
+            "title": kind.value,
+            "type": "object",
+            "description": inspect.getdoc(arguments),
+            "required": ["id", "kind", "arguments"],
+            "additionalProperties": False,
+            "properties": {
+                "id": {"type": "string", "pattern": f"^{REQUEST_ID}$"},
+                "kind": {"const": kind.value},
+                "arguments": arguments.model_json_schema(),
+                "minutes": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MOST_MINUTES},
+            },
+        }
+        for kind, arguments in KINDS.items()
+    ]
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": shapes}}}}}
 
 
 def _found(desk: RequestDesk, request_id: str) -> Shown:

@@ -40,7 +40,7 @@ from fleet.api.sessions import SESSIONS, Keyring, add_sessions
 from fleet.durable import disk_errors
 from fleet.errors import FleetError
 from fleet.private_files import read_private, write_private
-from fleet.requests.checks import MOST_BYTES
+from fleet.requests.kinds import MOST_BYTES
 
 _START_SECS, _STOP_SECS = 10.0, 5.0
 #: How long one thread of the daemon runs before another one that waits gets its turn.

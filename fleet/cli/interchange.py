@@ -8,101 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import DetachOption, FolderOption, StoreOption, load_settings, say_places
+from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
-from fleet.cli.requests import finish, run_request
+from fleet.cli.request_command import request_command
 from fleet.errors import FleetError
+from fleet.public_engine import EngineOptions, run
+from fleet.requests.import_logs import ImportLogs
 from fleet.terminal_text import print_rows, say
 
-if TYPE_CHECKING:
-    from fleet.interchange.import_logs import FoundLogs, ImportRequest
 
+@request_command(ImportLogs)
+def import_(request: ImportLogs, options: EngineOptions, as_json: bool) -> None:
+    """Have logs imported and print what they held."""
+    from fleet.interchange.line_reader import READ_FORMATS
 
-def import_(
-    paths: Annotated[list[Path], typer.Argument(help="Log files, plain or gz, or folders of them.")],
-    device: Annotated[str, typer.Option("--device", help="Device that measured them; made if it is new.")],
-    dialect: Annotated[
-        str, typer.Option("--dialect", help="auto (each line), ansor, autotvm, meta_schedule or knobs.")
-    ] = "auto",
-    network: Annotated[
-        str,
-        typer.Option("--network", help="Network of all workloads (default: told by DEVICE/NETWORK/TUNER)."),
-    ] = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="Read files again that were imported before.")
-    ] = False,
-    is_detached: DetachOption = False,
-    store: StoreOption = None,
-    folder: FolderOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Import measurement logs of other tuners as records of one device.
-
-    Failed measurements become records with their outcome; lines that are no measurement are counted by
-    reason and left. Run again after an interruption, it goes on; the same line is never imported twice.
-
-    Example: fleet import logs/board-7 --device board-7
-    """
-    from fleet.core.request_words import RequestKind
-    from fleet.interchange.import_logs import ImportRequest, check_request
-    from fleet.interchange.line_reader import DIALECTS, READ_FORMATS
-    from fleet.public_engine import NOBODY_TO_DETACH_TO, daemon_of
-
-    if dialect not in DIALECTS:
-        raise typer.BadParameter(f"--dialect {dialect}: expected {', '.join(DIALECTS)}")
-    settings = load_settings(config, {"store.path": store, "devices.folder": folder}, changes)
-    request = ImportRequest(
-        paths=tuple(paths),
-        device_id=device,
-        dialect=dialect,
-        network=network,
-        devices_folder=Path(settings.devices.folder),
-        again=again,
-    )
-    found = check_request(request)
-    say_places(settings, config, store)
-    daemon = daemon_of(settings)
-    if daemon is None:
-        if is_detached:
-            raise FleetError(NOBODY_TO_DETACH_TO)
-        report = _import_here(settings.store.path, request, found, as_json=as_json)
-    else:
-        asked: dict[str, Any] = {"network": network, "again": again}
-        asked |= {"paths": [str(path.absolute()) for path in paths], "device": device, "dialect": dialect}
-        ended = run_request(daemon, RequestKind.IMPORT.value, asked, is_detached=is_detached)
-        if is_detached:
-            return
-        finish(ended, is_printed=False)
-        report = ended["result"]
+    settings = options.read()
+    say_places(settings, options.config, options.store)
+    report = run(request, options)
+    if report is None:
+        return
     if as_json:
         print_json(report)
     else:
         _print_import(report, settings.store.path)
     if not any(report[key] for key in ("imported", "duplicates", "files_known")):
         raise FleetError(
-            f"no measurement in {', '.join(map(str, paths))}: expected files of "
+            f"no measurement in {', '.join(request.paths)}: expected files of "
             f"{', '.join(READ_FORMATS[:-1])} or {READ_FORMATS[-1]}; docs/import.md shows each"
         )
-
-
-def _import_here(path: str, request: ImportRequest, found: FoundLogs, *, as_json: bool) -> dict[str, Any]:
-    from fleet.collection.progress import TerminalDisplay, kilobytes
-    from fleet.interchange.import_logs import import_logs
-    from fleet.store.new_store import records_or_nothing
-    from fleet.store.store import Store
-    from fleet.terminal_console import TerminalConsole
-
-    display = TerminalDisplay(TerminalConsole(stderr=as_json))
-    with records_or_nothing(Path(path)), Store.open(path) as opened, display.live():
-        report = import_logs(opened, request, kilobytes(display), found)
-        display.finish()
-    return report.to_json()
 
 
 def _print_import(report: Mapping[str, Any], store: str) -> None:

@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import (
-    DEFAULT_MODELS,
-    AddressOption,
-    DetachOption,
-    DevicesOption,
-    MinutesOption,
-    ModelsOption,
-    SeedOption,
-    StoreOption,
-    load_settings,
-    say_places,
-)
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.cli.request_command import read_request, request_command
+from fleet.public_engine import EngineOptions, run
+from fleet.requests.collect import Collect
+from fleet.requests.fingerprint import Fingerprint
+from fleet.requests.request_kind import RequestArguments
+from fleet.requests.tune import Tune
 from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
@@ -91,72 +86,29 @@ def demo(
         print_summary(report, page)
 
 
+@request_command(Collect)
 def collect(
-    device: DevicesOption = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--network",
-            help="A name of ours, a .pt2 or .onnx file, transformers:NAME; may be given again.",
-        ),
-    ] = None,
-    store: StoreOption = None,
-    workloads: Annotated[int | None, typer.Option(min=1, help="Workloads (workloads.count).")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Candidates each (workloads.samples).")] = None,
-    remeasure: Annotated[int, typer.Option(min=0, help="Candidates of each device to measure again.")] = 0,
-    noise: Annotated[
-        int | None, typer.Option(min=1, help="Only measure this many known candidates twice (A/A run).")
-    ] = None,
+    request: Collect,
+    options: EngineOptions,
+    as_json: bool,
     fingerprint: Annotated[
         bool, typer.Option("--fingerprint", help="Only measure the reference programs of onboardings.")
     ] = False,
-    models: ModelsOption = DEFAULT_MODELS,
-    address: AddressOption = None,
-    minutes: MinutesOption = None,
-    detach: DetachOption = False,
-    seed: SeedOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
-
-    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
-    already is not measured again. Workloads that take more of their networks' time get more candidates; some
-    are random, some evolve from the best measured ones. Once a day it measures a few twice, which tells the
-    device's noise floor. It ends with where the time went.
-
-    Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
-    """
-    from fleet import public_work
+    """Have a collection done, or fingerprints measured; print what came and what the store holds."""
     from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
-    from fleet.cli.requests import engine_options
     from fleet.collection.time_spent import print_spending, spent_from
 
-    if noise is not None and remeasure:
-        raise typer.BadParameter("--noise makes an A/A run and nothing else: leave out --remeasure")
-    if fingerprint and (remeasure or noise is not None):
-        raise typer.BadParameter("--fingerprint measures nothing else: leave out --remeasure and --noise")
-    options = engine_options(
-        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
-    )
-    settings = options.read()
-    say_places(settings, config, store)
-    began_at = time.time()
+    asked: RequestArguments = request
     if fingerprint:
-        result = public_work.fingerprint(device, options=options)
-    else:
-        result = public_work.collect(
-            device,
-            networks=network,
-            workloads=workloads,
-            samples=samples,
-            remeasure=remeasure,
-            noise=noise,
-            seed=seed,
-            options=options,
-        )
+        if unused := sorted(request.model_fields_set - {"devices"}):
+            raise typer.BadParameter(f"--fingerprint measures nothing else: leave out {', '.join(unused)}")
+        asked = read_request(Fingerprint, request.values())
+    settings = options.read(asked.setting_changes())
+    say_places(settings, options.config, options.store)
+    began_at = time.time()
+    result = run(asked, options)
     if result is None:
         return
     path = Path(settings.store.path)
@@ -166,74 +118,35 @@ def collect(
         return
     if not fingerprint:
         print_spending(spent_from(result["spent"]))
-    for name, ran in result.get("ran", {}).items():
-        say(f"{name}: {ran} reference programs ran")
-    _print_status(path, beside(path, models))
+    for device_id, programs in result.get("ran", {}).items():
+        say(f"{device_id}: {programs} reference programs ran")
+    _print_status(path, beside(path, options.models))
     daemon = find_daemon(Path(settings.daemon.root))
     print_collected(came, None if daemon is None else daemon.pid)
 
 
+@request_command(Tune)
 def tune(
-    device: Annotated[str, typer.Argument(help="Id of the device to tune for.")],
-    network: Annotated[
-        str | None,
-        typer.Argument(
-            help="A name such as bert-tiny, a .pt2 or .onnx file, transformers:NAME or torchvision:NAME."
-        ),
-    ] = None,
-    networks: Annotated[
-        list[str] | None,
-        typer.Option("--network", help="The same as an option; may be given again (workloads.networks)."),
-    ] = None,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option("--workload", help="Only this one of the networks' workloads; may be given again."),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Candidates to measure.")] = 256,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of database, library and report (runs/tuned/DEVICE).")
-    ] = None,
-    store: StoreOption = None,
-    models: ModelsOption = DEFAULT_MODELS,
-    address: AddressOption = None,
-    minutes: MinutesOption = None,
-    detach: DetachOption = False,
-    seed: SeedOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
-    as_json: JsonOption = False,
+    request: Tune,
+    options: EngineOptions,
+    as_json: bool,
+    network: Annotated[str | None, typer.Argument(help="The same as --network.", show_default=False)] = None,
 ) -> None:
-    """Search fast programs for a network on one device; write a database, a compiled library and a report.
-
-    The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
-    goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
-    store, it does the work, and this command follows it.
-
-    Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
-    """
-    from fleet import public_work
-    from fleet.cli.requests import engine_options
+    """Have a search done and print what it made faster."""
     from fleet.tuning.report import print_tuning
 
-    options = engine_options(
-        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
-    )
-    say_places(options.read(), config, store)
-    found = public_work.tune(
-        device,
-        networks=[*([network] if network else []), *(networks or [])] or None,
-        workloads=workload,
-        trials=trials,
-        out=out,
-        seed=seed,
-        options=options,
-    )
-    if found is None:
+    out = request.out or str(Path("runs/tuned", request.device).absolute())
+    networks = [*([network] if network else []), *(request.networks or [])]
+    given = {"networks": networks} if networks else {}
+    request = read_request(Tune, {**request.values(), "out": out, **given})
+    say_places(options.read(), options.config, options.store)
+    result = run(request, options)
+    if result is None:
         return
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print_tuning(found)
+        print_tuning(result)
 
 
 def status(

@@ -6,7 +6,6 @@ Loads nothing heavy.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,20 +71,7 @@ def load_settings(
     return load_fleet(config, {**parse_changes(changes or []), **given}).config
 
 
-def learning_settings(
-    config: Path | None,
-    store: Path | None,
-    epochs: int | None,
-    seed: int | None,
-    changes: list[str] | None,
-    more: Mapping[str, Any],
-) -> FleetConfig:
-    """Settings of the verbs that learn; `more` holds their other flags by key."""
-    flags = {"store.path": store, "training.epochs": epochs, "training.seed": seed, **more}
-    return load_settings(config, flags, changes)
-
-
-def say_places(settings: FleetConfig, config: Path | None, named_store: Path | None = None) -> None:
+def say_places(settings: FleetConfig, config: Path | None, named_store: Path | str | None = None) -> None:
     """Name settings and store on standard error: the first line of each verb that measures.
 
     A terminal is asked before `--store` makes a new store: a mistyped name must not split a dataset.

@@ -19,7 +19,6 @@ from fleet.cli.output import (
     Interrupted,
     JsonOption,
     SetOption,
-    parse_changes,
     print_json,
     short_moment,
 )
@@ -137,34 +136,6 @@ def run_request(
     )
     _tell(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on")
     return accepted if is_detached else follow_request(daemon, request_id)
-
-
-def engine_options(
-    store: Path | None,
-    models: Path,
-    config: Path | None,
-    changes: list[str] | None,
-    address: str | None,
-    minutes: float | None,
-    *,
-    is_detached: bool,
-    as_json: bool,
-) -> EngineOptions:
-    """Options of the engine from the flags of a verb."""
-    from fleet.public_engine import EngineOptions
-    from fleet.terminal_console import TerminalConsole
-
-    return EngineOptions(
-        store=store,
-        models=models,
-        config=config,
-        settings=parse_changes(changes or []),
-        address=address,
-        minutes=minutes,
-        is_detached=is_detached,
-        console=TerminalConsole(stderr=as_json),
-        follow=follow_aloud,
-    )
 
 
 def follow_aloud(

@@ -9,40 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agents.records import Family
 from fleet.cli.options import (
     DEFAULT_MODELS,
-    AddressOption,
     DetachOption,
     EpochsOption,
     KnownDevicesOption,
-    MinutesOption,
     ModelsOption,
     SeedOption,
     StoreOption,
-    learning_settings,
+    load_settings,
     say_places,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, value_text
+from fleet.cli.request_command import request_command
 from fleet.errors import FleetError
+from fleet.public_engine import EngineOptions, run, trains_into
+from fleet.requests.evaluate import Evaluate
+from fleet.requests.onboard import Onboard
 from fleet.terminal_text import print_rows, say
-
-if TYPE_CHECKING:
-    from fleet.api.client import DaemonClient
-
-
-class SplitOption(StrEnum):
-    """The values of `transfer.data.splits.SplitKind`, which help must not load."""
-
-    BY_WORKLOAD = "by-workload"
-    WITHIN_WORKLOAD = "within-workload"
-    BY_NETWORK = "by-network"
-    BY_DEVICE = "by-device"
 
 
 class ComputeOption(StrEnum):
@@ -103,8 +92,13 @@ def train(
     from fleet.models.training import train_version
     from fleet.public_engine import daemon_of
 
-    more = {"training.model": None if model is None else model.value}
-    settings = learning_settings(config, store, epochs, seed, changes, more)
+    flags = {
+        "store.path": store,
+        "training.epochs": epochs,
+        "training.seed": seed,
+        "training.model": None if model is None else model.value,
+    }
+    settings = load_settings(config, flags, changes)
     is_of_its_own = (
         model is not None
         or workers > 1
@@ -115,7 +109,7 @@ def train(
         or changes
     )
     daemon = None if is_of_its_own else daemon_of(settings)
-    if daemon is not None and _trains(daemon, models):
+    if daemon is not None and trains_into(daemon, models):
         named = [one for names in each_family(settings, device or (), family) for one in names]
         request_trainings(daemon, named, is_detached=detach, as_json=as_json)
         return
@@ -149,12 +143,6 @@ def _print_trained(trained: dict[str, Any]) -> None:
     print_rows(("model", str(trained["version"])), rows)
     if found:
         _print_transfer(found)
-
-
-def _trains(daemon: DaemonClient, models: Path) -> bool:
-    """Whether a daemon trains into a folder of models."""
-    view = daemon.get("/v1/status") or {}
-    return bool(view.get("training", {}).get("models") == str(models.absolute()))
 
 
 def _print_transfer(found: dict[str, Any]) -> None:
@@ -199,152 +187,42 @@ def _training_progress() -> Iterator[Callable[[str, int, int], None]]:
         display.finish()
 
 
-def evaluate(
-    store: StoreOption = None,
-    device: KnownDevicesOption = None,
-    split: Annotated[
-        SplitOption | None,
-        typer.Option("--split", help="What is new about the candidates judged (by-workload)."),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Runs with other splits and weights (3).")
-    ] = None,
-    baselines: Annotated[
-        str, typer.Option("--baselines", metavar="NAMES", help="Put these beside: xgboost,nearest-device,...")
-    ] = "",
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="VERSION", help="Judge a kept model (or: latest) on newer records."),
-    ] = None,
-    models: ModelsOption = DEFAULT_MODELS,
-    epochs: EpochsOption = None,
-    folds: Annotated[
-        int | None, typer.Option(min=2, help="Most parts of the workloads (training.folds).")
-    ] = None,
-    seed: SeedOption = None,
-    detach: DetachOption = False,
-    config: ConfigOption = None,
-    changes: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Tell how well the heads rank candidates that they never saw.
-
-    Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
-    or device) is held out. Beside it stand a random choice, and measuring twice where that was done.
-    Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
-    done here.
-
-    Example: fleet eval --split by-network --baselines xgboost,nearest-device
-    """
-    from fleet.cli.requests import finish, run_request
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.core.request_words import RequestKind
-    from fleet.drivers.work import judge_heads
+@request_command(Evaluate)
+def evaluate(request: Evaluate, options: EngineOptions, as_json: bool) -> None:
+    """Have heads judged and print how well they rank."""
     from fleet.models.evaluation_table import print_evaluation
-    from fleet.public_engine import NOBODY_TO_DETACH_TO, daemon_of
-    from fleet.requests.arguments import EvaluationArguments
-    from fleet.terminal_console import TerminalConsole
 
-    settings = learning_settings(config, store, epochs, seed, changes, {"training.folds": folds})
-    names = [name.strip() for name in baselines.split(",") if name.strip()]
-    training = {
-        "--baselines": names or None,
-        "--split": split,
-        "--seeds": seeds,
-        "--epochs": epochs,
-        "--folds": folds,
-    }
-    unused = [flag for flag, value in training.items() if value is not None]
-    if model is not None and unused:
-        raise typer.BadParameter(f"--model judges a model that is there: leave out {', '.join(unused)}")
-    asked = {
-        "devices": device,
-        "version": model,
-        "split": split.value if split is not None else None,
-        "seeds": seeds,
-        "baselines": names or None,
-        "epochs": epochs,
-        "folds": folds,
-        "seed": seed,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    daemon = None if changes else daemon_of(settings)
-    if daemon is not None and (model is None or _trains(daemon, models)):
-        ended = run_request(daemon, RequestKind.EVALUATION.value, given, is_detached=detach)
-        if detach:
-            return
-        finish(ended, is_printed=False)
-        found = ended["result"]
-    elif detach:
-        raise FleetError(NOBODY_TO_DETACH_TO)
-    else:
-        display = TerminalDisplay(TerminalConsole(stderr=True))
-        found = judge_heads(settings, EvaluationArguments.model_validate(given), models, display)
+    evaluation = run(request, options)
+    if evaluation is None:
+        return
     if as_json:
-        print_json(found)
+        print_json(evaluation)
     else:
-        print_evaluation(found)
+        print_evaluation(evaluation)
 
 
+@request_command(Onboard)
 def onboard(
-    device: Annotated[str, typer.Argument(help="Id of the new device; its file must exist.")],
-    samples: Annotated[
-        int | None,
-        typer.Option(min=0, help="Most candidates to measure, earlier ones included (onboarding.samples)."),
-    ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="auto, or one strategy by name (onboarding.strategy).")
-    ] = None,
-    selector: Annotated[
-        str | None, typer.Option(help="How candidates are chosen (onboarding.selector).")
-    ] = None,
+    request: Onboard,
+    options: EngineOptions,
+    as_json: bool,
     replay: Annotated[
         bool,
         typer.Option("--replay", help="Measure nothing: a recorded device answers, and the truth is told."),
     ] = False,
-    store: StoreOption = None,
-    models: ModelsOption = DEFAULT_MODELS,
-    address: AddressOption = None,
-    minutes: MinutesOption = None,
-    detach: DetachOption = False,
-    epochs: EpochsOption = None,
-    seed: SeedOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Give a new device its head: measure a few candidates, adapt, tell what to expect.
-
-    It measures what other devices of the store know, and starts from a model of them. Without such a model it
-    starts from the one that comes with the program. Asked for more samples later, it goes on from what was
-    measured. Where a daemon runs on the store, it does the work; this command follows it.
-
-    Example: fleet onboard x86-64-v4 --samples 64
-    """
-    from fleet import public_work
-    from fleet.cli.requests import engine_options
+    """Have a device onboarded and print what to expect of its head."""
     from fleet.onboarding.text import lines_of
 
-    options = engine_options(
-        store, models, config, changes, address, minutes, is_detached=detach, as_json=as_json
-    )
-    say_places(options.read(), config)
-    asked: dict[str, Any] = {
-        "samples": samples,
-        "strategy": strategy,
-        "selector": selector,
-        "epochs": epochs,
-        "seed": seed,
-    }
+    settings = options.read(request.setting_changes())
+    say_places(settings, options.config)
     result: dict[str, Any] | None
     if replay:
         from fleet.onboarding.replay import onboard_recorded
 
-        flags = {f"onboarding.{key}": asked[key] for key in ("samples", "strategy", "selector")}
-        settings = learning_settings(config, store, epochs, seed, changes, flags)
-        result = onboard_recorded(settings, device, models)
+        result = onboard_recorded(settings, request.device, options.models)
     else:
-        result = public_work.onboard(device, **asked, options=options)
+        result = run(request, options)
     if result is None:
         return
     if as_json:

@@ -207,8 +207,8 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
         return []
     for device in due:
         device.fingerprinted_in = device.environment_id
-    arguments = {"devices": sorted(one.device_id for one in due), "fingerprint": True}
-    request = Request(request_id=request_id, kind=RequestKind.COLLECTION, arguments=arguments)
+    arguments = {"devices": sorted(one.device_id for one in due)}
+    request = Request(request_id=request_id, kind=RequestKind.FINGERPRINT, arguments=arguments)
     core.requests.submit(request, core.leasing.now)
     return [ShowRequest(request_id=request_id), *start_drivers(core)]
 

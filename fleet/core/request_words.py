@@ -23,6 +23,8 @@ class RequestKind(StrEnum):
     TRAINING = "training"
     #: Candidates of workloads, each measured once on every device that is asked for.
     COLLECTION = "collection"
+    #: The reference programs of onboardings.
+    FINGERPRINT = "fingerprint"
     #: A head for a device from few measured candidates.
     ONBOARDING = "onboarding"
     #: A search for fast programs on a device.
@@ -42,7 +44,15 @@ class RequestKind(StrEnum):
     @property
     def priority(self) -> int:
         """Which jobs a device does first: arrivals, then tuning, then collections; 0 is the background."""
-        return {RequestKind.ONBOARDING: 3, RequestKind.TUNING: 2, RequestKind.COLLECTION: 1}.get(self, 0)
+        return _PRIORITIES.get(self, 0)
+
+
+_PRIORITIES = {
+    RequestKind.ONBOARDING: 3,
+    RequestKind.TUNING: 2,
+    RequestKind.COLLECTION: 1,
+    RequestKind.FINGERPRINT: 1,
+}
 
 
 class RequestState(StrEnum):
@@ -82,7 +92,7 @@ class Request(Value, frozen=True, kw_only=True):
 
         A command that measures fingerprints inside of itself has no background.
         """
-        return bool(self.arguments.get("fingerprint")) and not self.is_embedded
+        return self.kind is RequestKind.FINGERPRINT and not self.is_embedded
 
     @property
     def priority(self) -> int:

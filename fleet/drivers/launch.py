@@ -13,9 +13,9 @@ from agents.host.own_program import command
 from fleet.child_process import ChildProcess, discard_folder
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request
-from fleet.drivers.work import Work
 from fleet.durable import disk_errors
 from fleet.requests.channel import DriverChannel
+from fleet.requests.request_kind import Work
 
 
 class DriverProcess:

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     path, end, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent)
     from fleet.drivers.driver_display import DriverDisplay
-    from fleet.drivers.work import Work, perform
+    from fleet.requests.kinds import perform
+    from fleet.requests.request_kind import Work
 
     work = Work.model_validate(json.loads(path.read_text()) | {"folder": path.parent})
     if work.kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         os.sched_setaffinity(0, work.cores)
     channel = DriverChannel(socket.socket(fileno=end))
     session = EngineSession(channel, Path(work.settings.store.path))
-    say_end(session, lambda: perform(work, session, DriverDisplay(session)))
+    display = DriverDisplay(session)
+    say_end(session, lambda: perform(work, session, display))
     session.join()
     return 0
 

@@ -35,7 +35,7 @@ from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
-from fleet.requests.checks import KnownFleet
+from fleet.requests.request_kind import KnownFleet
 
 #: Least seconds between two views.
 _VIEW_SECS = 0.5

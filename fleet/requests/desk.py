@@ -18,13 +18,8 @@ from fleet.core.events import Event, RequestCancelled, RequestSubmitted
 from fleet.core.request_words import Request, RequestId
 from fleet.core.state import FleetState
 from fleet.errors import FleetError
-from fleet.requests.checks import (
-    KnownFleet,
-    RequestConflict,
-    RequestRefused,
-    RequestUnknown,
-    check_request,
-)
+from fleet.requests.kinds import check_request
+from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
 
 #: Orders that may wait for the next turn of the coordinator.
 _MOST_WAITING = 256

@@ -47,12 +47,10 @@ FOLDERS = {
             "datasets",
             "doctor",
         ),
-        *("public", "public_model", "public_engine", "public_work", "cli"),
+        *("public", "public_model", "public_engine", "cli"),
     ),
 }
-TOP = {"transfer.tvm_cost_model"} | {
-    f"fleet.{name}" for name in ("public", "public_model", "public_engine", "public_work")
-}
+TOP = {"transfer.tvm_cost_model"} | {f"fleet.{name}" for name in ("public", "public_model", "public_engine")}
 MOST_MODULES = 20
 #: Words that end in -ing and are nouns of the field.
 NOUNS = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fleet.requests.checks import MOST_BYTES, KnownFleet
 
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
@@ -32,7 +33,6 @@ from fleet.core.state import FleetState
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.public_engine import daemon_of
-from fleet.requests.checks import MOST_BYTES, KnownFleet
 from fleet.requests.desk import RequestDesk
 from fleet.store.lock import HOLDER
 from tests.conftest import until

@@ -256,7 +256,7 @@ def comes_up(state: FleetState, made: list[Any]) -> list[Any]:
 def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
     state = fleet(fingerprints=True)
     [asked] = state.open_requests()
-    assert (asked.kind, asked.arguments) == ("collection", {"devices": ["old"], "fingerprint": True})
+    assert (asked.kind, asked.arguments) == ("fingerprint", {"devices": ["old"]})
     assert state.request(asked.request_id)["state"] == "running"
     # It keeps the background off no device, and is no reason for another to wait.
     assert StartDriver(request_id=ASKED) in comes(state, NEW)

@@ -358,8 +358,8 @@ def test_what_the_spool_holds_of_a_command_that_was_killed_is_not_late() -> None
 
 def test_fingerprints_that_a_command_measures_inside_of_itself_are_no_background() -> None:
     def asked(**arguments: object) -> Request:
-        told = {"devices": ["one"], "fingerprint": True, **arguments}
-        return Request(request_id=RequestId("prints"), kind=RequestKind.COLLECTION, arguments=told)
+        told = {"devices": ["one"], **arguments}
+        return Request(request_id=RequestId("prints"), kind=RequestKind.FINGERPRINT, arguments=told)
 
     assert (asked().is_background, asked().priority) == (True, 0)
     # Nothing of the background is granted there: it would wait for ever.

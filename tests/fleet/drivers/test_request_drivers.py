@@ -22,12 +22,13 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.drivers.driver_display import DriverDisplay
 from fleet.drivers.process import say_end
-from fleet.drivers.work import Work, perform
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
+from fleet.requests.kinds import perform
+from fleet.requests.request_kind import Work
 from fleet.requests.session import EngineSession
 from fleet.results.record_counts import record_counts
 from fleet.store.store import Store

@@ -16,13 +16,14 @@ from agents.records import NOISE, Outcome, Record
 from fleet.cli.app import run
 from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
-from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.evaluation import BASELINES, _repeats, evaluate_model, evaluate_store
 from fleet.models.evaluation_table import print_evaluation
 from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
+from fleet.requests.kinds import perform
+from fleet.requests.request_kind import Work
 from fleet.store.noise import Reading
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of

@@ -21,7 +21,6 @@ from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
-from fleet.drivers.work import Work, perform
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.onboarding_curves import CURVES, history
@@ -32,8 +31,10 @@ from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import WHY_FEWER, lines_of
-from fleet.public_engine import EngineOptions
-from fleet.public_work import onboard
+from fleet.public_engine import EngineOptions, run
+from fleet.requests.kinds import perform
+from fleet.requests.onboard import Onboard
+from fleet.requests.request_kind import Work
 from fleet.store.store import Store
 from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
@@ -347,7 +348,7 @@ def test_an_onboarding_that_cannot_begin_leaves_no_store_behind(world: tuple[Pat
     store = folder.parent / "another" / "store"
     options = EngineOptions(store=store, models=models, config=config)
     with pytest.raises(FleetError, match="so board has no source devices"):
-        onboard("board", options=options)
+        run(Onboard(device="board"), options)
     assert not store.parent.exists()
 
 
@@ -381,7 +382,7 @@ def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engin
 
     def refused(store: Path, models: Path) -> str:
         with pytest.raises(FleetError) as caught:
-            onboard("board", samples=64, options=EngineOptions(store=store, models=models, config=config))
+            run(Onboard(device="board", samples=64), EngineOptions(store=store, models=models, config=config))
         return str(caught.value)
 
     assert "no model under" in refused(store, folder / "no-models")

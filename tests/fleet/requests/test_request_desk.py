@@ -20,15 +20,9 @@ from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.errors import StoreFull
-from fleet.requests.checks import (
-    KnownFleet,
-    RequestConflict,
-    RequestRefused,
-    RequestUnknown,
-    check_request,
-    parse_request,
-)
 from fleet.requests.desk import DeskFull, RequestDesk
+from fleet.requests.kinds import check_request, parse_request
+from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
 
 FLEET = KnownFleet(
@@ -313,11 +307,11 @@ def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
     ("kind", "arguments", "why"),
     [
         ("training", {"family": "npu"}, "no device of family 'npu'; there are: cpu, gpu"),
-        ("training", {"family": ["cpu"]}, "no device of family"),
-        ("training", {"devices": ["three"]}, "no device 'three'; there are: gpu-1, one, two"),
-        ("training", {"devices": [{}]}, "no device {}"),
-        ("training", {"devices": []}, "not empty"),
-        ("training", {"devices": "one"}, "not empty"),
+        ("training", {"family": ["cpu"]}, "family: input should be a valid string"),
+        ("training", {"devices": ["three"]}, "no device 'three' here; there are: gpu-1, one, two"),
+        ("training", {"devices": [{}]}, "devices.0: input should be a valid string"),
+        ("training", {"devices": []}, "devices: list should have at least 1 item"),
+        ("training", {"devices": "one"}, "devices: input should be a valid list"),
         ("training", {"devices": ["one", "gpu-1"]}, "are of cpu, gpu; send one for each"),
         ("training", {}, "expected family, or devices"),
         ("training", {"family": "cpu", "devices": ["one"]}, "expected family, or devices"),
@@ -329,7 +323,9 @@ def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
         ("onboarding", {}, "device: field required"),
         ("onboarding", {"device": "gone"}, "no device 'gone' here"),
         ("onboarding", {"device": {"a": 1}}, "device: input should be a valid string"),
-        ("tuning", {"device": "one"}, "trials: field required"),
+        ("collection", {"noise": 8, "remeasure": 8}, "noise makes an A/A run and nothing else"),
+        ("evaluation", {"version": "latest", "folds": 3}, "judges a model that is there: leave out folds"),
+        ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
         ("tuning", {"device": "one", "trials": 1e9}, "trials: input should be"),
         ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: input should be"),
         ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: input should be"),
@@ -365,7 +361,7 @@ def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_i
         (body(id="x" * 65), "id: expected"),
         (
             body(kind="dance"),
-            "collection, evaluation, import, onboarding, retirement, training, tuning, got 'dance'",
+            "fingerprint, import, onboarding, retirement, training, tuning, got 'dance'",
         ),
         (body(kind=["training"]), "kind: expected"),
         (body(arguments=[]), "arguments: expected a JSON object"),

@@ -1,0 +1,81 @@
+"""A collection: candidates of workloads, the same on each of some devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from fleet.core.request_words import RequestKind
+from fleet.requests.request_kind import (
+    Count,
+    CountOrNone,
+    Flag,
+    KnownFleet,
+    Name,
+    Networks,
+    RequestArguments,
+    Seed,
+    Setting,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.requests.session import EngineSession
+
+
+class Collect(RequestArguments):
+    """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
+
+    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
+    already is not measured again. Workloads that take more of their networks' time get more candidates; some
+    are random, some evolve from the best measured ones. Once a day it measures a few twice, which tells the
+    device's noise floor. It ends with where the time went.
+
+    Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
+    """
+
+    kind: ClassVar = RequestKind.COLLECTION
+
+    devices: Annotated[list[Name], Flag("--device")] = Field(
+        default=[], description="Device id; may be given again (all that fit this host)."
+    )
+    networks: Networks = None
+    workloads: Annotated[Count | None, Flag("--workloads"), Setting("workloads.count")] = Field(
+        default=None, description="Workloads (workloads.count)."
+    )
+    samples: Annotated[Count | None, Flag("--samples"), Setting("workloads.samples")] = Field(
+        default=None, description="Candidates each (workloads.samples)."
+    )
+    remeasure: Annotated[CountOrNone, Flag("--remeasure")] = Field(
+        default=0, description="Candidates of each device to measure again."
+    )
+    noise: Annotated[Count | None, Flag("--noise")] = Field(
+        default=None, description="Only measure this many known candidates twice (A/A run)."
+    )
+    seed: Seed = None
+
+    @model_validator(mode="after")
+    def _does_one_thing(self) -> Self:
+        if self.noise is not None and self.remeasure:
+            raise ValueError("noise makes an A/A run and nothing else: leave out remeasure")
+        return self
+
+    def check(self, fleet: KnownFleet) -> dict[str, Any]:
+        """See `RequestArguments.check`; one for all devices is for those that are there now."""
+        return super().check(fleet) | {"devices": sorted(set(self.devices) or self.places(fleet))}
+
+    def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform`; gives the seconds of each device by part."""
+        from fleet.collection.jobs import collect_records
+
+        return collect_records(
+            session,
+            self.settings(work.settings),
+            self.wait_for_devices(session, display),
+            display,
+            remeasure=self.remeasure,
+            noise=self.noise,
+            minutes=work.minutes,
+        )

@@ -1,0 +1,105 @@
+"""An evaluation: how well models rank candidates that they never saw; nothing is measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fleet.core.request_words import RequestKind
+from fleet.requests.request_kind import Epochs, Flag, KnownFleet, Name, RequestArguments, Seed, Setting, Work
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.requests.session import EngineSession
+
+
+class Evaluate(RequestArguments):
+    """Tell how well the heads rank candidates that they never saw.
+
+    Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
+    or device) is held out. Beside it stand a random choice, and measuring twice where that was done.
+    Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
+    done here.
+
+    Example: fleet eval --split by-network --baselines xgboost,nearest-device
+    """
+
+    kind: ClassVar = RequestKind.EVALUATION
+    needs_engine: ClassVar = False
+    is_reader: ClassVar = True
+
+    devices: Annotated[list[Name], Flag("--device")] = Field(
+        default=[], description="Device id; may be given again (all of the store)."
+    )
+    #: With a version, candidates are judged that were measured after it was trained.
+    version: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None, Flag("--model")
+    ] = Field(default=None, description="Judge a kept model (or: latest) on newer records.")
+    #: The values of `transfer.data.splits.SplitKind`.
+    split: Annotated[
+        Literal["by-workload", "within-workload", "by-network", "by-device"], Flag("--split")
+    ] = Field(default="by-workload", description="What is new about the candidates judged.")
+    seeds: Annotated[int, Flag("--seeds")] = Field(
+        default=3, ge=1, le=100, description="Runs with other splits and weights."
+    )
+    baselines: Annotated[list[Name], Flag("--baseline")] = Field(
+        default=[], description="Put this beside: xgboost, nearest-device, ...; may be given again."
+    )
+    epochs: Epochs = None
+    folds: Annotated[
+        Annotated[int, Field(ge=2, le=100)] | None, Flag("--folds"), Setting("training.folds")
+    ] = Field(default=None, description="Most parts of the workloads (training.folds).")
+    seed: Seed = None
+
+    @model_validator(mode="after")
+    def _does_one_thing(self) -> Self:
+        unused = sorted(self.model_fields_set & {"split", "seeds", "baselines", "epochs", "folds"})
+        if self.version is not None and unused:
+            raise ValueError(f"version judges a model that is there: leave out {', '.join(unused)}")
+        return self
+
+    @property
+    def needs_models(self) -> bool:
+        """See `RequestArguments.needs_models`."""
+        return self.version is not None
+
+    def places(self, fleet: KnownFleet) -> frozenset[str]:
+        """Give all that the store may have records of, devices that left included."""
+        return frozenset(fleet.families)
+
+    def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform`; gives `fleet.models.evaluation.Evaluation.as_json`."""
+        session.store()  # what waits for the table is in it after this
+        return self.perform_alone(work, display)
+
+    def perform_alone(self, work: Work, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform_alone`.
+
+        Raises:
+            FleetError: There is no such version, baseline or head.
+            TransferError: There is too little to learn from or to judge.
+        """
+        from fleet.models.evaluation import evaluate_model, evaluate_store
+        from transfer.evaluate.compare import Finished
+
+        def show(finished: Finished) -> None:
+            if finished.done == 1:
+                display.phase("learn", finished.total)
+            display.step(1, f"{finished.ranker}, {finished.split}")
+
+        settings = self.settings(work.settings)
+        with display.live():
+            if self.version is not None:
+                evaluation = evaluate_model(settings, work.models, self.version, self.devices, show)
+            else:
+                evaluation = evaluate_store(
+                    settings,
+                    self.devices,
+                    split=self.split,
+                    seeds=self.seeds,
+                    baselines=self.baselines,
+                    on_progress=show,
+                )
+            display.finish()
+        return evaluation.as_json()

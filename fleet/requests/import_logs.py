@@ -1,0 +1,117 @@
+"""An import of measurement logs of other tools; nothing is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from fleet.core.request_words import Request, RequestKind
+from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments, Work
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.config.settings import FleetConfig
+    from fleet.interchange.import_logs import ImportRequest
+    from fleet.requests.session import EngineSession
+
+
+class ImportLogs(RequestArguments):
+    """Import measurement logs of other tuners as records of one device.
+
+    Failed measurements become records with their outcome; lines that are no measurement are counted by
+    reason and left. Run again after an interruption, it goes on; the same line is never imported twice.
+
+    Example: fleet import logs/board-7 --device board-7
+    """
+
+    kind: ClassVar = RequestKind.IMPORT
+    needs_engine: ClassVar = False
+    uses_models: ClassVar = False
+
+    paths: Annotated[
+        list[Annotated[str, Field(pattern="^/", max_length=4000)]],
+        Flag("PATHS", is_path=True),
+        Field(min_length=1, description="Log files, plain or gz, or folders of them."),
+    ]
+    device: Annotated[
+        Name, Flag("--device"), Field(description="Device that measured them; made if it is new.")
+    ]
+    dialect: Annotated[Name, Flag("--dialect")] = Field(
+        default="auto", description="auto (each line), ansor, autotvm, meta_schedule or knobs."
+    )
+    network: Annotated[str, Flag("--network")] = Field(
+        default="",
+        max_length=200,
+        description="Network of all workloads (default: told by DEVICE/NETWORK/TUNER).",
+    )
+    again: Annotated[bool, Flag("--again")] = Field(
+        default=False, description="Read files again that were imported before."
+    )
+
+    @field_validator("dialect")
+    @classmethod
+    def _is_read(cls, dialect: str) -> str:
+        from fleet.interchange.line_reader import DIALECTS
+
+        if dialect not in DIALECTS:
+            raise ValueError(f"expected {', '.join(DIALECTS)}")
+        return dialect
+
+    @property
+    def host_paths(self) -> list[Path]:
+        """See `RequestArguments.host_paths`."""
+        return list(map(Path, self.paths))
+
+    def check_files(self, settings: FleetConfig) -> None:
+        """See `RequestArguments.check_files`."""
+        from fleet.interchange.import_logs import check_request
+
+        check_request(self._request(settings))
+
+    def check(self, fleet: KnownFleet) -> dict[str, Any]:
+        """Pass: its device need not be one of the fleet, and its driver looks at the files."""
+        return self.values()
+
+    def conflict(self, other: Request, fleet: KnownFleet) -> str:
+        """See `RequestArguments.conflict`."""
+        return f"reads logs of {self.device}" if other.arguments["device"] == self.device else ""
+
+    def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform`; gives `fleet.interchange.import_report.ImportReport.to_json`."""
+        from fleet.collection.progress import kilobytes
+        from fleet.interchange.import_logs import import_logs
+        from fleet.requests.store_proxy import StoreProxy
+
+        assert work.folder is not None
+        store = StoreProxy(session, work.folder)
+        report = import_logs(store, self._request(work.settings), kilobytes(display))
+        display.finish()
+        store.finish()
+        return report.to_json()
+
+    def perform_alone(self, work: Work, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform_alone`."""
+        from fleet.collection.progress import kilobytes
+        from fleet.interchange.import_logs import import_logs
+        from fleet.store.new_store import records_or_nothing
+        from fleet.store.store import Store
+
+        path = Path(work.settings.store.path)
+        with records_or_nothing(path), Store.open(path) as store, display.live():
+            report = import_logs(store, self._request(work.settings), kilobytes(display))
+            display.finish()
+        return report.to_json()
+
+    def _request(self, settings: FleetConfig) -> ImportRequest:
+        from fleet.interchange.import_logs import ImportRequest
+
+        return ImportRequest(
+            paths=tuple(map(Path, self.paths)),
+            device_id=self.device,
+            dialect=self.dialect,
+            network=self.network,
+            devices_folder=Path(settings.devices.folder),
+            again=self.again,
+        )

@@ -1,0 +1,161 @@
+"""The kinds of requests by name, and what a request must be before the state hears of it.
+
+A further kind is a module like `fleet.requests.retire` and one line here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.requests.collect import Collect
+from fleet.requests.evaluate import Evaluate
+from fleet.requests.fingerprint import Fingerprint
+from fleet.requests.import_logs import ImportLogs
+from fleet.requests.onboard import Onboard
+from fleet.requests.request_kind import (
+    KnownFleet,
+    RequestArguments,
+    RequestConflict,
+    RequestRefused,
+    Work,
+    listed,
+)
+from fleet.requests.retire import Retire
+from fleet.requests.train import Train
+from fleet.requests.tune import Tune
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.requests.session import EngineSession
+
+KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {
+    kind.kind: kind for kind in (Collect, Evaluate, Fingerprint, ImportLogs, Onboard, Retire, Train, Tune)
+}
+
+#: Longest body that holds a request.
+MOST_BYTES = 64 << 10
+#: Pattern of a request's id.
+REQUEST_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_FIELDS = {"id", "kind", "arguments", "minutes"}
+MOST_MINUTES = 60.0 * 24 * 365
+
+
+def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> RequestArguments:
+    """Read the arguments of a request of any kind.
+
+    Raises:
+        RequestRefused: One is missing, unknown or out of its bounds; the message names it.
+    """
+    return KINDS[kind].read(values)
+
+
+def perform(work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+    """Do what a request asks for, as its driver.
+
+    Returns:
+        What came of it, JSON-ready.
+
+    Raises:
+        FleetError, AgentError, TransferError: It cannot be done; what was measured is stored.
+    """
+    return read_arguments(work.kind, work.arguments).perform(work, session, display)
+
+
+def parse_request(body: bytes) -> Request:
+    """Read a request from JSON: `id`, `kind`, `arguments`, and `minutes` or null.
+
+    Raises:
+        RequestRefused: It is none.
+    """
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(f"a request is one JSON object; got {body[:60]!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestRefused(f"a request is one JSON object with {listed(_FIELDS)}; got {body[:60]!r}")
+    if unknown := value.keys() - _FIELDS:
+        raise RequestRefused(f"a request has the fields {listed(_FIELDS)}; got {listed(unknown)} as well")
+    request_id, kind, arguments = (value.get(name) for name in ("id", "kind", "arguments"))
+    if not isinstance(request_id, str) or not re.fullmatch(REQUEST_ID, request_id):
+        raise RequestRefused(
+            f"id: expected 1 to 64 letters, digits, dots, dashes or underscores, got {request_id!r:.80}"
+        )
+    if not isinstance(kind, str) or kind not in set(RequestKind):
+        raise RequestRefused(f"kind: expected one of {listed(RequestKind)}, got {kind!r:.80}")
+    if not isinstance(arguments, dict):
+        raise RequestRefused(f"arguments: expected a JSON object, got {arguments!r:.80}")
+    return Request(
+        request_id=RequestId(request_id),
+        kind=RequestKind(kind),
+        arguments=arguments,
+        minutes=_minutes(value.get("minutes")),
+    )
+
+
+def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[Request]) -> Request:
+    """Check a new request against the fleet, and against those that have not ended.
+
+    Returns:
+        The same with its arguments as the state wants them.
+
+    Raises:
+        RequestRefused: It names what is not there, or asks for what this fleet does not do.
+        RequestConflict: Another one asks for the same.
+    """
+    arguments = read_arguments(request.kind, request.arguments)
+    _check_paths(arguments, fleet.folders)
+    checked = replace(request, arguments=arguments.check(fleet))
+    for other in open_requests:
+        if other.kind is not request.kind or other.is_background:
+            continue
+        if does := arguments.conflict(other, fleet):
+            raise RequestConflict(
+                f"{other.kind}: request {other.request_id} {does} already; follow it (fleet requests follow "
+                f"{other.request_id}) or cancel it"
+            )
+    return checked
+
+
+def _check_paths(arguments: RequestArguments, folders: tuple[Path, ...] | None) -> None:
+    """Refuse what lies outside of the folders; links count as what they lead to.
+
+    Raises:
+        RequestRefused: It names the path, the folders, and the setting.
+    """
+    if folders is None:
+        return
+    allowed = [folder.resolve() for folder in folders]
+    for path in arguments.host_paths:
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+            raise RequestRefused(
+                f"{arguments.kind}: the path {str(path)!r:.200} cannot be looked at: {error}"
+            ) from None
+        if not any(real.is_relative_to(folder) for folder in allowed):
+            raise RequestRefused(
+                f"{arguments.kind}: {str(real)!r:.200} is outside of the folders of this daemon "
+                f"({listed(map(str, allowed))}): add its folder to daemon.folders and start `fleet up` again"
+            )
+
+
+def _minutes(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_MINUTES:
+        raise RequestRefused(
+            f"minutes: expected a number above 0 and up to {MOST_MINUTES:,.0f}, or null for no limit; "
+            f"got {value!r:.80}"
+        )
+    return float(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,71 @@
+"""An onboarding: a head for a device from few measured candidates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from agents.records import DeviceId
+from fleet.config.sections import Selector, Strategy
+from fleet.core.request_words import RequestKind
+from fleet.requests.request_kind import CountOrNone, Epochs, Flag, Name, RequestArguments, Seed, Setting, Work
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.requests.session import EngineSession
+
+
+class Onboard(RequestArguments):
+    """Give a new device its head: measure a few candidates, adapt, tell what to expect.
+
+    It measures what other devices of the store know, and starts from a model of them. Without such a model it
+    starts from the one that comes with the program. Asked for more samples later, it goes on from what was
+    measured. Where a daemon runs on the store, it does the work; this command follows it.
+
+    Example: fleet onboard x86-64-v4 --samples 64
+    """
+
+    kind: ClassVar = RequestKind.ONBOARDING
+
+    device: Annotated[Name, Flag("DEVICE")] = Field(description="Id of the new device; its file must exist.")
+    samples: Annotated[CountOrNone | None, Flag("--samples"), Setting("onboarding.samples")] = Field(
+        default=None, description="Most candidates to measure, earlier ones included (onboarding.samples)."
+    )
+    strategy: Annotated[Strategy | None, Flag("--strategy"), Setting("onboarding.strategy")] = Field(
+        default=None, description="auto, or one strategy by name (onboarding.strategy)."
+    )
+    selector: Annotated[Selector | None, Flag("--selector"), Setting("onboarding.selector")] = Field(
+        default=None, description="How candidates are chosen (onboarding.selector)."
+    )
+    epochs: Epochs = None
+    seed: Seed = None
+    #: Unix seconds at which the device drifted: what it measured before is a source, no sample. If its
+    #: reference programs run as before, its head stays.
+    since: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    def check_work(self, work: Work) -> None:
+        """See `RequestArguments.check_work`; there must be a model of the family to start from."""
+        from fleet.onboarding.day_zero import check_onboarding
+
+        if self.since is None:
+            check_onboarding(self.settings(work.settings), DeviceId(self.device), work.models)
+
+    def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform`; gives what `fleet.onboarding.onboarding.onboard_device` does."""
+        from fleet.onboarding.onboarding import onboard_device
+
+        self.check_work(work)
+        device_id = DeviceId(self.device)
+        specs = self.wait_for_devices(session, display)
+        if self.since is not None:
+            session.part(device_id, self.since)
+        return onboard_device(
+            session,
+            self.settings(work.settings),
+            specs[device_id],
+            work.models,
+            display,
+            has_drifted=self.since is not None,
+            waits=work.folder is None,
+        )

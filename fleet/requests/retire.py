@@ -1,0 +1,16 @@
+"""A device that leaves the fleet."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fleet.core.request_words import RequestKind
+from fleet.requests.request_kind import Name, RequestArguments
+
+
+class Retire(RequestArguments):
+    """Take a device out of the fleet; its records and its model stay."""
+
+    kind: ClassVar = RequestKind.RETIREMENT
+
+    device: Name

@@ -1,0 +1,61 @@
+"""A search for fast programs of networks on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from agents.records import DeviceId
+from fleet.core.request_words import RequestKind
+from fleet.requests.request_kind import Count, Flag, Name, Networks, RequestArguments, Seed, Work
+
+if TYPE_CHECKING:
+    from fleet.collection.settings import Display
+    from fleet.requests.session import EngineSession
+
+
+class Tune(RequestArguments):
+    """Search fast programs for a network on one device; write a database, a compiled library and a report.
+
+    The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
+    goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
+    store, it does the work, and this command follows it.
+
+    Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
+    """
+
+    kind: ClassVar = RequestKind.TUNING
+
+    device: Annotated[Name, Flag("DEVICE")] = Field(description="Id of the device to tune for.")
+    networks: Networks = None
+    workloads: Annotated[list[Name], Flag("--workload")] = Field(
+        default=[], description="Only this one of the networks' workloads; may be given again."
+    )
+    trials: Annotated[Count, Flag("--trials")] = Field(default=256, description="Candidates to measure.")
+    out: Annotated[
+        Annotated[str, Field(min_length=1, max_length=4000)] | None, Flag("--out", is_path=True)
+    ] = Field(default=None, description="Folder of database, library and report (runs/tuned/DEVICE).")
+    seed: Seed = None
+
+    @property
+    def host_paths(self) -> list[Path]:
+        """See `RequestArguments.host_paths`."""
+        return [*super().host_paths, *([Path(self.out)] if self.out else [])]
+
+    def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
+        """See `RequestArguments.perform`; gives seconds of each network before and after, and the folder."""
+        from fleet.tuning.tuning import TuneOptions, tune_device
+
+        specs = self.wait_for_devices(session, display)
+        options = TuneOptions(
+            trials=self.trials,
+            workloads=tuple(self.workloads),
+            models=work.models,
+            out=Path(self.out or f"runs/tuned/{self.device}"),
+            minutes=work.minutes,
+        )
+        return tune_device(
+            session, self.settings(work.settings), specs[DeviceId(self.device)], options, display
+        )
