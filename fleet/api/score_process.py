@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
+from agents.host.priority import be_nice
 from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.api.scores import MOST_TRACES
 from fleet.errors import FleetError
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     from fleet.models.head_scores import HeadCache
 
     models, store, cores = arguments
-    os.nice(_NICE)
+    be_nice(_NICE)
     if cores:
         os.sched_setaffinity(0, {int(one) for one in cores.split(",")})
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))

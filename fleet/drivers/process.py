@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import AgentError
+from agents.host.priority import be_nice
 from agents.sandbox.zygote import die_with_parent
 from fleet.core.request_words import RequestKind
 from fleet.durable import is_full
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     work = Work.model_validate(json.loads(path.read_text()) | {"folder": path.parent})
     if work.kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
-        os.nice(_NICE)
+        be_nice(_NICE)
     if work.cores:
         os.sched_setaffinity(0, work.cores)
     channel = DriverChannel(socket.socket(fileno=end))

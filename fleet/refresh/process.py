@@ -56,13 +56,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _answer(path: Path) -> int:
     from agents.errors import AgentError
+    from agents.host.priority import be_nice
     from fleet.errors import FleetError, TooFewRecordsError
     from fleet.refresh.request import request_from_json
     from transfer.errors import TransferError
 
     try:
         request = request_from_json(path.read_text())
-        os.nice(request.nice)
+        be_nice(request.nice)
         if request.cores:
             os.sched_setaffinity(0, request.cores)
         if request.kind == "watch":

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fleet.requests.checks import MOST_BYTES, KnownFleet
 
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
@@ -34,6 +33,8 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.public_engine import daemon_of
 from fleet.requests.desk import RequestDesk
+from fleet.requests.kinds import MOST_BYTES
+from fleet.requests.request_kind import KnownFleet
 from fleet.store.lock import HOLDER
 from tests.conftest import until
 from tests.fleet.api.test_api import a_view, client_of
