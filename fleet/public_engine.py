@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.errors import FleetError
-from fleet.requests.request_kind import RequestArguments, Work
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fleet.config.settings import FleetConfig
+    from fleet.requests.request_kind import RequestArguments
+    from fleet.requests.work import Work
 
 #: Sends a request to a daemon and returns it as it is at its end, or as it was accepted.
 Follow = Callable[[DaemonClient, str, Mapping[str, Any], "EngineOptions"], Mapping[str, Any]]
@@ -221,6 +222,8 @@ def _run_embedded(request: RequestArguments, settings: FleetConfig, options: Eng
 
 
 def _work(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> Work:
+    from fleet.requests.work import Work
+
     return Work(
         kind=request.kind,
         arguments=request.values(),

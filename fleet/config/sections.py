@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 from urllib.parse import urlsplit
 
 from msgspec.structs import fields
@@ -24,6 +24,7 @@ from pydantic import (
 
 from agents.networks.network_name import NetworkRefusedError, with_absolute_path
 from agents.protocol import Protocol, protocol_bounds
+from fleet.config.choices import ModelKind, Selector, Strategy
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -31,22 +32,6 @@ DEFAULT_HARDWARE = Path("configs/hardware")
 ROOT_NAME = "fleet"
 #: A process that has only imported TVM already holds some 0.4 GiB; records may hold any limit above 0.
 _LEAST_MEMORY_GIB = 0.5
-
-#: Ways to adapt a model to a new device.
-Strategy = Literal[
-    "auto",
-    "siblings",
-    "multitask",
-    "finetune-head",
-    "maml",
-    "momentum",
-    "nearest",
-    "scratch",
-]
-#: Kinds of models that a training makes: the keys of `transfer.model.kinds.KINDS`.
-ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
-#: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
-Selector = Literal["paired", "search"]
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
 

@@ -15,7 +15,7 @@ from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request
 from fleet.durable import disk_errors
 from fleet.requests.channel import DriverChannel
-from fleet.requests.request_kind import Work
+from fleet.requests.work import Work
 
 
 class DriverProcess:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(parent)
     from fleet.drivers.driver_display import DriverDisplay
     from fleet.requests.kinds import perform
-    from fleet.requests.request_kind import Work
+    from fleet.requests.work import Work
 
     work = Work.model_validate(json.loads(path.read_text()) | {"folder": path.parent})
     if work.kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made

@@ -11,21 +11,19 @@ from fleet.requests.request_kind import (
     Count,
     CountOrNone,
     Flag,
-    KnownFleet,
-    Name,
+    ManyDevices,
     Networks,
-    RequestArguments,
     Seed,
     Setting,
-    Work,
 )
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
-class Collect(RequestArguments):
+class Collect(ManyDevices):
     """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
     Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
@@ -38,9 +36,6 @@ class Collect(RequestArguments):
 
     kind: ClassVar = RequestKind.COLLECTION
 
-    devices: Annotated[list[Name], Flag("--device")] = Field(
-        default=[], description="Device id; may be given again (all that fit this host)."
-    )
     networks: Networks = None
     workloads: Annotated[Count | None, Flag("--workloads"), Setting("workloads.count")] = Field(
         default=None, description="Workloads (workloads.count)."
@@ -61,10 +56,6 @@ class Collect(RequestArguments):
         if self.noise is not None and self.remeasure:
             raise ValueError("noise makes an A/A run and nothing else: leave out remeasure")
         return self
-
-    def check(self, fleet: KnownFleet) -> dict[str, Any]:
-        """See `RequestArguments.check`; one for all devices is for those that are there now."""
-        return super().check(fleet) | {"devices": sorted(set(self.devices) or self.places(fleet))}
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives the seconds of each device by part."""

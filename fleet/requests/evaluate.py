@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fleet.core.request_words import RequestKind
-from fleet.requests.request_kind import Epochs, Flag, KnownFleet, Name, RequestArguments, Seed, Setting, Work
+from fleet.requests.request_kind import Epochs, Flag, KnownFleet, Name, RequestArguments, Seed, Setting
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
 class Evaluate(RequestArguments):

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fleet.core.request_words import RequestKind
-from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments, Work
+from fleet.requests.request_kind import ManyDevices
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
-class Fingerprint(RequestArguments):
+class Fingerprint(ManyDevices):
     """Measure the reference programs of onboardings, which tell how alike devices are."""
 
     kind: ClassVar = RequestKind.FINGERPRINT
-
-    devices: Annotated[list[Name], Flag("--device")] = Field(
-        default=[], description="Device id; may be given again (all that fit this host)."
-    )
-
-    def check(self, fleet: KnownFleet) -> dict[str, Any]:
-        """See `RequestArguments.check`; one for all devices is for those that are there now."""
-        return super().check(fleet) | {"devices": sorted(set(self.devices) or self.places(fleet))}
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives the programs that ran, by device."""

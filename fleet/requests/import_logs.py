@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from fleet.core.request_words import Request, RequestKind
-from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments, Work
+from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.config.settings import FleetConfig
     from fleet.interchange.import_logs import ImportRequest
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
 class ImportLogs(RequestArguments):

@@ -24,7 +24,6 @@ from fleet.requests.request_kind import (
     RequestArguments,
     RequestConflict,
     RequestRefused,
-    Work,
     listed,
 )
 from fleet.requests.retire import Retire
@@ -34,6 +33,7 @@ from fleet.requests.tune import Tune
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {
     kind.kind: kind for kind in (Collect, Evaluate, Fingerprint, ImportLogs, Onboard, Retire, Train, Tune)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from agents.records import DeviceId
-from fleet.config.sections import Selector, Strategy
+from fleet.config.choices import Selector, Strategy
 from fleet.core.request_words import RequestKind
-from fleet.requests.request_kind import CountOrNone, Epochs, Flag, Name, RequestArguments, Seed, Setting, Work
+from fleet.requests.request_kind import CountOrNone, Epochs, Flag, Name, RequestArguments, Seed, Setting
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
 class Onboard(RequestArguments):

@@ -17,13 +17,14 @@ from pydantic.fields import FieldInfo
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name, with_absolute_path
 from agents.records import DeviceId, DeviceSpec
-from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request, RequestKind
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
+    from fleet.config.settings import FleetConfig
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
 class RequestRefused(FleetError):  # noqa: N818 - what became of the request, named so
@@ -109,7 +110,8 @@ Networks = Annotated[
 class RequestArguments(BaseModel):
     """Arguments of a request, strictly read; what is left out is as in the settings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Built at the first use: every command loads all kinds, for their options.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     kind: ClassVar[RequestKind]
     #: Whether an engine does it; a command without a daemon does the others alone.
@@ -172,6 +174,8 @@ class RequestArguments(BaseModel):
 
     def settings(self, settings: FleetConfig) -> FleetConfig:
         """Give the coordinator's settings with what the request says on top of them."""
+        from fleet.config.settings import FleetConfig
+
         values = settings.model_dump()
         for key, value in self.setting_changes().items():
             section, _, name = key.partition(".")
@@ -242,23 +246,16 @@ class RequestArguments(BaseModel):
         raise AssertionError(f"a {self.kind} needs an engine")
 
 
-class Work(BaseModel):
-    """What a driver works with; `fleet.drivers.launch` hands it to a process as JSON."""
+class ManyDevices(RequestArguments):
+    """A request for some devices of the fleet, or for all that are there when it comes."""
 
-    model_config = ConfigDict(frozen=True)
+    devices: Annotated[list[Name], Flag("--device")] = Field(
+        default=[], description="Device id; may be given again (all that fit this host)."
+    )
 
-    kind: RequestKind
-    arguments: dict[str, Any]
-    #: Minutes that it may take; None for no limit.
-    minutes: float | None
-    #: Of the coordinator; `RequestArguments.settings` goes on top of them.
-    settings: FleetConfig
-    #: Folder of the model versions.
-    models: Path
-    #: Logical CPUs that its process may use; all where empty.
-    cores: list[int] = []
-    #: Of the driver's own; None inside of a command.
-    folder: Path | None = None
+    def check(self, fleet: KnownFleet) -> dict[str, Any]:
+        """See `RequestArguments.check`; one for all devices is for those that are there now."""
+        return super().check(fleet) | {"devices": sorted(set(self.devices) or self.places(fleet))}
 
 
 def setting_of(field: FieldInfo) -> str:

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from agents.records import DeviceId
 from fleet.core.request_words import RequestKind
-from fleet.requests.request_kind import Count, Flag, Name, Networks, RequestArguments, Seed, Work
+from fleet.requests.request_kind import Count, Flag, Name, Networks, RequestArguments, Seed
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.requests.session import EngineSession
+    from fleet.requests.work import Work
 
 
 class Tune(RequestArguments):

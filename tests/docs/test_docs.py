@@ -19,7 +19,7 @@ from msgspec.structs import fields, replace
 from agents.host.probe import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
 from fleet.cli.app import app
-from fleet.config.sections import Strategy
+from fleet.config.choices import Strategy
 from tests.host_fixtures import local_spec
 
 ROOT = Path(__file__).parents[2]

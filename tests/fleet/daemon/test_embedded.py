@@ -31,8 +31,8 @@ from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.errors import FleetError
 from fleet.requests.kinds import perform
-from fleet.requests.request_kind import Work
 from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.requests.work import Work
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device

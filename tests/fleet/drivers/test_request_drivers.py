@@ -28,8 +28,8 @@ from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.channel import DriverChannel
 from fleet.requests.kinds import perform
-from fleet.requests.request_kind import Work
 from fleet.requests.session import EngineSession
+from fleet.requests.work import Work
 from fleet.results.record_counts import record_counts
 from fleet.store.store import Store
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet, without_room

@@ -23,7 +23,7 @@ from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.requests.kinds import perform
-from fleet.requests.request_kind import Work
+from fleet.requests.work import Work
 from fleet.store.noise import Reading
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of

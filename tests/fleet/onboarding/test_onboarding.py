@@ -34,7 +34,7 @@ from fleet.onboarding.text import WHY_FEWER, lines_of
 from fleet.public_engine import EngineOptions, run
 from fleet.requests.kinds import perform
 from fleet.requests.onboard import Onboard
-from fleet.requests.request_kind import Work
+from fleet.requests.work import Work
 from fleet.store.store import Store
 from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of

@@ -1,0 +1,21 @@
+"""The names that settings and requests choose among. Apart from the settings: the command line loads them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: Ways to adapt a model to a new device.
+Strategy = Literal[
+    "auto",
+    "siblings",
+    "multitask",
+    "finetune-head",
+    "maml",
+    "momentum",
+    "nearest",
+    "scratch",
+]
+#: Kinds of models that a training makes: the keys of `transfer.model.kinds.KINDS`.
+ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
+#: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).
+Selector = Literal["paired", "search"]
