@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fleet.public_model import DeviceModel, load_model, tvm_measure
     from fleet.requests.collect import Collect
     from fleet.requests.evaluate import Evaluate
-    from fleet.requests.fingerprint import Fingerprint
+    from fleet.requests.fingerprint import FingerprintDevices
     from fleet.requests.import_logs import ImportLogs
     from fleet.requests.onboard import Onboard
     from fleet.requests.tune import Tune
@@ -27,7 +27,7 @@ _PLACES = {
     "DeviceModel": "fleet.public_model",
     "EngineOptions": "fleet.public_engine",
     "Evaluate": "fleet.requests.evaluate",
-    "Fingerprint": "fleet.requests.fingerprint",
+    "FingerprintDevices": "fleet.requests.fingerprint",
     "FleetError": "fleet.errors",
     "ImportLogs": "fleet.requests.import_logs",
     "Onboard": "fleet.requests.onboard",
@@ -58,7 +58,7 @@ __all__ = [
     "DeviceModel",
     "EngineOptions",
     "Evaluate",
-    "Fingerprint",
+    "FingerprintDevices",
     "FleetError",
     "ImportLogs",
     "Onboard",

@@ -7,13 +7,13 @@ holding a thread. Who follows a request, or the dashboard, reads copies at a pac
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -132,21 +132,21 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
 
 def _body_schema() -> dict[str, Any]:
     """What `/openapi.json` says of the body of a request: one shape per kind."""
+    schemas, parts = msgspec.json.schema_components(KINDS.values(), ref_template="{name}")
     shapes = [
         {
             "title": kind.value,
             "type": "object",
-            "description": inspect.getdoc(arguments),
             "required": ["id", "kind", "arguments"],
             "additionalProperties": False,
             "properties": {
                 "id": {"type": "string", "pattern": f"^{REQUEST_ID}$"},
                 "kind": {"const": kind.value},
-                "arguments": arguments.model_json_schema(),
+                "arguments": parts[schema["$ref"]],
                 "minutes": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MOST_MINUTES},
             },
         }
-        for kind, arguments in KINDS.items()
+        for kind, schema in zip(KINDS, schemas, strict=True)
     ]
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": shapes}}}}}
 

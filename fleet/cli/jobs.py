@@ -17,7 +17,7 @@ from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, sh
 from fleet.cli.request_command import read_request, request_command
 from fleet.public_engine import EngineOptions, run
 from fleet.requests.collect import Collect
-from fleet.requests.fingerprint import Fingerprint
+from fleet.requests.fingerprint import FingerprintDevices
 from fleet.requests.request_kind import RequestArguments
 from fleet.requests.tune import Tune
 from fleet.terminal_text import print_rows, say
@@ -102,9 +102,9 @@ def collect(
 
     asked: RequestArguments = request
     if fingerprint:
-        if unused := sorted(request.model_fields_set - {"devices"}):
+        if unused := sorted(request.values().keys() - {"devices"}):
             raise typer.BadParameter(f"--fingerprint measures nothing else: leave out {', '.join(unused)}")
-        asked = read_request(Fingerprint, request.values())
+        asked = read_request(FingerprintDevices, request.values())
     settings = options.read(asked.setting_changes())
     say_places(settings, options.config, options.store)
     began_at = time.time()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
+import msgspec
 import typer
-from pydantic.fields import FieldInfo
 
 from fleet.cli.options import (
     DEFAULT_MODELS,
@@ -25,7 +24,7 @@ from fleet.cli.options import (
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes
 from fleet.public_engine import EngineOptions
-from fleet.requests.request_kind import Flag, RequestArguments, RequestRefused
+from fleet.requests.request_kind import Argument, RequestArguments, RequestRefused, arguments_of
 
 #: Options of the engine with their defaults, in the order of the help.
 _MEASURING: Mapping[str, tuple[Any, Any]] = {
@@ -51,25 +50,25 @@ def request_command(kind: type[RequestArguments]) -> Callable[[Callable[..., Non
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(verb, eval_str=True).parameters.values())[3:]
-        fields = {name: field for name, field in kind.model_fields.items() if _flag_of(field) is not None}
+        arguments = [argument for argument in arguments_of(kind) if argument.flag is not None]
         measuring, models = kind.needs_engine, kind.uses_models
         engine = {**(_MEASURING if measuring else {}), **(_MODELS if models else {}), **_COMMON}
 
         def command(**values: Any) -> None:
-            given = {name: _as_argument(values[name], field) for name, field in fields.items()}
+            given = {part.name: _as_argument(values[part.name]) for part in arguments}
             request = read_request(
                 kind,
                 {
-                    name: value
-                    for name, value in given.items()
-                    if value is not None and value != fields[name].default
+                    part.name: given[part.name]
+                    for part in arguments
+                    if given[part.name] not in (None, part.default)
                 },
             )
             more = {parameter.name: values[parameter.name] for parameter in own}
             verb(request, _engine_options(values), values["as_json"], **more)
 
         parameters = [
-            *(_parameter(name, field) for name, field in fields.items()),
+            *map(_parameter, arguments),
             *own,
             *(_keyword(name, option, default) for name, (option, default) in engine.items()),
         ]
@@ -112,49 +111,30 @@ def _engine_options(values: Mapping[str, Any]) -> EngineOptions:
     )
 
 
-def _flag_of(field: FieldInfo) -> Flag | None:
-    return next((part for part in field.metadata if isinstance(part, Flag)), None)
-
-
-def _as_argument(value: Any, field: FieldInfo) -> Any:
+def _as_argument(value: Any) -> Any:
     """What a request holds of what a user gave: whole paths, and no empty list."""
     if isinstance(value, list):
-        return [_as_argument(part, field) for part in value] or None
+        return list(map(_as_argument, value)) or None
     return str(value.absolute()) if isinstance(value, Path) else value
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(argument: Argument) -> inspect.Parameter:
     """An argument of a request as an option, or as a place without one."""
-    flag = _flag_of(field)
+    name, default, flag = argument.name, argument.default, argument.flag
     assert flag is not None
-    value_type, is_list, choices = _shape(field.annotation)
-    value_type = Path if flag.is_path else value_type
-    value_type = list[value_type] if is_list else value_type  # type: ignore[valid-type]
-    metavar = f"[{'|'.join(choices)}]" if choices else None
+    value_type = Path if flag.is_path else argument.type
+    value_type = list[value_type] if argument.is_list else value_type  # type: ignore[valid-type]
+    metavar = f"[{'|'.join(argument.choices)}]" if argument.choices else None
     if flag.name.startswith("-"):
-        option = typer.Option(flag.name, help=field.description, metavar=metavar)
+        option = typer.Option(flag.name, help=argument.help, metavar=metavar)
     else:
-        option = typer.Argument(metavar=flag.name, help=field.description)
-    if field.is_required():
+        option = typer.Argument(metavar=flag.name, help=argument.help)
+    if default is msgspec.NODEFAULT:
         return _keyword(name, Annotated[value_type, option])
-    if is_list or field.default is None:
+    if argument.is_list or default is None:
         return _keyword(name, Annotated[value_type | None, option], None)
-    return _keyword(name, Annotated[value_type, option], field.default)
+    return _keyword(name, Annotated[value_type, option], default)
 
 
 def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _shape(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:
-    """The type of a value without bounds and None, whether there are several, and the words it may be."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _shape(inner[0])
-    if origin in (Union, UnionType):
-        return _shape(next(part for part in inner if part is not NoneType))
-    if origin is Literal:
-        return str, False, inner
-    if origin is list:
-        return _shape(inner[0])[0], True, ()
-    return annotation, False, ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from msgspec import Meta
 
 from fleet.core.request_words import RequestKind
 from fleet.requests.request_kind import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class Collect(ManyDevices):
+class Collect(ManyDevices, frozen=True, kw_only=True):
     """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
 
     Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
@@ -37,25 +37,33 @@ class Collect(ManyDevices):
     kind: ClassVar = RequestKind.COLLECTION
 
     networks: Networks = None
-    workloads: Annotated[Count | None, Flag("--workloads"), Setting("workloads.count")] = Field(
-        default=None, description="Workloads (workloads.count)."
-    )
-    samples: Annotated[Count | None, Flag("--samples"), Setting("workloads.samples")] = Field(
-        default=None, description="Candidates each (workloads.samples)."
-    )
-    remeasure: Annotated[CountOrNone, Flag("--remeasure")] = Field(
-        default=0, description="Candidates of each device to measure again."
-    )
-    noise: Annotated[Count | None, Flag("--noise")] = Field(
-        default=None, description="Only measure this many known candidates twice (A/A run)."
-    )
+    workloads: Annotated[
+        Count | None,
+        Flag("--workloads"),
+        Setting("workloads.count"),
+        Meta(description="Workloads (workloads.count)."),
+    ] = None
+    samples: Annotated[
+        Count | None,
+        Flag("--samples"),
+        Setting("workloads.samples"),
+        Meta(description="Candidates each (workloads.samples)."),
+    ] = None
+    remeasure: Annotated[
+        CountOrNone, Flag("--remeasure"), Meta(description="Candidates of each device to measure again.")
+    ] = 0
+    noise: Annotated[
+        Count | None,
+        Flag("--noise"),
+        Meta(description="Only measure this many known candidates twice (A/A run)."),
+    ] = None
     seed: Seed = None
 
-    @model_validator(mode="after")
-    def _does_one_thing(self) -> Self:
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        super().__post_init__()
         if self.noise is not None and self.remeasure:
             raise ValueError("noise makes an A/A run and nothing else: leave out remeasure")
-        return self
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives the seconds of each device by part."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from msgspec import Meta, field
 
 from fleet.core.request_words import RequestKind
 from fleet.requests.request_kind import Epochs, Flag, KnownFleet, Name, RequestArguments, Seed, Setting
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class Evaluate(RequestArguments):
+class Evaluate(RequestArguments, frozen=True, kw_only=True):
     """Tell how well the heads rank candidates that they never saw.
 
     Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
@@ -30,35 +30,43 @@ class Evaluate(RequestArguments):
     needs_engine: ClassVar = False
     is_reader: ClassVar = True
 
-    devices: Annotated[list[Name], Flag("--device")] = Field(
-        default=[], description="Device id; may be given again (all of the store)."
-    )
+    devices: Annotated[
+        list[Name], Flag("--device"), Meta(description="Device id; may be given again (all of the store).")
+    ] = field(default_factory=list)
     #: With a version, candidates are judged that were measured after it was trained.
     version: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None, Flag("--model")
-    ] = Field(default=None, description="Judge a kept model (or: latest) on newer records.")
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None,
+        Flag("--model"),
+        Meta(description="Judge a kept model (or: latest) on newer records."),
+    ] = None
     #: The values of `transfer.data.splits.SplitKind`.
     split: Annotated[
-        Literal["by-workload", "within-workload", "by-network", "by-device"], Flag("--split")
-    ] = Field(default="by-workload", description="What is new about the candidates judged.")
-    seeds: Annotated[int, Flag("--seeds")] = Field(
-        default=3, ge=1, le=100, description="Runs with other splits and weights."
-    )
-    baselines: Annotated[list[Name], Flag("--baseline")] = Field(
-        default=[], description="Put this beside: xgboost, nearest-device, ...; may be given again."
-    )
+        Literal["by-workload", "within-workload", "by-network", "by-device"],
+        Flag("--split"),
+        Meta(description="What is new about the candidates judged."),
+    ] = "by-workload"
+    seeds: Annotated[
+        int, Flag("--seeds"), Meta(ge=1, le=100, description="Runs with other splits and weights.")
+    ] = 3
+    baselines: Annotated[
+        list[Name],
+        Flag("--baseline"),
+        Meta(description="Put this beside: xgboost, nearest-device, ...; may be given again."),
+    ] = field(default_factory=list)
     epochs: Epochs = None
     folds: Annotated[
-        Annotated[int, Field(ge=2, le=100)] | None, Flag("--folds"), Setting("training.folds")
-    ] = Field(default=None, description="Most parts of the workloads (training.folds).")
+        Annotated[int, Meta(ge=2, le=100)] | None,
+        Flag("--folds"),
+        Setting("training.folds"),
+        Meta(description="Most parts of the workloads (training.folds)."),
+    ] = None
     seed: Seed = None
 
-    @model_validator(mode="after")
-    def _does_one_thing(self) -> Self:
-        unused = sorted(self.model_fields_set & {"split", "seeds", "baselines", "epochs", "folds"})
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        unused = sorted(self.values().keys() & {"split", "seeds", "baselines", "epochs", "folds"})
         if self.version is not None and unused:
             raise ValueError(f"version judges a model that is there: leave out {', '.join(unused)}")
-        return self
 
     @property
     def needs_models(self) -> bool:

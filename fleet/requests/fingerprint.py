@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class Fingerprint(ManyDevices):
+class FingerprintDevices(ManyDevices, frozen=True, kw_only=True):
     """Measure the reference programs of onboardings, which tell how alike devices are."""
 
     kind: ClassVar = RequestKind.FINGERPRINT

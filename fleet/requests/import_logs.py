@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator
+from msgspec import Meta
 
 from fleet.core.request_words import Request, RequestKind
 from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class ImportLogs(RequestArguments):
+class ImportLogs(RequestArguments, frozen=True, kw_only=True):
     """Import measurement logs of other tuners as records of one device.
 
     Failed measurements become records with their outcome; lines that are no measurement are counted by
@@ -32,33 +32,31 @@ class ImportLogs(RequestArguments):
     uses_models: ClassVar = False
 
     paths: Annotated[
-        list[Annotated[str, Field(pattern="^/", max_length=4000)]],
+        list[Annotated[str, Meta(pattern="^/", max_length=4000)]],
         Flag("PATHS", is_path=True),
-        Field(min_length=1, description="Log files, plain or gz, or folders of them."),
+        Meta(min_length=1, description="Log files, plain or gz, or folders of them."),
     ]
     device: Annotated[
-        Name, Flag("--device"), Field(description="Device that measured them; made if it is new.")
+        Name, Flag("--device"), Meta(description="Device that measured them; made if it is new.")
     ]
-    dialect: Annotated[Name, Flag("--dialect")] = Field(
-        default="auto", description="auto (each line), ansor, autotvm, meta_schedule or knobs."
-    )
-    network: Annotated[str, Flag("--network")] = Field(
-        default="",
-        max_length=200,
-        description="Network of all workloads (default: told by DEVICE/NETWORK/TUNER).",
-    )
-    again: Annotated[bool, Flag("--again")] = Field(
-        default=False, description="Read files again that were imported before."
-    )
+    dialect: Annotated[
+        Name, Flag("--dialect"), Meta(description="auto (each line), ansor, autotvm, meta_schedule or knobs.")
+    ] = "auto"
+    network: Annotated[
+        str,
+        Flag("--network"),
+        Meta(max_length=200, description="Network of all workloads (default: told by DEVICE/NETWORK/TUNER)."),
+    ] = ""
+    again: Annotated[
+        bool, Flag("--again"), Meta(description="Read files again that were imported before.")
+    ] = False
 
-    @field_validator("dialect")
-    @classmethod
-    def _is_read(cls, dialect: str) -> str:
+    def __post_init__(self) -> None:
+        """Refuse a dialect that nobody reads."""
         from fleet.interchange.line_reader import DIALECTS
 
-        if dialect not in DIALECTS:
-            raise ValueError(f"expected {', '.join(DIALECTS)}")
-        return dialect
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"dialect: expected {', '.join(DIALECTS)}, got {self.dialect!r:.80}")
 
     @property
     def host_paths(self) -> list[Path]:

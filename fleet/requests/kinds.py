@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.requests.collect import Collect
 from fleet.requests.evaluate import Evaluate
-from fleet.requests.fingerprint import Fingerprint
+from fleet.requests.fingerprint import FingerprintDevices
 from fleet.requests.import_logs import ImportLogs
 from fleet.requests.onboard import Onboard
 from fleet.requests.request_kind import (
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {
-    kind.kind: kind for kind in (Collect, Evaluate, Fingerprint, ImportLogs, Onboard, Retire, Train, Tune)
+    kind.kind: kind
+    for kind in (Collect, Evaluate, FingerprintDevices, ImportLogs, Onboard, Retire, Train, Tune)
 }
 
 #: Longest body that holds a request.

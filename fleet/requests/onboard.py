@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
 from agents.records import DeviceId
 from fleet.config.choices import Selector, Strategy
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class Onboard(RequestArguments):
+class Onboard(RequestArguments, frozen=True, kw_only=True):
     """Give a new device its head: measure a few candidates, adapt, tell what to expect.
 
     It measures what other devices of the store know, and starts from a model of them. Without such a model it
@@ -29,21 +29,30 @@ class Onboard(RequestArguments):
 
     kind: ClassVar = RequestKind.ONBOARDING
 
-    device: Annotated[Name, Flag("DEVICE")] = Field(description="Id of the new device; its file must exist.")
-    samples: Annotated[CountOrNone | None, Flag("--samples"), Setting("onboarding.samples")] = Field(
-        default=None, description="Most candidates to measure, earlier ones included (onboarding.samples)."
-    )
-    strategy: Annotated[Strategy | None, Flag("--strategy"), Setting("onboarding.strategy")] = Field(
-        default=None, description="auto, or one strategy by name (onboarding.strategy)."
-    )
-    selector: Annotated[Selector | None, Flag("--selector"), Setting("onboarding.selector")] = Field(
-        default=None, description="How candidates are chosen (onboarding.selector)."
-    )
+    device: Annotated[Name, Flag("DEVICE"), Meta(description="Id of the new device; its file must exist.")]
+    samples: Annotated[
+        CountOrNone | None,
+        Flag("--samples"),
+        Setting("onboarding.samples"),
+        Meta(description="Most candidates to measure, earlier ones included (onboarding.samples)."),
+    ] = None
+    strategy: Annotated[
+        Strategy | None,
+        Flag("--strategy"),
+        Setting("onboarding.strategy"),
+        Meta(description="auto, or one strategy by name (onboarding.strategy)."),
+    ] = None
+    selector: Annotated[
+        Selector | None,
+        Flag("--selector"),
+        Setting("onboarding.selector"),
+        Meta(description="How candidates are chosen (onboarding.selector)."),
+    ] = None
     epochs: Epochs = None
     seed: Seed = None
     #: Unix seconds at which the device drifted: what it measured before is a source, no sample. If its
     #: reference programs run as before, its head stays.
-    since: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    since: Annotated[float, Meta(gt=0)] | None = None
 
     def check_work(self, work: Work) -> None:
         """See `RequestArguments.check_work`; there must be a model of the family to start from."""

@@ -7,13 +7,27 @@ refusal stands once. Knows no transport, no engine and no terminal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name, with_absolute_path
 from agents.records import DeviceId, DeviceSpec
@@ -72,46 +86,36 @@ class KnownFleet:
     folders: tuple[Path, ...] | None = None
 
 
-def _network(text: str) -> str:
-    try:
-        return with_absolute_path(text)
-    except NetworkRefusedError as error:
-        raise ValueError(str(error)) from None
-
-
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
 #: One of ours, a file on the coordinator's host, or an architecture (`agents.networks.network_name`).
-Network = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_network)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-CountOrNone = Annotated[int, Field(ge=0, le=1_000_000)]
+Network = Annotated[str, Meta(min_length=1, max_length=4000)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000)]
 Seed = Annotated[
-    Annotated[int, Field(ge=0, lt=1 << 31)] | None,
+    Annotated[int, Meta(ge=0, lt=1 << 31)] | None,
     Flag("--seed"),
     Setting("training.seed"),
-    Field(description="Of everything random (training.seed)."),
+    Meta(description="Of everything random (training.seed)."),
 ]
 Epochs = Annotated[
     Count | None,
     Flag("--epochs"),
     Setting("training.epochs"),
-    Field(description="Passes over the data (training.epochs)."),
+    Meta(description="Passes over the data (training.epochs)."),
 ]
 Networks = Annotated[
     list[Network] | None,
     Flag("--network"),
     Setting("workloads.networks"),
-    Field(
+    Meta(
         description="A name such as bert-tiny, a .pt2 or .onnx file, transformers:NAME or torchvision:NAME; "
         "may be given again (workloads.networks)."
     ),
 ]
 
 
-class RequestArguments(BaseModel):
-    """Arguments of a request, strictly read; what is left out is as in the settings."""
-
-    # Built at the first use: every command loads all kinds, for their options.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of a request; what is left out is as in the settings."""
 
     kind: ClassVar[RequestKind]
     #: Whether an engine does it; a command without a daemon does the others alone.
@@ -124,6 +128,15 @@ class RequestArguments(BaseModel):
     #: Runs inside of the command that asked for it, and ends with it.
     embedded: bool = False
 
+    def __post_init__(self) -> None:
+        """Make files of networks whole paths: who does the work may be in another folder."""
+        networks = getattr(self, "networks", None)
+        if networks:
+            try:
+                force_setattr(self, "networks", list(map(with_absolute_path, networks)))
+            except NetworkRefusedError as error:
+                raise ValueError(f"networks: {error}") from None
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Read arguments that came from outside.
@@ -132,15 +145,16 @@ class RequestArguments(BaseModel):
             RequestRefused: One is missing, unknown or out of its bounds; the message names it.
         """
         try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            what = first["msg"].removeprefix("Value error, ")
+            return msgspec.convert(dict(values), cls)
+        except msgspec.ValidationError as error:
+            what, _, place = str(error).partition(" - at `$")
+            place = place.strip("`.")
             what = what[:1].lower() + what[1:]
-            if not first["loc"]:
-                raise RequestRefused(f"{cls.kind}: {what}") from None
-            got = "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
-            raise RequestRefused(f"{cls.kind}: {'.'.join(map(str, first['loc']))}: {what}{got}") from None
+            if choices := next((one.choices for one in arguments_of(cls) if one.name == place), ()):
+                what = f"expected one of {', '.join(choices)}"
+            if place:
+                what = f"{place}: {what}, got {_value_at(values, place)!r:.80}"
+            raise RequestRefused(f"{cls.kind}: {what:.400}") from None
 
     @property
     def needs_models(self) -> bool:
@@ -160,12 +174,13 @@ class RequestArguments(BaseModel):
         return [path for path in paths if path is not None]
 
     def values(self) -> dict[str, Any]:
-        """Give the arguments as JSON holds them, without those that nobody gave."""
-        return self.model_dump(exclude_unset=True)
+        """Give the arguments as JSON holds them, without those that are as if left out."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     def setting_changes(self) -> dict[str, Any]:
         """The settings that it replaces, by dotted key."""
-        pairs = ((setting_of(field), getattr(self, name)) for name, field in type(self).model_fields.items())
+        pairs = ((part.setting, getattr(self, part.name)) for part in arguments_of(type(self)))
         return {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in pairs
@@ -246,21 +261,81 @@ class RequestArguments(BaseModel):
         raise AssertionError(f"a {self.kind} needs an engine")
 
 
-class ManyDevices(RequestArguments):
+class ManyDevices(RequestArguments, frozen=True, kw_only=True):
     """A request for some devices of the fleet, or for all that are there when it comes."""
 
-    devices: Annotated[list[Name], Flag("--device")] = Field(
-        default=[], description="Device id; may be given again (all that fit this host)."
-    )
+    devices: Annotated[
+        list[Name],
+        Flag("--device"),
+        Meta(description="Device id; may be given again (all that fit this host)."),
+    ] = field(default_factory=list)
 
     def check(self, fleet: KnownFleet) -> dict[str, Any]:
         """See `RequestArguments.check`; one for all devices is for those that are there now."""
         return super().check(fleet) | {"devices": sorted(set(self.devices) or self.places(fleet))}
 
 
-def setting_of(field: FieldInfo) -> str:
-    """The key of the setting that an argument replaces; empty for most."""
-    return next((part.key for part in field.metadata if isinstance(part, Setting)), "")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of a kind, as the command line and the settings see it."""
+
+    name: str
+    #: Of a value, without bounds, None and list.
+    type: Any
+    is_list: bool
+    #: The words that it may be; empty for most.
+    choices: tuple[str, ...]
+    #: What it is when it is left out; `msgspec.NODEFAULT` if it must be given.
+    default: Any
+    flag: Flag | None
+    setting: str
+    help: str
+
+
+def arguments_of(kind: type[RequestArguments]) -> list[Argument]:
+    """The arguments of a kind, in the order of their declaration; those of all kinds come last."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for part in msgspec.structs.fields(kind):
+        notes = getattr(hints[part.name], "__metadata__", ())
+        value_type, is_list, choices = _shape(hints[part.name])
+        help_text = [note.description for note in notes if isinstance(note, Meta) and note.description]
+        found.append(
+            Argument(
+                name=part.name,
+                type=value_type,
+                is_list=is_list,
+                choices=choices,
+                default=[] if part.default_factory is list else part.default,
+                flag=next((note for note in notes if isinstance(note, Flag)), None),
+                setting=next((note.key for note in notes if isinstance(note, Setting)), ""),
+                help=next(
+                    (note.description for note in notes if isinstance(note, Meta) and note.description), ""
+                ),
+            )
+        )
+    return found
+
+
+def _shape(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:
+    """The type of a value without bounds and None, whether there are several, and the words it may be."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _shape(inner[0])
+    if origin in (Union, UnionType):
+        return _shape(next(part for part in inner if part is not NoneType))
+    if origin is Literal:
+        return str, False, inner
+    if origin is list:
+        return _shape(inner[0])[0], True, ()
+    return annotation, False, ()
+
+
+def _value_at(values: Any, place: str) -> Any:
+    """The value at a place such as `paths[0]`."""
+    for key in re.findall(r"[^.\[\]]+", place):
+        values = values[int(key)] if isinstance(values, list) else values[key]
+    return values
 
 
 def listed(names: Iterable[str]) -> str:

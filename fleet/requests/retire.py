@@ -8,7 +8,7 @@ from fleet.core.request_words import RequestKind
 from fleet.requests.request_kind import Name, RequestArguments
 
 
-class Retire(RequestArguments):
+class Retire(RequestArguments, frozen=True, kw_only=True):
     """Take a device out of the fleet; its records and its model stay."""
 
     kind: ClassVar = RequestKind.RETIREMENT

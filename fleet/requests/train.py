@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from msgspec import Meta
 
 from fleet.core.request_words import Request, RequestKind
 from fleet.requests.request_kind import KnownFleet, Name, RequestArguments, RequestRefused, listed
 
 
-class Train(RequestArguments):
+class Train(RequestArguments, frozen=True, kw_only=True):
     """Train the model of a family: with all of its devices, or with some."""
 
     kind: ClassVar = RequestKind.TRAINING
 
     family: str | None = None
-    devices: Annotated[list[Name] | None, Field(min_length=1)] = None
+    devices: Annotated[list[Name], Meta(min_length=1)] | None = None
 
-    @model_validator(mode="after")
-    def _names_one_or_the_other(self) -> Self:
+    def __post_init__(self) -> None:
+        """Refuse what names no family, or two ways to one."""
         if (self.family is None) == (self.devices is None):
             raise ValueError("expected family, or devices as a list that is not empty")
-        return self
 
     def check(self, fleet: KnownFleet) -> dict[str, Any]:
         """See `RequestArguments.check`; the state keeps the family of devices too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta, field
 
 from agents.records import DeviceId
 from fleet.core.request_words import RequestKind
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleet.requests.work import Work
 
 
-class Tune(RequestArguments):
+class Tune(RequestArguments, frozen=True, kw_only=True):
     """Search fast programs for a network on one device; write a database, a compiled library and a report.
 
     The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
@@ -29,15 +29,19 @@ class Tune(RequestArguments):
 
     kind: ClassVar = RequestKind.TUNING
 
-    device: Annotated[Name, Flag("DEVICE")] = Field(description="Id of the device to tune for.")
+    device: Annotated[Name, Flag("DEVICE"), Meta(description="Id of the device to tune for.")]
     networks: Networks = None
-    workloads: Annotated[list[Name], Flag("--workload")] = Field(
-        default=[], description="Only this one of the networks' workloads; may be given again."
-    )
-    trials: Annotated[Count, Flag("--trials")] = Field(default=256, description="Candidates to measure.")
+    workloads: Annotated[
+        list[Name],
+        Flag("--workload"),
+        Meta(description="Only this one of the networks' workloads; may be given again."),
+    ] = field(default_factory=list)
+    trials: Annotated[Count, Flag("--trials"), Meta(description="Candidates to measure.")] = 256
     out: Annotated[
-        Annotated[str, Field(min_length=1, max_length=4000)] | None, Flag("--out", is_path=True)
-    ] = Field(default=None, description="Folder of database, library and report (runs/tuned/DEVICE).")
+        Annotated[str, Meta(min_length=1, max_length=4000)] | None,
+        Flag("--out", is_path=True),
+        Meta(description="Folder of database, library and report (runs/tuned/DEVICE)."),
+    ] = None
     seed: Seed = None
 
     @property
