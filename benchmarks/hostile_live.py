@@ -44,7 +44,7 @@ from agents.records import (
 )
 from benchmarks.hostile_attacks import EXIT_CODE
 from benchmarks.hostile_stranger import TARGET, attacked, programs, write_database
-from fleet.requests.session import EngineSession
+from fleet.drivers.session import EngineSession
 
 if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker

@@ -39,7 +39,7 @@ from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
-from fleet.requests.session import EngineSession
+from fleet.drivers.session import EngineSession
 from fleet.tuning.database import read_database
 from fleet.tuning.delivery import build_library, check_network, is_right, time_network
 from fleet.tuning.tuning import TuneOptions, tune_device

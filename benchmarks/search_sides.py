@@ -42,9 +42,9 @@ from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
+from fleet.drivers.session import EngineSession
 from fleet.models.holdout import is_held_out
 from fleet.models.training import train_version
-from fleet.requests.session import EngineSession
 from fleet.store.store import Store
 from fleet.tuning.search import Search, unmeasured
 from fleet.tuning.tuning import TuneOptions, tune_device

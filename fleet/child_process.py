@@ -1,6 +1,6 @@
 """Processes of ours that work beside a coordinator: no step of their ends holds up one of its turns.
 
-`fleet.refresh.trainer_process` and `fleet.drivers.launch` start theirs with it. What is measured runs in the
+`fleet.refresh.trainer_process` and `fleet.daemon.launch` start theirs with it. What is measured runs in the
 sandbox instead (`agents.sandbox`).
 """
 

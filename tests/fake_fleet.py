@@ -23,7 +23,7 @@ from agents.records import (
     WorkloadId,
     content_hash,
 )
-from fleet.requests.session import DeviceUnusableError
+from fleet.drivers.session import DeviceUnusableError
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.store.reader import StoreReader
@@ -55,7 +55,7 @@ def done(value: _Value | Exception) -> Future[_Value]:
 
 
 class FakeFleet:
-    """Stands for `fleet.requests.session.EngineSession`: every question is answered when it is asked.
+    """Stands for `fleet.drivers.session.EngineSession`: every question is answered when it is asked.
 
     Args:
         specs: Devices.

@@ -43,7 +43,7 @@ from fleet.collection.proposals import GENERATIONS, Proposer
 from fleet.collection.selection import allocate
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger, Spent
-from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.drivers.session import DeviceUnusableError, EngineSession
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2

@@ -10,7 +10,7 @@ from agents.trust import is_imported, is_live
 from fleet.collection.batch_plan import DeviceProgress
 from fleet.collection.family_history import FamilyHistory
 from fleet.collection.trust import devices_of_family, ours
-from fleet.requests.session import EngineSession
+from fleet.drivers.session import EngineSession
 from fleet.state.rows import Tally
 from fleet.store.noise import Reading
 from fleet.store.noise_columns import READING_COLUMNS, readings

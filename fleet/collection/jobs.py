@@ -10,8 +10,8 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.settings import CollectSettings, Display
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.requests.session import EngineSession
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig

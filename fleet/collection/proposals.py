@@ -15,7 +15,7 @@ from fleet.collection.selection import KnownCandidates, choose_parents, random_s
 from fleet.collection.settings import CollectSettings, Pools, Watcher
 from fleet.collection.time_spent import Ledger
 from fleet.collection.trust import claims, imported_traces
-from fleet.requests.session import DeviceUnusableError, EngineSession
+from fleet.drivers.session import DeviceUnusableError, EngineSession
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2

@@ -31,8 +31,8 @@ from fleet.config.sections import window_secs
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.core.limits import Limits
 from fleet.daemon.garbage_collection import seldom_collected
+from fleet.daemon.launch import launcher
 from fleet.daemon.open_files import raise_open_files
-from fleet.drivers.launch import launcher
 from fleet.durable import disk_errors, write_durably
 from fleet.engine.context import CoordinatorSettings, EngineContext, Launch
 from fleet.engine.coordinator import Coordinator

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.daemon.daemon import UpOptions, come_to_rest, engine, stop_signals, take_turn
+from fleet.drivers.channel import DriverChannel
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.requests.channel import DriverChannel
-from fleet.requests.session import EngineSession
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig

@@ -1,1 +1,1 @@
-"""Drivers of requests: each decides what the engine measures for its collection, onboarding or search."""
+"""How a driver reaches the coordinator: its channel, its questions, the store that an import writes to."""

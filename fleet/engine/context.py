@@ -17,13 +17,13 @@ from fleet.core.events import DevicePolicy, Event, TrainingReason
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request
 from fleet.core.scheduling import EXPLORATION
+from fleet.drivers.channel import DriverChannel
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.uncertainty import Uncertainty
 from fleet.planner.workload_discovery import WorkloadChoice
-from fleet.requests.channel import DriverChannel
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
@@ -49,7 +49,7 @@ class Trainer(TypingProtocol):
 
 
 class Driver(TypingProtocol):
-    """The driver of a request at work (`fleet.drivers.launch.DriverProcess`)."""
+    """The driver of a request at work (`fleet.daemon.launch.DriverProcess`)."""
 
     @property
     def channel(self) -> DriverChannel:

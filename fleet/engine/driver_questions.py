@@ -32,11 +32,11 @@ from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
+from fleet.drivers.session import pack_candidate, unpack_candidate
 from fleet.durable import is_full
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
-from fleet.requests.session import pack_candidate, unpack_candidate
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2

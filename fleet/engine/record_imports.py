@@ -1,6 +1,6 @@
 """Logs that a driver reads come into the store of a running coordinator: workloads, a device, rows.
 
-`fleet.engine.request_drivers` calls it for what `fleet.requests.store_proxy` asks. The driver has read and
+`fleet.engine.request_drivers` calls it for what `fleet.drivers.store_proxy` asks. The driver has read and
 checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own folder, each
 durable in the store before its answer.
 """

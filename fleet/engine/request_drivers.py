@@ -1,7 +1,7 @@
 """The coordinator's side of the drivers of requests: starts them, hears them, notes their ends.
 
 A driver is a process that decides what is measured for one request, or reads logs for it
-(`fleet.requests.session` is its side). What it asks for is in `fleet.engine.driver_questions`. Nothing here
+(`fleet.drivers.session` is its side). What it asks for is in `fleet.engine.driver_questions`. Nothing here
 waits.
 """
 
@@ -15,11 +15,11 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import JobState
 from fleet.core.request_words import RequestId
+from fleet.drivers.channel import ChannelClosedError
 from fleet.engine.composition import Composition
 from fleet.engine.context import Driver
 from fleet.engine.driver_questions import MALFORMED, DriverQuestions
 from fleet.errors import FleetError, StoreFull
-from fleet.requests.channel import ChannelClosedError
 
 #: Times that the driver of a request is started where it ends without a word, or finds no room.
 _MOST_STARTS = 3

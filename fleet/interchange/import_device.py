@@ -18,7 +18,7 @@ from fleet.store.store import AppendResult
 
 
 class ImportTarget(Protocol):
-    """What an import writes to (`fleet.store.store.Store`, `fleet.requests.store_proxy.StoreProxy`)."""
+    """What an import writes to (`fleet.store.store.Store`, `fleet.drivers.store_proxy.StoreProxy`)."""
 
     @property
     def path(self) -> Path:

@@ -36,6 +36,15 @@ _POOL_SHARE = 4
 _WHOLE_POOL = 16_384
 
 
+def family_devices(reader: StoreReader, family: Family) -> list[DeviceId]:
+    """Devices of a family that were probed, so that they can be described to a model."""
+    return [
+        device_id
+        for device_id, entry in reader.devices().items()
+        if entry.spec.family is family and entry.descriptor is not None
+    ]
+
+
 def source_devices_of(
     store: StoreReader, target: DeviceId, family: Family, heads: tuple[str, ...], version: str
 ) -> list[DeviceId]:

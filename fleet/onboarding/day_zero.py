@@ -19,6 +19,7 @@ from fleet.collection.collect import Collection
 from fleet.collection.selection import choose_workloads, none_fits
 from fleet.collection.settings import CollectSettings, Display
 from fleet.config.settings import select_devices
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.holdout import is_held_out
 from fleet.models.registry import Registry
@@ -36,7 +37,6 @@ from fleet.onboarding.head_version import (
     serving_of,
     with_columns,
 )
-from fleet.requests.session import EngineSession
 from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

@@ -27,6 +27,7 @@ from agents.trust import is_live
 from fleet.collection.clock import Clock
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.judge import handed_on
 from fleet.models.onboarding_curves import CURVES, history, remember
@@ -59,7 +60,6 @@ from fleet.onboarding.head_version import (
     without_head,
 )
 from fleet.onboarding.text import WHY_FEWER
-from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:

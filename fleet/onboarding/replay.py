@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, prepared, strategy_for, told
-from fleet.refresh.data import family_devices
+from fleet.onboarding.choice import family_devices
 from fleet.store.store import Store
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agents.records import DeviceId, Family
+from agents.records import DeviceId
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.training_rows import rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
@@ -53,15 +53,6 @@ class _Chosen(NamedTuple):
     #: Of the chosen rows.
     candidate_ids: list[str]
     measured_at: NDArray[np.float64]
-
-
-def family_devices(reader: StoreReader, family: Family) -> list[DeviceId]:
-    """Devices of a family that were probed, so that they can be described to a model."""
-    return [
-        device_id
-        for device_id, entry in reader.devices().items()
-        if entry.spec.family is family and entry.descriptor is not None
-    ]
 
 
 def read_refresh_data(

@@ -13,7 +13,7 @@ from agents.records import Family
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import learnable, load_snapshot, train_config
-from fleet.refresh.data import family_devices
+from fleet.onboarding.choice import family_devices
 from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store
 

@@ -22,7 +22,8 @@ from fleet.models.judge import head_standing
 from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
-from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
+from fleet.onboarding.choice import family_devices
+from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

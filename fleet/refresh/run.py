@@ -34,8 +34,9 @@ from fleet.models.judge import (
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
 from fleet.models.versions import learnable
+from fleet.onboarding.choice import family_devices
 from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
-from fleet.refresh.data import RefreshData, family_devices, read_refresh_data
+from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

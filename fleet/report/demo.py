@@ -30,6 +30,7 @@ from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.shipped_model import read_shipped
 from fleet.models.training import train_version
@@ -37,7 +38,6 @@ from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapsho
 from fleet.onboarding.adaptation import AUTO
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.onboarding import onboard_device
-from fleet.requests.session import EngineSession
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 

@@ -1,1 +1,1 @@
-"""How requests come to the coordinator, and how far they have come."""
+"""What may be asked of a fleet: one module per kind of request, and the desk at which they wait."""

@@ -9,7 +9,7 @@ from fleet.requests.request_kind import ManyDevices
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
-    from fleet.requests.session import EngineSession
+    from fleet.drivers.session import EngineSession
     from fleet.requests.work import Work
 
 

@@ -13,8 +13,8 @@ from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.config.settings import FleetConfig
+    from fleet.drivers.session import EngineSession
     from fleet.interchange.import_logs import ImportRequest
-    from fleet.requests.session import EngineSession
     from fleet.requests.work import Work
 
 
@@ -80,8 +80,8 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives `fleet.interchange.import_report.ImportReport.to_json`."""
         from fleet.collection.progress import kilobytes
+        from fleet.drivers.store_proxy import StoreProxy
         from fleet.interchange.import_logs import import_logs
-        from fleet.requests.store_proxy import StoreProxy
 
         assert work.folder is not None
         store = StoreProxy(session, work.folder)

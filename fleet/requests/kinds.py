@@ -32,7 +32,7 @@ from fleet.requests.tune import Tune
 
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
-    from fleet.requests.session import EngineSession
+    from fleet.drivers.session import EngineSession
     from fleet.requests.work import Work
 
 KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {

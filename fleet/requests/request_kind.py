@@ -37,7 +37,7 @@ from fleet.errors import FleetError
 if TYPE_CHECKING:
     from fleet.collection.settings import Display
     from fleet.config.settings import FleetConfig
-    from fleet.requests.session import EngineSession
+    from fleet.drivers.session import EngineSession
     from fleet.requests.work import Work
 
 
@@ -309,9 +309,7 @@ def arguments_of(kind: type[RequestArguments]) -> list[Argument]:
                 default=[] if part.default_factory is list else part.default,
                 flag=next((note for note in notes if isinstance(note, Flag)), None),
                 setting=next((note.key for note in notes if isinstance(note, Setting)), ""),
-                help=next(
-                    (note.description for note in notes if isinstance(note, Meta) and note.description), ""
-                ),
+                help=help_text[-1] if help_text else "",
             )
         )
     return found

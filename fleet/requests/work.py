@@ -12,7 +12,7 @@ from fleet.core.request_words import RequestKind
 
 
 class Work(BaseModel):
-    """What a driver works with; `fleet.drivers.launch` hands it to a process as JSON."""
+    """What a driver works with; `fleet.daemon.launch` hands it to a process as JSON."""
 
     model_config = ConfigDict(frozen=True)
 

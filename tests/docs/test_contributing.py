@@ -19,19 +19,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
 from fleet.core.request_words import RequestKind
 from fleet.requests.request_kind import Flag, RequestArguments
 
 
-class Greet(RequestArguments):
+class Greet(RequestArguments, frozen=True, kw_only=True):
     """Greet somebody."""
 
     kind: ClassVar = RequestKind.GREETING
     needs_engine: ClassVar = False
 
-    name: Annotated[str, Flag("NAME")] = Field(max_length=8, description="Whom to greet.")
+    name: Annotated[str, Flag("NAME"), Meta(max_length=8, description="Whom to greet.")]
 
     def perform(self, work: Any, session: Any, display: Any) -> dict[str, Any]:
         return {"said": f"hello {self.name}"}
@@ -123,7 +123,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_a_kind_of_request_is_added_in_three_files(looked: dict[str, object]) -> None:
     assert looked["said"] == {"said": "hello box"}
     assert looked["has_driver"] is True
-    assert looked["refusal"] == "greeting: name: string should have at most 8 characters, got 'far too long'"
+    assert looked["refusal"] == "greeting: name: expected `str` of length <= 8, got 'far too long'"
 
 
 def test_a_strategy_is_added_in_three_files(looked: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ def test_import_tells_what_became_of_every_line() -> None:
     for words in (
         *("device board-7", "imported 5 new records", "rejected 1 not JSON", "not meant 1 comment line"),
         *("networks: resnet-18", "not logs: README.md", "outcomes: ok 5"),
-        "first not JSON: logs/resnet-18/xgb.jsonl:6: begins with 'junk'",
+        f"first not JSON: {Path('logs/resnet-18/xgb.jsonl').absolute()}:6: begins with 'junk'",
     ):
         assert words in lines
     assert Store.read("kept").counts().keys() == {"board-7"}
@@ -31,7 +31,7 @@ def test_import_as_json_has_the_documented_keys() -> None:
     counts = [found[name] for name in ("lines", "imported", "duplicates", "unaccounted_lines")]
     assert counts == [7, 5, 1, 0]
     assert found["rejected_by_reason"] == {"not JSON": 1}
-    assert found["first_examples"] == {"not JSON": "log.json.gz:7: begins with 'junk'"}
+    assert found["first_examples"] == {"not JSON": f"{Path('log.json.gz').absolute()}:7: begins with 'junk'"}
     assert (found["dialects"], found["outcomes"], found["networks"]) == ({"ansor": 6}, {"ok": 6}, ["net"])
     again = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
     assert (again["imported"], again["duplicates"], again["files_known"]) == (0, 6, 1)
@@ -51,7 +51,7 @@ def test_wrong_usage_is_told() -> None:
         ("missing", "x", ""),
         ("empty", "x", ""),
         ("log.json", "No Device", ""),
-        ("README.md", "board-7", "no measurement in README.md"),
+        ("README.md", "board-7", "README.md: expected files of"),
     ],
 )
 def test_an_import_of_nothing_makes_no_store(path: str, device: str, words: str) -> None:

@@ -25,8 +25,8 @@ from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
+from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.requests.session import EngineSession
 from fleet.store.store import Store
 from tests.conftest import each_below
 from tests.fleet.collection.test_proposing import Log

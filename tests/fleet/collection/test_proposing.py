@@ -22,7 +22,7 @@ from fleet.collection.batch_plan import NOISE_EVERY_SECS
 from fleet.collection.collect import Collection
 from fleet.collection.family_history import known_candidates
 from fleet.collection.settings import CollectSettings
-from fleet.requests.session import DeviceUnusableError
+from fleet.drivers.session import DeviceUnusableError
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs
 from tests.record_fixtures import make_spec, make_workload

@@ -29,9 +29,9 @@ from fleet.core.events import RequestSubmitted
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
+from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
 from fleet.requests.kinds import perform
-from fleet.requests.session import DeviceUnusableError, EngineSession
 from fleet.requests.work import Work
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport

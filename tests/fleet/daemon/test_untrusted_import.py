@@ -31,7 +31,7 @@ from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
-from fleet.requests.session import EngineSession
+from fleet.drivers.session import EngineSession
 from fleet.store.store import Store
 from tests.hostile_fixtures import (
     GENERIC,

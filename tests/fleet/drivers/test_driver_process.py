@@ -11,14 +11,14 @@ import pytest
 
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.daemon.launch import DriverProcess, launcher
 from fleet.drivers import launch
-from fleet.drivers.launch import DriverProcess, launcher
+from fleet.drivers.channel import ChannelClosedError
 from fleet.errors import StoreFull
-from fleet.requests.channel import ChannelClosedError
 from tests.conftest import until
 
 REQUEST = Request(request_id=RequestId("r1"), kind=RequestKind.COLLECTION, arguments={"devices": ["one"]})
-#: Stand in for `python -m fleet.drivers.process`: one says its end, one ends without a word.
+#: Stand in for `python -m fleet.daemon.driver_process`: one says its end, one ends without a word.
 ENDS = """
 import socket, sys
 with socket.socket(fileno=int(sys.argv[2])) as end:

@@ -20,15 +20,15 @@ from agents.records import Candidate, DeviceId, Record
 from fleet.config.settings import FleetConfig
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
-from fleet.drivers.driver_display import DriverDisplay
-from fleet.drivers.process import say_end
+from fleet.daemon.driver_display import DriverDisplay
+from fleet.daemon.driver_process import say_end
+from fleet.drivers.channel import DriverChannel
+from fleet.drivers.session import EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.requests.channel import DriverChannel
 from fleet.requests.kinds import perform
-from fleet.requests.session import EngineSession
 from fleet.requests.work import Work
 from fleet.results.record_counts import record_counts
 from fleet.store.store import Store
@@ -434,12 +434,12 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
     ("asked", "words"),
     [
         (collection(devices=["ghost"]), "no device 'ghost' here"),
-        (collection(samples=0), "samples: input should be greater than or equal to 1, got 0"),
-        (collection(color="red"), "color: extra inputs are not permitted, got 'red'"),
-        (import_request(paths=[], device="board"), "paths: list should have at least 1 item"),
-        (import_request(paths=["logs"], device="board"), "paths.0: string should match pattern"),
-        (import_request(paths=["/logs"]), "device: field required"),
-        (import_request(paths=["/logs"], device="a", dialect=3), "dialect: input should be a valid string"),
+        (collection(samples=0), "samples: expected `int` >= 1, got 0"),
+        (collection(color="red"), "unknown field `color`"),
+        (import_request(paths=[], device="board"), "paths: expected `array` of length >= 1"),
+        (import_request(paths=["logs"], device="board"), r"paths\[0\]: expected `str` matching"),
+        (import_request(paths=["/logs"]), "missing required field `device`"),
+        (import_request(paths=["/logs"], device="a", dialect=3), "dialect: expected `str`"),
     ],
 )
 def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, words: str) -> None:
@@ -485,7 +485,7 @@ def test_an_import_waits_for_room_for_what_it_hands_on(
 
     monkeypatch.setattr(Path, "write_text", text)
     monkeypatch.setattr(pa.ipc, "new_file", rows)
-    monkeypatch.setattr("fleet.requests.store_proxy._RETRY_SECS", 0.01, raising=False)
+    monkeypatch.setattr("fleet.drivers.store_proxy._RETRY_SECS", 0.01, raising=False)
     ended = imported(fleet, log)
     assert (ended["state"], ended["reason"], calls) == ("succeeded", "", {"text": 3, "rows": 3})
     assert ended["result"]["imported"] == 40

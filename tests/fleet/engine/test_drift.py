@@ -19,10 +19,10 @@ from fleet.collection.collect import Collection, CollectSettings
 from fleet.core import events as ev
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request
-from fleet.drivers.driver_display import DriverDisplay
+from fleet.daemon.driver_display import DriverDisplay
+from fleet.drivers.session import EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.onboarding.drift import why_as_before
-from fleet.requests.session import EngineSession
 from fleet.store.reader import environment_before
 from fleet.store.store import Store
 from tests.coordinator_fixtures import ONE, Fleet, make_fleet

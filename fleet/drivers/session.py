@@ -16,8 +16,8 @@ from typing import Any
 from agents.codec import record_from_json, workload_from_json
 from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
+from fleet.drivers.channel import ChannelClosedError, DriverChannel
 from fleet.errors import FleetError
-from fleet.requests.channel import ChannelClosedError, DriverChannel
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.store.reader import StoreReader

@@ -13,8 +13,8 @@ from agents.host.own_program import command
 from fleet.child_process import ChildProcess, discard_folder
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request
+from fleet.drivers.channel import DriverChannel
 from fleet.durable import disk_errors
-from fleet.requests.channel import DriverChannel
 from fleet.requests.work import Work
 
 
@@ -43,7 +43,7 @@ class DriverProcess:
         path.write_text(json.dumps(work.model_dump(mode="json")))
         arguments = (str(path), str(theirs.fileno()), str(os.getpid()))
         return ChildProcess(
-            command("fleet.drivers.process", *arguments),
+            command("fleet.daemon.driver_process", *arguments),
             self._folder,
             {"OMP_NUM_THREADS": str(max(1, len(work.cores)))},
             pass_fds=[theirs.fileno()],

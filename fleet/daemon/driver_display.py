@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from agents.records import REPEATS, DeviceId, Record, Workload
 from fleet.collection.progress import PHASES
-from fleet.requests.session import EngineSession
+from fleet.drivers.session import EngineSession
 
 #: Least seconds between two reports: each is logged.
 _PAUSE_SECS = 1.0

@@ -1,4 +1,4 @@
-"""`python -m fleet.drivers.process REQUEST.json FD`: the driver of one request in a process of its own.
+"""`python -m fleet.daemon.driver_process REQUEST.json FD`: the driver of one request in a process of its own.
 
 Started by `launch.py`. It stays on cores on which it disturbs no timing, and ends with the coordinator. What
 it measured is stored, so the same request begun again goes on.
@@ -18,10 +18,10 @@ from agents.errors import AgentError
 from agents.host.priority import be_nice
 from agents.sandbox.zygote import die_with_parent
 from fleet.core.request_words import RequestKind
+from fleet.drivers.channel import DriverChannel
+from fleet.drivers.session import EngineSession
 from fleet.durable import is_full
 from fleet.errors import FleetError
-from fleet.requests.channel import DriverChannel
-from fleet.requests.session import EngineSession
 
 #: A collection waits most of the time, a search computes: neither must disturb a timing.
 _NICE = 5
@@ -30,11 +30,11 @@ _NICE = 5
 def main(arguments: Sequence[str]) -> int:
     """Do what a request file asks for and return the exit code."""
     if len(arguments) != 3:
-        print("usage: python -m fleet.drivers.process REQUEST.json FD PARENT", file=sys.stderr)
+        print("usage: python -m fleet.daemon.driver_process REQUEST.json FD PARENT", file=sys.stderr)
         return 2
     path, end, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent)
-    from fleet.drivers.driver_display import DriverDisplay
+    from fleet.daemon.driver_display import DriverDisplay
     from fleet.requests.kinds import perform
     from fleet.requests.work import Work
 

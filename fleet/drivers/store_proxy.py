@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict
+from fleet.drivers.session import EngineSession
 from fleet.durable import disk_errors
 from fleet.errors import StoreFull
-from fleet.requests.session import EngineSession
 from fleet.store.catalog import DeviceEntry
 from fleet.store.store import AppendResult
 
