@@ -11,8 +11,8 @@ import pytest
 
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.daemon import launch
 from fleet.daemon.launch import DriverProcess, launcher
-from fleet.drivers import launch
 from fleet.drivers.channel import ChannelClosedError
 from fleet.errors import StoreFull
 from tests.conftest import until

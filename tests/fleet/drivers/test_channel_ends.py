@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from fleet.drivers import channel as channel_module
 from fleet.drivers.channel import ChannelClosedError, DriverChannel
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.requests import channel as channel_module
 
 
 @pytest.fixture
