@@ -36,9 +36,10 @@ def check_folder(folder: Path, *, create: bool) -> None:
         raise StoreError(f"there is no store at {folder}; `fleet init` and `fleet collect` make one")
     # The state file comes before the table: a kill may fall between them.
     ours = {RECORDS, WORKLOADS, DEVICES, LOCK, HOLDER, *(f"{STATE}{end}" for end in _ENDS)}
-    others = (
-        sorted(path.name for path in folder.iterdir() if path.name not in ours) if folder.exists() else []
-    )
+    others = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    # A file that was on its way when the disk failed, or the process: `.NAME.something`.
+    halves = tuple(f".{name}." for name in ours)
+    others = [name for name in others if name not in ours and not name.startswith(halves)]
     if others:
         raise StoreError(
             f"{folder} is no store but holds {', '.join(others[:3])}; give an empty or a new folder"

@@ -598,3 +598,12 @@ def test_a_torn_line_of_a_device_is_dropped(store: Store) -> None:
     assert store.devices()["dev-a"].spec == make_spec()
     assert store.put_device(make_spec(note="new"), make_descriptor())
     assert [entry.spec.note for entry in read_device(path)] == ["", "new"]
+
+
+@pytest.mark.parametrize("name", [".state.sqlite.probe", ".writer.pid.1a2b3c4d.tmp"])
+def test_a_file_that_a_failed_disk_left_half_way_keeps_no_store_from_being_made(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).touch()
+    Store.open(tmp_path).close()
+    assert Store.read(tmp_path).rows == 0
