@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
+    from fleet.daemon.embedded import run
+    from fleet.daemon.engine_options import EngineOptions, connect
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
-    from fleet.public_engine import EngineOptions, connect, run
     from fleet.public_model import DeviceModel, load_model, tvm_measure
     from fleet.requests.collect import Collect
     from fleet.requests.evaluate import Evaluate
@@ -25,7 +26,7 @@ _PLACES = {
     "Collect": "fleet.requests.collect",
     "DaemonClient": "fleet.api.client",
     "DeviceModel": "fleet.public_model",
-    "EngineOptions": "fleet.public_engine",
+    "EngineOptions": "fleet.daemon.engine_options",
     "Evaluate": "fleet.requests.evaluate",
     "FingerprintDevices": "fleet.requests.fingerprint",
     "FleetError": "fleet.errors",
@@ -34,10 +35,10 @@ _PLACES = {
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
     "Tune": "fleet.requests.tune",
-    "connect": "fleet.public_engine",
+    "connect": "fleet.daemon.engine_options",
     "load_model": "fleet.public_model",
     "open_store": "fleet.public",
-    "run": "fleet.public_engine",
+    "run": "fleet.daemon.embedded",
     "tvm_measure": "fleet.public_model",
 }
 

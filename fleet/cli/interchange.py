@@ -15,8 +15,8 @@ import typer
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.request_command import request_command
+from fleet.daemon.engine_options import EngineOptions
 from fleet.errors import FleetError
-from fleet.public_engine import EngineOptions, run
 from fleet.requests.import_logs import ImportLogs
 from fleet.terminal_text import print_rows, say
 
@@ -24,6 +24,7 @@ from fleet.terminal_text import print_rows, say
 @request_command(ImportLogs)
 def import_(request: ImportLogs, options: EngineOptions, as_json: bool) -> None:
     """Have logs imported and print what they held."""
+    from fleet.daemon.embedded import run
     from fleet.interchange.line_reader import READ_FORMATS
 
     settings = options.read()

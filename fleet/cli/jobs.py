@@ -15,7 +15,7 @@ import typer
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.cli.request_command import read_request, request_command
-from fleet.public_engine import EngineOptions, run
+from fleet.daemon.engine_options import EngineOptions
 from fleet.requests.collect import Collect
 from fleet.requests.fingerprint import FingerprintDevices
 from fleet.requests.request_kind import RequestArguments
@@ -99,6 +99,7 @@ def collect(
     from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
     from fleet.collection.time_spent import print_spending, spent_from
+    from fleet.daemon.embedded import run
 
     asked: RequestArguments = request
     if fingerprint:
@@ -133,6 +134,7 @@ def tune(
     network: Annotated[str | None, typer.Argument(help="The same as --network.", show_default=False)] = None,
 ) -> None:
     """Have a search done and print what it made faster."""
+    from fleet.daemon.embedded import run
     from fleet.tuning.report import print_tuning
 
     out = request.out or str(Path("runs/tuned", request.device).absolute())

@@ -23,7 +23,7 @@ from fleet.cli.options import (
     StoreOption,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes
-from fleet.public_engine import EngineOptions
+from fleet.daemon.engine_options import EngineOptions
 from fleet.requests.request_kind import Argument, RequestArguments, RequestRefused, arguments_of
 
 #: Options of the engine with their defaults, in the order of the help.

@@ -27,7 +27,7 @@ from fleet.terminal_text import print_rows, say
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
-    from fleet.public_engine import EngineOptions
+    from fleet.daemon.engine_options import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
@@ -141,7 +141,7 @@ def run_request(
 def follow_aloud(
     daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], options: EngineOptions
 ) -> dict[str, Any]:
-    """Follow a request on standard error, for `fleet.public_engine`.
+    """Follow a request on standard error, for `fleet.daemon.engine_options`.
 
     Raises:
         FleetError: The daemon will not have it, is gone, or the request failed.

@@ -27,8 +27,8 @@ from fleet.cli.options import (
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, value_text
 from fleet.cli.request_command import request_command
+from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
-from fleet.public_engine import EngineOptions, run, trains_into
 from fleet.requests.evaluate import Evaluate
 from fleet.requests.onboard import Onboard
 from fleet.terminal_text import print_rows, say
@@ -89,8 +89,8 @@ def train(
     Example: fleet train --store runs/store --check-transfer
     """
     from fleet.cli.training_request import each_family, request_trainings
+    from fleet.daemon.engine_options import daemon_of
     from fleet.models.training import train_version
-    from fleet.public_engine import daemon_of
 
     flags = {
         "store.path": store,
@@ -190,6 +190,7 @@ def _training_progress() -> Iterator[Callable[[str, int, int], None]]:
 @request_command(Evaluate)
 def evaluate(request: Evaluate, options: EngineOptions, as_json: bool) -> None:
     """Have heads judged and print how well they rank."""
+    from fleet.daemon.embedded import run
     from fleet.models.evaluation_table import print_evaluation
 
     evaluation = run(request, options)
@@ -212,6 +213,7 @@ def onboard(
     ] = False,
 ) -> None:
     """Have a device onboarded and print what to expect of its head."""
+    from fleet.daemon.embedded import run
     from fleet.onboarding.text import lines_of
 
     settings = options.read(request.setting_changes())

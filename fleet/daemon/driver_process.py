@@ -18,8 +18,7 @@ from agents.errors import AgentError
 from agents.host.priority import be_nice
 from agents.sandbox.zygote import die_with_parent
 from fleet.core.request_words import RequestKind
-from fleet.drivers.channel import DriverChannel
-from fleet.drivers.session import EngineSession
+from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.durable import is_full
 from fleet.errors import FleetError
 

@@ -1,7 +1,7 @@
-"""The engine inside of a command: the same coordinator and agents, for one request, without API and training.
+"""Who does what a request asks for: the daemon of the store if one runs, else an engine in the command.
 
-Called by the verbs that measure where no daemon runs on their store. The request's driver is a thread of this
-process; when it is done, all ends.
+Such an engine has the same coordinator and agents, for one request, without API and training. The request's
+driver is a thread of this process; when it is done, all ends.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
 from fleet.core.request_words import Request, RequestId, RequestKind
-from fleet.daemon.daemon import UpOptions, come_to_rest, engine, stop_signals, take_turn
-from fleet.drivers.channel import DriverChannel
-from fleet.drivers.session import EngineSession
+from fleet.daemon.engine_options import NOBODY_TO_DETACH_TO, EngineOptions, daemon_of, trains_into
+from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
+    from fleet.api.client import DaemonClient
     from fleet.config.settings import FleetConfig
+    from fleet.daemon.daemon import UpOptions
+    from fleet.requests.request_kind import RequestArguments
+    from fleet.requests.work import Work
 
 _Result = TypeVar("_Result")
 
@@ -52,6 +56,103 @@ class _Thread(Generic[_Result]):
         return str(self.error or "it said nothing")
 
 
+def run(request: RequestArguments, options: EngineOptions | None = None) -> dict[str, Any] | None:
+    """Have a request done: a collection, an onboarding, a search, an import, an evaluation.
+
+    Where a daemon runs on the store, it does the work; else an engine runs inside of this process.
+
+    Args:
+        request: Such as `fleet.Onboard(device="board-7", samples=64)`.
+        options: Store, models, settings, engine; the usual ones if None.
+
+    Returns:
+        What came of it, as the request's class says; None where the daemon was left alone with it.
+
+    Raises:
+        FleetError: It cannot be done; what was measured is stored.
+        AgentError: A network cannot be used.
+        TransferError: There is too little to learn from.
+    """
+    options = options or EngineOptions()
+    settings = options.read(request.setting_changes())
+    if request.needs_engine and request.device_ids:
+        settings = settings.with_devices(*request.device_ids)
+    request.check_files(settings)
+    daemon = _daemon_for(request, settings, options)
+    if daemon is not None:
+        ended = options.follow(daemon, request.kind.value, request.values(), options)
+        return None if options.is_detached else dict(ended["result"])
+    if options.is_detached:
+        raise FleetError(NOBODY_TO_DETACH_TO)
+    if request.needs_engine:
+        return _run_here(request, settings, options)
+    from fleet.collection.progress import TerminalDisplay
+
+    return request.perform_alone(_work(request, settings, options), TerminalDisplay(options.printed_to()))
+
+
+def _daemon_for(
+    request: RequestArguments, settings: FleetConfig, options: EngineOptions
+) -> DaemonClient | None:
+    """The daemon that is to do a request; None where it is done here.
+
+    Raises:
+        FleetError: One runs on the store, and what the options say holds for an engine here only.
+    """
+    if request.is_reader:
+        daemon = None if options.settings else daemon_of(settings)
+        is_other = daemon is not None and request.needs_models and not trains_into(daemon, options.models)
+        return None if is_other else daemon
+    daemon = daemon_of(settings, options.models if request.needs_models else None)
+    if daemon is not None and (options.address is not None or options.settings):
+        given = "--address" if options.address is not None else "--set"
+        raise FleetError(
+            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out {given}"
+        )
+    return daemon
+
+
+def _run_here(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> dict[str, Any]:
+    from fleet.collection.progress import TerminalDisplay
+    from fleet.collection.replay_files import REPLAY
+    from fleet.daemon.daemon import SPOOL, UpOptions
+    from fleet.store.new_store import records_or_nothing
+
+    work = _work(request, settings, options)
+    request.check_work(work)
+    store = Path(settings.store.path)
+    beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
+    with records_or_nothing(store, *beside):
+        if not request.device_ids:
+            from fleet.collection.device_choice import DeviceChoice
+
+            choice = DeviceChoice(settings, is_cluster=options.address is not None)
+            choice.warn()
+            request = request.read({**request.values(), "devices": sorted(choice.files.specs)})
+        console = options.printed_to()
+        display = TerminalDisplay(console)
+        return run_embedded(
+            settings,
+            request.kind,
+            request.values(),
+            UpOptions(models=options.models, address=options.address),
+            console,
+            partial(request.perform, work, display=display),
+        )
+
+
+def _work(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> Work:
+    from fleet.requests.work import Work
+
+    return Work(
+        kind=request.kind,
+        arguments=request.values(),
+        minutes=options.minutes,
+        settings=settings,
+        models=options.models,
+    )
+
+
 def run_embedded(
     settings: FleetConfig,
     kind: RequestKind,
@@ -76,6 +177,8 @@ def run_embedded(
     Raises:
         FleetError: The engine cannot run, or what `work` raised.
     """
+    from fleet.daemon.daemon import come_to_rest, engine, stop_signals, take_turn
+
     request = Request(
         request_id=RequestId(f"{kind.value}-{uuid.uuid4().hex[:8]}"),
         kind=kind,

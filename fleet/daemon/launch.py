@@ -13,7 +13,7 @@ from agents.host.own_program import command
 from fleet.child_process import ChildProcess, discard_folder
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request
-from fleet.drivers.channel import DriverChannel
+from fleet.drivers.session import DriverChannel
 from fleet.durable import disk_errors
 from fleet.requests.work import Work
 

@@ -17,7 +17,7 @@ from fleet.core.events import DevicePolicy, Event, TrainingReason
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request
 from fleet.core.scheduling import EXPLORATION
-from fleet.drivers.channel import DriverChannel
+from fleet.drivers.session import DriverChannel
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError

@@ -37,10 +37,10 @@ FOLDERS = {
         *("interchange", "transport", "drivers", "models", "collection", "planner", "results"),
         *("onboarding", "tuning", "requests", "engine"),
         *("refresh", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
-        *("public", "public_model", "public_engine", "cli"),
+        *("public", "public_model", "cli"),
     ),
 }
-TOP = {"transfer.tvm_cost_model"} | {f"fleet.{name}" for name in ("public", "public_model", "public_engine")}
+TOP = {"transfer.tvm_cost_model"} | {f"fleet.{name}" for name in ("public", "public_model")}
 MOST_MODULES = 20
 #: Words that end in -ing and are nouns of the field.
 NOUNS = {

@@ -29,9 +29,9 @@ from fleet.cli.training_request import request_trainings
 from fleet.core import events as ev
 from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
+from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.public_engine import daemon_of
 from fleet.requests.desk import RequestDesk
 from fleet.requests.kinds import MOST_BYTES
 from fleet.requests.request_kind import KnownFleet

@@ -13,7 +13,7 @@ from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.daemon import launch
 from fleet.daemon.launch import DriverProcess, launcher
-from fleet.drivers.channel import ChannelClosedError
+from fleet.drivers.session import ChannelClosedError
 from fleet.errors import StoreFull
 from tests.conftest import until
 

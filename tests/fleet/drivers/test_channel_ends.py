@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from fleet.drivers import channel as channel_module
-from fleet.drivers.channel import ChannelClosedError, DriverChannel
-from fleet.drivers.session import EngineSession
+from fleet.drivers import session as channel_module
+from fleet.drivers.session import ChannelClosedError, DriverChannel, EngineSession
 from fleet.errors import FleetError
 
 

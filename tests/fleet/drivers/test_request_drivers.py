@@ -22,8 +22,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.daemon.driver_display import DriverDisplay
 from fleet.daemon.driver_process import say_end
-from fleet.drivers.channel import DriverChannel
-from fleet.drivers.session import EngineSession
+from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.errors import FleetError

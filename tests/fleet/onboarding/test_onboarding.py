@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
+import threading
 import time
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -16,11 +21,13 @@ import torch
 from rich.console import Console
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
+from fleet.cli.app import run as command_line
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
-from fleet.daemon.embedded import run_embedded
+from fleet.daemon.embedded import run, run_embedded
+from fleet.daemon.engine_options import EngineOptions
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.onboarding_curves import CURVES, history
@@ -31,7 +38,6 @@ from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import WHY_FEWER, lines_of
-from fleet.public_engine import EngineOptions, run
 from fleet.requests.kinds import perform
 from fleet.requests.onboard import Onboard
 from fleet.requests.work import Work
@@ -43,6 +49,8 @@ from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, ca
 from transfer.auto.leave_one_out import LeaveOneOutScores
 from transfer.evaluate.onboarding_cases import Regime
 from transfer.train.training import train
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -397,3 +405,50 @@ def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engin
 def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
     with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
         onboarded("dead", 16, *world)
+
+
+def test_the_walk_of_an_onboarding_is_the_one_on_the_architecture_page(
+    world: tuple[Path, Path, Path],
+) -> None:
+    store, folder, models = world
+    config = folder / "fleet.yaml"
+    config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
+    calls: set[tuple[str, str]] = set()
+
+    has_job = threading.Event()
+
+    def follow(frame: FrameType | None, event: str, _: object) -> None:
+        if has_job.is_set():
+            sys.setprofile(None)
+            return
+        if event != "call" or frame is None or (called := own_file(frame)) is None:
+            return
+        if (called, frame.f_code.co_name) == ("fleet/engine/driver_questions.py", "_measure"):
+            has_job.set()
+        while (frame := frame.f_back) is not None:
+            if (caller := own_file(frame)) not in (None, called):
+                calls.add((str(caller), called))
+                return
+
+    flags = {"--samples": "16", "--config": str(config), "--store": str(store), "--models": str(models)}
+    flags["--strategy"] = "nearest"
+    threading.setprofile(follow)
+    sys.setprofile(follow)
+    try:
+        code = command_line(["onboard", "board", *chain.from_iterable(flags.items())])
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert code == 0
+    page = (ROOT / "docs/architecture.md").read_text().split("## Two walks")[1].split("\n## ")[0]
+    walk = re.findall(r"^\| \d \| `([\w/]+\.py)` \|", page, re.M)
+    assert len(walk) == 8
+    # A thread hears what another one says: there the later file calls the earlier one.
+    broken = [pair for pair in pairwise(walk) if pair not in calls and pair[::-1] not in calls]
+    assert broken == []
+
+
+def own_file(frame: FrameType) -> str | None:
+    """The file of the product that a frame is of."""
+    name = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
+    return name if name.startswith(("agents/", "fleet/", "transfer/")) else None

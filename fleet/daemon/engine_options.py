@@ -1,6 +1,6 @@
-"""Who does what a request asks for: the daemon of the store if one runs, else an engine in this process.
+"""Which store, models and settings a request is for, and the daemon of that store.
 
-`fleet/__init__.py` loads it at the first use, and the verbs of the command line call it.
+`fleet/__init__.py` and the command line load it before anything heavy; `fleet.daemon.embedded` goes by it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fleet.config.settings import FleetConfig
-    from fleet.requests.request_kind import RequestArguments
-    from fleet.requests.work import Work
 
 #: Sends a request to a daemon and returns it as it is at its end, or as it was accepted.
 Follow = Callable[[DaemonClient, str, Mapping[str, Any], "EngineOptions"], Mapping[str, Any]]
@@ -129,108 +127,10 @@ def daemon_of(settings: FleetConfig, models: Path | None = None) -> DaemonClient
     return daemon
 
 
-def run(request: RequestArguments, options: EngineOptions | None = None) -> dict[str, Any] | None:
-    """Have a request done: a collection, an onboarding, a search, an import, an evaluation.
-
-    Where a daemon runs on the store, it does the work; else an engine runs inside of this process.
-
-    Args:
-        request: Such as `fleet.Onboard(device="board-7", samples=64)`.
-        options: Store, models, settings, engine; the usual ones if None.
-
-    Returns:
-        What came of it, as the request's class says; None where the daemon was left alone with it.
-
-    Raises:
-        FleetError: It cannot be done; what was measured is stored.
-        AgentError: A network cannot be used.
-        TransferError: There is too little to learn from.
-    """
-    options = options or EngineOptions()
-    settings = options.read(request.setting_changes())
-    if request.needs_engine and request.device_ids:
-        settings = settings.with_devices(*request.device_ids)
-    request.check_files(settings)
-    daemon = _daemon_for(request, settings, options)
-    if daemon is not None:
-        ended = options.follow(daemon, request.kind.value, request.values(), options)
-        return None if options.is_detached else dict(ended["result"])
-    if options.is_detached:
-        raise FleetError(NOBODY_TO_DETACH_TO)
-    if request.needs_engine:
-        return _run_embedded(request, settings, options)
-    from fleet.collection.progress import TerminalDisplay
-
-    return request.perform_alone(_work(request, settings, options), TerminalDisplay(options.printed_to()))
-
-
-def _daemon_for(
-    request: RequestArguments, settings: FleetConfig, options: EngineOptions
-) -> DaemonClient | None:
-    """The daemon that is to do a request; None where it is done here.
-
-    Raises:
-        FleetError: One runs on the store, and what the options say holds for an engine here only.
-    """
-    if request.is_reader:
-        daemon = None if options.settings else daemon_of(settings)
-        is_other = daemon is not None and request.needs_models and not trains_into(daemon, options.models)
-        return None if is_other else daemon
-    daemon = daemon_of(settings, options.models if request.needs_models else None)
-    if daemon is not None and (options.address is not None or options.settings):
-        given = "--address" if options.address is not None else "--set"
-        raise FleetError(
-            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out {given}"
-        )
-    return daemon
-
-
 def trains_into(daemon: DaemonClient, models: Path) -> bool:
     """Whether a daemon trains into a folder of models."""
     view = daemon.get("/v1/status") or {}
     return bool(view.get("training", {}).get("models") == str(models.absolute()))
-
-
-def _run_embedded(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> dict[str, Any]:
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.collection.replay_files import REPLAY
-    from fleet.daemon.daemon import SPOOL, UpOptions
-    from fleet.daemon.embedded import run_embedded
-    from fleet.store.new_store import records_or_nothing
-
-    work = _work(request, settings, options)
-    request.check_work(work)
-    store = Path(settings.store.path)
-    beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
-    with records_or_nothing(store, *beside):
-        if not request.device_ids:
-            from fleet.collection.device_choice import DeviceChoice
-
-            choice = DeviceChoice(settings, is_cluster=options.address is not None)
-            choice.warn()
-            request = request.read({**request.values(), "devices": sorted(choice.files.specs)})
-        console = options.printed_to()
-        display = TerminalDisplay(console)
-        return run_embedded(
-            settings,
-            request.kind,
-            request.values(),
-            UpOptions(models=options.models, address=options.address),
-            console,
-            lambda session: request.perform(work, session, display),
-        )
-
-
-def _work(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> Work:
-    from fleet.requests.work import Work
-
-    return Work(
-        kind=request.kind,
-        arguments=request.values(),
-        minutes=options.minutes,
-        settings=settings,
-        models=options.models,
-    )
 
 
 def _writer(store: Path) -> int | None:
