@@ -27,7 +27,7 @@ from fleet.cli.output import Interrupted
 from fleet.cli.requests import follow_request
 from fleet.cli.training_request import request_trainings
 from fleet.core import events as ev
-from fleet.core.request_words import RequestId
+from fleet.core.request_words import RequestId, RequestKind
 from fleet.core.state import FleetState
 from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
@@ -119,6 +119,17 @@ def test_submitted_listed_shown_and_cancelled(start: Callable[..., Daemon]) -> N
         cancelled = client.delete("/v1/requests/t1").json()
         assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "somebody cancelled it")
         assert client.get("/v1/requests/t1").json() == cancelled
+
+
+def test_the_openapi_description_has_the_arguments_of_each_kind(start: Callable[..., Daemon]) -> None:
+    with start().client() as client:
+        described = client.get("/openapi.json").json()["paths"]["/v1/requests"]["post"]["requestBody"]
+    shapes = {
+        shape["title"]: shape["properties"]["arguments"]["properties"]
+        for shape in described["content"]["application/json"]["schema"]["oneOf"]
+    }
+    assert set(shapes) == set(RequestKind)
+    assert shapes["tuning"]["trials"]["maximum"] == 1_000_000
 
 
 def test_what_cannot_be_is_one_clear_line(start: Callable[..., Daemon]) -> None:
