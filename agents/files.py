@@ -36,11 +36,11 @@ def fsync_all(paths: Sequence[Path]) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, durably: else a power cut takes them with all they hold."""
-    made = [one for one in folder.parents if not one.exists()]
+    missing = [parent for parent in folder.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     # Its own name always: a kill may have come between the two steps.
-    for one in (folder, *made):
-        fsync(one.parent)
+    for created in (folder, *missing):
+        fsync(created.parent)
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -79,8 +79,8 @@ def free_name(path: Path, suffix: str, with_end: str = "") -> Path:
 
     Nothing has it with the other end behind it either.
     """
-    found, number = path.with_name(path.name + suffix), 0
-    while found.exists() or found.with_name(found.name + with_end).exists():
+    free, number = path.with_name(path.name + suffix), 0
+    while free.exists() or free.with_name(free.name + with_end).exists():
         number += 1
-        found = path.with_name(f"{path.name}.{number}{suffix}")
-    return found
+        free = path.with_name(f"{path.name}.{number}{suffix}")
+    return free

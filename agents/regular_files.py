@@ -55,13 +55,13 @@ def regular_chunks(path: Path, most_bytes: int) -> Iterator[bytes]:
 def _open(path: Path, most_bytes: int) -> tuple[int, int]:
     """Handle and size of a regular file."""
     handle = os.open(path, _OPEN)
-    found = os.fstat(handle)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= most_bytes:
-        return handle, found.st_size
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes:
+        return handle, status.st_size
     os.close(handle)
-    if stat.S_ISREG(found.st_mode):
-        fault = f"has {found.st_size:,} bytes, at most {most_bytes:,} are read"
+    if stat.S_ISREG(status.st_mode):
+        fault = f"has {status.st_size:,} bytes, at most {most_bytes:,} are read"
         raise OSError(errno.EOVERFLOW, fault, str(path))
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder, expected a file", str(path))
     raise OSError(errno.EINVAL, "is no regular file", str(path))

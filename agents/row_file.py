@@ -165,10 +165,10 @@ class RowFile:
         select = "SELECT key, body, sum FROM rows WHERE id = ?"
         with _os_errors(self.path):
             for number in numbers:
-                found = self._connection.execute(select, (number,)).fetchone()
-                if found is None or not _is_whole(*found):
+                row = self._connection.execute(select, (number,)).fetchone()
+                if row is None or not _is_whole(*row):
                     raise OSError(errno.EIO, f"row {number} is damaged", str(self.path))
-                yield FileRow(number, *found[:2])
+                yield FileRow(number, *row[:2])
 
     def change(self, added: Sequence[tuple[str, bytes]], removed: Iterable[int] = ()) -> list[int]:
         """Add rows and remove others, all of it or nothing; it is on the disk when this returns.
@@ -280,9 +280,9 @@ def copy_rows(path: Path, target: Path) -> bool:
     copies = {path: target, pages: Path(f"{target}-wal")}
     for _ in range(_COPY_TRIES):
         before = _head(pages)
-        for one, copy in copies.items():
+        for source, copy in copies.items():
             with suppress(FileNotFoundError):
-                shutil.copyfile(one, copy)
+                shutil.copyfile(source, copy)
         # The same log of pages still: it has all that has come into the file meanwhile.
         if _head(pages) == before:
             return target.exists()
@@ -305,7 +305,7 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
     Raises:
         sqlite3.DatabaseError: It is not damaged: another connection has it, or the disk is full or read-only.
     """
-    found: list[tuple[int, str, bytes, int]] = []
+    rows: list[tuple[int, str, bytes, int]] = []
     layout, first_bad, number, last = 1, None, 0, None
     connection = sqlite3.connect(path, timeout=0.0)
     try:
@@ -315,12 +315,12 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
             [last] = connection.execute("SELECT max(id) FROM rows").fetchone()
         except sqlite3.DatabaseError as error:
             _raise_no_damage(error)
-        while number <= (_presumed_last(found) if last is None else last):
+        while number <= (_presumed_last(rows) if last is None else last):
             try:
                 for row in connection.execute(_SELECT, (number,)):
                     number = row[0] + 1
                     if _is_whole(*row[1:]):
-                        found.append(row)
+                        rows.append(row)
                     elif first_bad is None:
                         first_bad = row[0]
                 break
@@ -330,7 +330,7 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
                 number += 1
     finally:
         connection.close()
-    return found, layout, first_bad
+    return rows, layout, first_bad
 
 
 def _presumed_last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:

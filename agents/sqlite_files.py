@@ -97,9 +97,9 @@ def ends_in_log(file: Path) -> list[bool]:
     salts = _LOG_HEAD.unpack_from(data)[4:6]
     frames = range(_LOG_HEAD.size, len(data) - _FRAME_HEAD.size + 1, _FRAME_HEAD.size + page_bytes)
     heads = [_FRAME_HEAD.unpack_from(data, offset) for offset in frames]
-    is_ours = [one[2] == salts[0] or one[3] == salts[1] for one in heads]
+    is_ours = [head[2] == salts[0] or head[3] == salts[1] for head in heads]
     count = max((number for number, mine in enumerate(is_ours, 1) if mine), default=0)
-    return [bool(one[1]) and mine for one, mine in zip(heads[:count], is_ours, strict=False)]
+    return [bool(head[1]) and mine for head, mine in zip(heads[:count], is_ours, strict=False)]
 
 
 def has_lost_turns(connection: sqlite3.Connection, ends: Sequence[bool]) -> bool:
@@ -183,7 +183,7 @@ def os_error(error: sqlite3.Error, path: Path) -> OSError:
             # SQLite keeps the system's own word to itself: a quota that is used up reads as a broken disk.
             write_durably(path.with_name(f".{path.name}.probe"), bytes(4096))
             path.with_name(f".{path.name}.probe").unlink()
-        except OSError as found:
-            return found
+        except OSError as probe_error:
+            return probe_error
         return OSError(errno.EIO, str(error), str(path))
     return OSError(number, os.strerror(number), str(path))

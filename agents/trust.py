@@ -28,8 +28,8 @@ def imported_id(claimed: int, module_json: str) -> WorkloadId:
 
 def claimed_id(workload_id: str) -> WorkloadId | None:
     """The id that an imported workload would have if its stated hash were true; None for any other id."""
-    found = _ID.fullmatch(workload_id)
-    return WorkloadId(found[1]) if found is not None else None
+    match = _ID.fullmatch(workload_id)
+    return WorkloadId(match[1]) if match is not None else None
 
 
 def is_imported(workload_id: str) -> bool:

@@ -75,13 +75,13 @@ class Agent:
         self._start, self._open_worker, self._host, self._post = start, open_worker, host, post
         self._worker: Worker | None = None
         #: The descriptor that was told last.
-        self._told: Descriptor | None = None
+        self._sent_descriptor: Descriptor | None = None
         #: `finished` of the worker when the running lease began; None while there is none.
         self._base: int | None = None
         #: Whether it is doing what was asked; a lease that waits behind that must not run out.
         self._is_doing = False
-        self._seen: tuple[int, Activity] = (0, Activity.IDLE)
-        self._seen_at = time.monotonic()
+        self._last_progress: tuple[int, Activity] = (0, Activity.IDLE)
+        self._progress_at = time.monotonic()
 
     @property
     def is_up(self) -> bool:
@@ -98,11 +98,11 @@ class Agent:
             some = tuple(islice(pending, _PENDING_PART))
             has_more = len(some) == _PENDING_PART
             environment_id = worker.environment_id(self._start.protocol)
-            self._told = worker.descriptor_in(environment_id)
+            self._sent_descriptor = worker.descriptor_in(environment_id)
             up = AgentUp(
                 device_id=name[0],
                 incarnation=name[1],
-                descriptor=self._told,
+                descriptor=self._sent_descriptor,
                 environment_id=environment_id,
                 pid=os.getpid(),
                 host=self._host,
@@ -149,40 +149,40 @@ class Agent:
         finally:
             self._base, self._is_doing = None, False
 
-    def draw(self, wishes: Iterable[ProposeRequest | None]) -> None:
+    def draw(self, requests: Iterable[ProposeRequest | None]) -> None:
         """Make candidates for wishes side by side; what fails of them is told of each by itself."""
         if (worker := self._worker) is None:
             return
-        left: list[ProposeRequest] = []
+        unanswered: list[ProposeRequest] = []
 
-        def taken() -> Iterator[ProposeRequest | None]:
-            for wish in wishes:
-                if wish is not None:
-                    left.append(wish)
-                yield wish
+        def track() -> Iterator[ProposeRequest | None]:
+            for request in requests:
+                if request is not None:
+                    unanswered.append(request)
+                yield request
 
         self._is_doing = True
         try:
-            with closing(worker.draw(taken())) as drawn:
-                for wish, made in drawn:
-                    left.remove(wish)
-                    if isinstance(made, AgentError):
-                        self._failed(Asked.PROPOSE, made, request_id=wish.request_id)
+            with closing(worker.draw(track())) as drawn:
+                for request, answer in drawn:
+                    unanswered.remove(request)
+                    if isinstance(answer, AgentError):
+                        self._failed(Asked.PROPOSE, answer, request_id=request.request_id)
                         continue
                     proposed = Proposed(
                         device_id=self.device_id,
                         incarnation=self.incarnation,
                         # The asker knows which candidates it excluded; they may be thousands.
-                        request=replace(wish, exclude=frozenset()),
-                        candidates=made.candidates,
-                        refused=made.refused,
+                        request=replace(request, exclude=frozenset()),
+                        candidates=answer.candidates,
+                        refused=answer.refused,
                     )
                     self._post(self, proposed)
                     if self.is_over:
                         return
         except Exception as error:
-            for wish in left:
-                self._failed(Asked.PROPOSE, error, request_id=wish.request_id)
+            for request in unanswered:
+                self._failed(Asked.PROPOSE, error, request_id=request.request_id)
         finally:
             self._is_doing = False
 
@@ -209,15 +209,15 @@ class Agent:
             if self._is_doing:
                 # Between two stages no process is at work; the request is.
                 busy = worker.busy if worker.busy is not Activity.IDLE else Activity.BUILDING
-        if (finished, busy) != self._seen:
-            self._seen, self._seen_at = (finished, busy), now
+        if (finished, busy) != self._last_progress:
+            self._last_progress, self._progress_at = (finished, busy), now
         return Heartbeat(
             device_id=self.device_id,
             incarnation=self.incarnation,
             held=tuple(self.held),
             done=0 if base is None else finished - base,
             busy=busy,
-            quiet_secs=now - self._seen_at,
+            quiet_secs=now - self._progress_at,
             is_host_idle=is_host_idle if self._start.fleet_pids is not None else None,
         )
 
@@ -246,18 +246,20 @@ class Agent:
                 self._unfinished.append(request.lease.tag)
                 return
 
-    def _describe(self, seen: Descriptor) -> None:
+    def _describe(self, descriptor: Descriptor) -> None:
         """Tell what the device is, once its canaries said more of it than was told."""
-        if self._told is None or not is_same_roofline(seen.roofline, self._told.roofline):
-            self._told = seen
+        if self._sent_descriptor is None or not is_same_roofline(
+            descriptor.roofline, self._sent_descriptor.roofline
+        ):
+            self._sent_descriptor = descriptor
             self._post(
                 self,
-                Described(device_id=self.device_id, incarnation=self.incarnation, descriptor=seen),
+                Described(device_id=self.device_id, incarnation=self.incarnation, descriptor=descriptor),
             )
 
     def _concluded(self) -> Concluded:
-        left, self._unfinished = tuple(self._unfinished), []
-        return Concluded(device_id=self.device_id, incarnation=self.incarnation, leases=left)
+        leases, self._unfinished = tuple(self._unfinished), []
+        return Concluded(device_id=self.device_id, incarnation=self.incarnation, leases=leases)
 
 
 def _list_workloads(worker: Worker, request: ListWorkloads) -> WorkloadsListed:

@@ -74,7 +74,7 @@ class AgentHost:
         #: Records in the messages.
         self._waiting = 0
         self._next_heartbeat = time.monotonic() + heartbeat_secs
-        self._taken: tuple[int, list[Message]] = (0, [])
+        self._last_answer: tuple[int, list[Message]] = (0, [])
         #: Looked at where a device asks for it.
         self._load: HostLoad | None = None
         self._is_closed = False
@@ -107,7 +107,7 @@ class AgentHost:
         """
         deadline = time.monotonic() + timeout_secs
         with self._changed:
-            number, messages = self._taken
+            number, messages = self._last_answer
             if confirmed != number:
                 return number, messages
             while not self._messages and not self._is_closed:
@@ -121,9 +121,9 @@ class AgentHost:
                 self._next_heartbeat = now + self._heartbeat_secs
                 is_idle = self._load.is_idle if self._load is not None else None
                 messages += [agent.heartbeat(now, is_idle) for agent in self._agents.values() if agent.is_up]
-            self._taken = (number + 1, messages)
+            self._last_answer = (number + 1, messages)
             self._changed.notify_all()
-            return self._taken
+            return self._last_answer
 
     def work(self, timeout_secs: float = 0.0) -> bool:
         """Do the next request; false if there was none in the time."""
@@ -140,24 +140,24 @@ class AgentHost:
             if isinstance(request, BeginAgent):
                 agent.open()
             elif isinstance(request, Propose):
-                agent.draw(self._wishes(agent, request))
+                agent.draw(self._propose_requests(agent, request))
             else:
                 agent.do(request)
         return True
 
-    def _wishes(self, agent: Agent, first: Propose) -> Iterator[ProposeRequest | None]:
+    def _propose_requests(self, agent: Agent, first: Propose) -> Iterator[ProposeRequest | None]:
         """A wish and those that come behind it, as far as nothing else waits; None while none is there."""
         yield first.wish
         while not self._is_closed and not agent.is_over:
             with self._changed:
                 if not self._requests:
-                    wish = None
+                    request = None
                 elif (head := self._requests[0])[0] is agent and isinstance(head[1], Propose):
-                    wish = head[1].wish
+                    request = head[1].wish
                     self._requests.popleft()
                 else:
                     return
-            yield wish
+            yield request
 
     def serve(self) -> None:
         """Do requests until the host is closed, then close the workers; the body of the working thread."""
@@ -205,7 +205,7 @@ class AgentHost:
                 case Failed(lease=lease) | Results(lease=lease, is_last=True) if lease in agent.held:
                     agent.held.remove(lease)
                 case Concluded(leases=leases):
-                    agent.held = [one for one in agent.held if one not in leases]
+                    agent.held = [held for held in agent.held if held not in leases]
             self._messages.append(message)
             self._waiting += size
             self._changed.notify_all()

@@ -34,10 +34,10 @@ def quiet_cores(
         none, those that do not time themselves; where all of them do, all.
     """
     shared = {core for group in groups if set(group) & set(timing_cores) for core in group}
-    for taken in (shared | set(timing_cores), set(timing_cores)):
-        left = tuple(core for core in usable_cores if core not in taken)
-        if left:
-            return left
+    for avoided in (shared | set(timing_cores), set(timing_cores)):
+        quiet = tuple(core for core in usable_cores if core not in avoided)
+        if quiet:
+            return quiet
     return tuple(usable_cores)
 
 
@@ -63,8 +63,8 @@ def agent_cores(
         local -= own
     if not local:
         return tuple(usable_cores)
-    left = quiet_cores(sorted(local), usable_cores, groups)
-    return tuple(core for core in usable_cores if core in left or core in own)
+    quiet = quiet_cores(sorted(local), usable_cores, groups)
+    return tuple(core for core in usable_cores if core in quiet or core in own)
 
 
 def process_cores(timing_cores: Sequence[int], quiet: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -10,16 +10,16 @@ from agents.sandbox.canary_watch import Again
 from agents.sandbox.job import CandidateJob, JobResult
 
 
-def job_of(one: Again, protocol: Protocol) -> CandidateJob:
+def job_of(measurement: Again, protocol: Protocol) -> CandidateJob:
     """The job of a candidate of a batch, with the check of its output where its turn has come."""
     # By the hash, so that every device checks the same ones and a run can be repeated.
-    place = int(one.candidate.candidate_id[:8], 16) / 2**32
+    place = int(measurement.candidate.candidate_id[:8], 16) / 2**32
     return CandidateJob(
-        candidate=one.candidate,
-        workload=one.workload,
+        candidate=measurement.candidate,
+        workload=measurement.workload,
         protocol=protocol,
-        attempt=one.attempt,
-        check=place < protocol.check_share and is_checkable(one.workload.flops),
+        attempt=measurement.attempt,
+        check=place < protocol.check_share and is_checkable(measurement.workload.flops),
     )
 
 

@@ -83,13 +83,13 @@ def host_versions(packages: Sequence[str]) -> dict[str, str]:
     import platform
     import socket
 
-    found = {"python": platform.python_version(), "host": socket.gethostname()}
+    versions = {"python": platform.python_version(), "host": socket.gethostname()}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+            versions[package] = ""
+    return versions
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)

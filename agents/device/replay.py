@@ -134,19 +134,21 @@ class ReplayWorker:
             AgentError: None of them was recorded.
         """
         recorded = self._records.workloads.values()
-        asked = set(members(networks))
-        found = []
-        for one in recorded:
-            known_to_us = {name for name, _ in one.networks} & set(NETWORKS)
-            if not known_to_us or known_to_us & asked:
-                found.append(one)
-        if not found:
-            known = sorted({name for one in recorded for name, _ in one.networks})
+        requested = set(members(networks))
+        workloads = []
+        for workload in recorded:
+            our_networks = {name for name, _ in workload.networks} & set(NETWORKS)
+            if not our_networks or our_networks & requested:
+                workloads.append(workload)
+        if not workloads:
+            network_names = sorted({name for workload in recorded for name, _ in workload.networks})
             raise AgentError(
                 f"no workload of {', '.join(networks)} was recorded on {self._replay.device}; its records "
-                f"have {len(recorded)} workloads of {', '.join(known) or 'no network'}"
+                f"have {len(recorded)} workloads of {', '.join(network_names) or 'no network'}"
             )
-        return sorted(found, key=lambda one: (-one.weight * one.flops, one.workload_id))
+        return sorted(
+            workloads, key=lambda workload: (-workload.weight * workload.flops, workload.workload_id)
+        )
 
     def propose(
         self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
@@ -156,7 +158,7 @@ class ReplayWorker:
         The same seed gives the same draws; `exclude` only filters them.
         """
         drawn = self._shuffled(workload, seed)
-        chosen = [one for one in drawn if one not in exclude][:count]
+        chosen = [candidate_id for candidate_id in drawn if candidate_id not in exclude][:count]
         return self._as_candidates(workload, chosen, "random")
 
     def evolve(
@@ -172,7 +174,9 @@ class ReplayWorker:
 
         Candidates equal to a parent (a trace) are not given; the seed decides between equally near ones.
         """
-        drawn = [one for one in self._shuffled(workload, seed) if one not in exclude][:_MOST_NEIGHBOURS]
+        drawn = [
+            candidate_id for candidate_id in self._shuffled(workload, seed) if candidate_id not in exclude
+        ][:_MOST_NEIGHBOURS]
         families = [_SEPARATORS.split(parent) for parent in parents]
         far: list[tuple[int, CandidateId]] = []
         for candidate_id, (_, trace) in zip(drawn, self._records.schedules(drawn), strict=True):
@@ -181,30 +185,32 @@ class ReplayWorker:
             if distance:
                 far.append((distance, candidate_id))
         far.sort(key=lambda pair: pair[0])
-        return self._as_candidates(workload, [one for _, one in far[:count]], "evolved")
+        return self._as_candidates(workload, [candidate_id for _, candidate_id in far[:count]], "evolved")
 
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
         return Derivation((), {"a replay device makes no programs": len(traces)})
 
-    def draw(self, wishes: Iterable[ProposeRequest | None]) -> Drawn:
+    def draw(self, requests: Iterable[ProposeRequest | None]) -> Drawn:
         """Grant wishes as they come, until there is none: each with what it gets, or why not."""
-        for wish in wishes:
-            if wish is None:
+        for request in requests:
+            if request is None:
                 return
-            seed, exclude = wish.seed, wish.exclude
+            seed, exclude = request.seed, request.exclude
             try:
-                if wish.foreign:
-                    yield wish, self.derive(wish.workload, wish.foreign)
+                if request.foreign:
+                    yield request, self.derive(request.workload, request.foreign)
                     continue
-                if wish.parents:
-                    made = self.evolve(wish.workload, wish.parents, wish.count, seed=seed, exclude=exclude)
+                if request.parents:
+                    candidates = self.evolve(
+                        request.workload, request.parents, request.count, seed=seed, exclude=exclude
+                    )
                 else:
-                    made = self.propose(wish.workload, wish.count, seed=seed, exclude=exclude)
+                    candidates = self.propose(request.workload, request.count, seed=seed, exclude=exclude)
             except AgentError as error:
-                yield wish, error
+                yield request, error
             else:
-                yield wish, Derivation(tuple(made), {})
+                yield request, Derivation(tuple(candidates), {})
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""
@@ -217,11 +223,13 @@ class ReplayWorker:
 
         A candidate that was never recorded is `lost`: nothing is known of it.
         """
-        ids = [one.candidate_id for one in batch.candidates]
-        found = self._records.measurements(ids)
+        ids = [candidate.candidate_id for candidate in batch.candidates]
+        measurements = self._records.measurements(ids)
         lasting = self.environment_id(batch.protocol)
         records = [
-            answer(self.spec, self._records.environment_id, candidate, found.get(name, []), batch, lasting)
+            answer(
+                self.spec, self._records.environment_id, candidate, measurements.get(name, []), batch, lasting
+            )
             for candidate, name in zip(batch.candidates, ids, strict=True)
         ]
         self._spool.put(records, tag)
@@ -255,8 +263,8 @@ class ReplayWorker:
         self._spool.acknowledge(record_ids)
 
     def _shuffled(self, workload: Workload, seed: int) -> list[CandidateId]:
-        known = self._records.candidates(workload.workload_id, failed=self._replay.failures)
-        return random.Random(f"{seed}/{workload.workload_id}").sample(known, len(known))
+        candidate_ids = self._records.candidates(workload.workload_id, failed=self._replay.failures)
+        return random.Random(f"{seed}/{workload.workload_id}").sample(candidate_ids, len(candidate_ids))
 
     def _as_candidates(
         self, workload: Workload, candidate_ids: Sequence[CandidateId], origin: str

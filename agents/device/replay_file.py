@@ -65,13 +65,13 @@ def footer(head: Head, workloads: Iterable[Workload]) -> dict[bytes, bytes]:
         "table_version": head.table_version,
         "devices": {
             device_id: {
-                "spec": as_json_dict(one.spec),
-                "descriptor": None if one.descriptor is None else as_json_dict(one.descriptor),
+                "spec": as_json_dict(recorded.spec),
+                "descriptor": None if recorded.descriptor is None else as_json_dict(recorded.descriptor),
             }
-            for device_id, one in head.devices.items()
+            for device_id, recorded in head.devices.items()
         },
     }
-    packed = zlib.compress(canonical_json([as_json_dict(one) for one in workloads]).encode())
+    packed = zlib.compress(canonical_json([as_json_dict(workload) for workload in workloads]).encode())
     return {HEAD_KEY: canonical_json(value).encode(), WORKLOADS_KEY: base64.b64encode(packed)}
 
 
@@ -120,7 +120,7 @@ def read_head(file: pq.ParquetFile, path: Path) -> Head:
     if not isinstance(devices, dict) or type(table_version) is not int:
         raise AgentError(f"{path}: its footer names no devices or no version of a store; export it again")
     return Head(
-        devices={DeviceId(name): _recorded(path, one) for name, one in devices.items()},
+        devices={DeviceId(name): _recorded(path, recorded) for name, recorded in devices.items()},
         table_version=table_version,
     )
 
@@ -144,7 +144,7 @@ def read_workloads(file: pq.ParquetFile, path: Path) -> list[Workload]:
     value = _json(path, text)
     if not isinstance(value, list):
         raise AgentError(f"{path}: the workloads in its footer are no list")
-    return [workload_from_json(one) for one in value]
+    return [workload_from_json(workload) for workload in value]
 
 
 def _recorded(path: Path, value: Any) -> Recorded:
@@ -158,9 +158,9 @@ def _entry(file: pq.ParquetFile, key: bytes, path: Path) -> bytes:
     entries = file.metadata.metadata or {}
     if key not in entries:
         raise AgentError(f"{path} is no file of exported records: write one with `fleet export`")
-    found = entries[key]
-    assert isinstance(found, bytes)
-    return found
+    entry = entries[key]
+    assert isinstance(entry, bytes)
+    return entry
 
 
 def _json(path: Path, text: bytes) -> Any:

@@ -75,8 +75,8 @@ class ReplayRecords:
         try:
             head = read_head(self._file, path)
             if device_id not in head.devices:
-                known = ", ".join(sorted(head.devices)) or "none"
-                raise AgentError(f"{path} has no device {device_id!r}; it has {known}")
+                device_ids = ", ".join(sorted(head.devices)) or "none"
+                raise AgentError(f"{path} has no device {device_id!r}; it has {device_ids}")
             self.recorded: Recorded = head.devices[device_id]
             known_workloads = read_workloads(self._file, path)
             self._table, self.environment_id, self.left_out = self._read(device_id)
@@ -91,7 +91,9 @@ class ReplayRecords:
         self._candidates: dict[WorkloadId, dict[CandidateId, bool]] = {}
         self._index()
         self.workloads: dict[WorkloadId, Workload] = {
-            one.workload_id: one for one in known_workloads if one.workload_id in self._candidates
+            workload.workload_id: workload
+            for workload in known_workloads
+            if workload.workload_id in self._candidates
         }
 
     def close(self) -> None:
@@ -108,27 +110,36 @@ class ReplayRecords:
 
     def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
         """List the recorded candidates of a workload by id; with `failed` those without a latency too."""
-        found = self._candidates.get(workload_id, {})
-        return [one for one, is_ok in found.items() if is_ok or failed]
+        is_ok_by_id = self._candidates.get(workload_id, {})
+        return [candidate_id for candidate_id, is_ok in is_ok_by_id.items() if is_ok or failed]
 
     def measurements(self, candidate_ids: Iterable[CandidateId]) -> dict[CandidateId, list[dict[str, Any]]]:
         """Give the measurements of some candidates, by attempt; candidates that have none are left out.
 
         What is given may be given again: it must not be changed.
         """
-        wanted = [one for one in dict.fromkeys(candidate_ids) if one in self._rows]
-        missing = [one for one in wanted if one not in self._answers]
-        groups: dict[CandidateId, list[dict[str, Any]]] = {one: [] for one in missing}
-        for row in self._decoded([row for one in missing for row in self._rows[one]]) if missing else ():
+        recorded_ids = [
+            candidate_id for candidate_id in dict.fromkeys(candidate_ids) if candidate_id in self._rows
+        ]
+        missing = [candidate_id for candidate_id in recorded_ids if candidate_id not in self._answers]
+        groups: dict[CandidateId, list[dict[str, Any]]] = {candidate_id: [] for candidate_id in missing}
+        for row in (
+            self._decoded([row for candidate_id in missing for row in self._rows[candidate_id]])
+            if missing
+            else ()
+        ):
             groups[row["candidate_id"]].append(row)
         for group in groups.values():
             group.sort(key=lambda row: row["attempt"])
-        found = {one: groups[one] if one in groups else self._answers[one] for one in wanted}
+        measurements = {
+            candidate_id: groups[candidate_id] if candidate_id in groups else self._answers[candidate_id]
+            for candidate_id in recorded_ids
+        }
         # Devices that share the records are asked for the same ones at about the same time.
         self._answers |= groups
         while len(self._answers) > _ANSWERS_KEPT:
             del self._answers[next(iter(self._answers))]
-        return found
+        return measurements
 
     def schedules(self, candidate_ids: Sequence[CandidateId]) -> list[tuple[str, str]]:
         """Give (dialect, trace) of recorded candidates.
@@ -136,7 +147,7 @@ class ReplayRecords:
         Raises:
             AgentError: The file has become unreadable.
         """
-        rows = [self._rows[one][0] for one in candidate_ids]
+        rows = [self._rows[candidate_id][0] for candidate_id in candidate_ids]
         chosen = self._take(rows, ("dialect", "place")).to_pydict()
         by_group: dict[int, list[int]] = {}
         for number, place in enumerate(chosen["place"]):
@@ -155,9 +166,9 @@ class ReplayRecords:
 
     def _decoded(self, rows: Sequence[int]) -> Iterable[dict[str, Any]]:
         """Rows by column; a text that several share is one object."""
-        taken = self._take(rows)
-        columns = [_values(column) for column in taken.columns]
-        return (dict(zip(taken.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+        table = self._take(rows)
+        columns = [_values(column) for column in table.columns]
+        return (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
 
     def check_traces(self) -> None:
         """Decode the traces of every row group once.
@@ -201,19 +212,21 @@ class ReplayRecords:
             table = pa.concat_tables(parts).unify_dictionaries() if parts else None
             if table is None or not table.num_rows:
                 raise AgentError(f"{self._path} holds no record of device {device_id!r}; export it again")
-            seen = table.group_by("environment_id").aggregate([([], "count_all"), ("measured_at", "max")])
+            environments = table.group_by("environment_id").aggregate(
+                [([], "count_all"), ("measured_at", "max")]
+            )
             order = [("count_all", "descending"), ("measured_at_max", "descending")]
-            chosen = seen.sort_by(order).column("environment_id")[0].as_py()
-            kept = table.filter(pc.equal(table.column("environment_id"), chosen))
-            self._check_values(kept)
-            self._check_seconds(kept)
-            unknown = set(pc.unique(kept.column("outcome")).to_pylist()) - set(Outcome)
+            chosen = environments.sort_by(order).column("environment_id")[0].as_py()
+            records = table.filter(pc.equal(table.column("environment_id"), chosen))
+            self._check_values(records)
+            self._check_seconds(records)
+            unknown = set(pc.unique(records.column("outcome")).to_pylist()) - set(Outcome)
         except (OSError, pa.ArrowException) as error:
             raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
         if unknown:
             raise AgentError(f"{self._path}: outcome {unknown.pop()!r} is not known; upgrade tensor-fleet")
-        whole = kept.drop_columns(["device_id"]).combine_chunks()
-        return whole, chosen, table.num_rows - kept.num_rows
+        whole = records.drop_columns(["device_id"]).combine_chunks()
+        return whole, chosen, table.num_rows - records.num_rows
 
     def _check_values(self, table: pa.Table) -> None:
         """Refuse what no record is made of: one such row would end every batch that asks for it.
@@ -273,7 +286,9 @@ class ReplayRecords:
             self._rows.setdefault(candidate_id, []).append(row)
             group = self._candidates.setdefault(workload_id, {})
             group[candidate_id] = group.get(candidate_id, False) or (counts and outcome == Outcome.OK)
-        self._candidates = {one: dict(sorted(group.items())) for one, group in self._candidates.items()}
+        self._candidates = {
+            workload_id: dict(sorted(group.items())) for workload_id, group in self._candidates.items()
+        }
 
     def _group(self, group: int) -> Any:
         """The traces of one row group, decoded."""

@@ -90,8 +90,8 @@ def _offer_host_facts(usable: Sequence[int]) -> None:
 
     def moment(cores: str, gpu_index: int) -> str:
         # Cores of a client that this host lacks are those that TVM ignores too.
-        known = tuple(core for core in json.loads(cores) if core in usable)
-        return canonical_json(environment(known, gpu_index=None if gpu_index < 0 else gpu_index))
+        local_cores = tuple(core for core in json.loads(cores) if core in usable)
+        return canonical_json(environment(local_cores, gpu_index=None if gpu_index < 0 else gpu_index))
 
     register_global_func(DESCRIPTOR_FUNCTION, descriptor, override=True)
     register_global_func(ENVIRONMENT_FUNCTION, moment, override=True)
@@ -107,11 +107,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     parser.add_argument("--shown-as", default="", help="host name that the tracker gives to clients")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        serve(given.tracker, given.key, host=given.host, port=given.port, shown_as=given.shown_as)
+        serve(options.tracker, options.key, host=options.host, port=options.port, shown_as=options.shown_as)
     except (NotYetError, RuntimeError, OSError) as error:
-        sys.exit(f"cannot serve {given.key!r}: {error}")
+        sys.exit(f"cannot serve {options.key!r}: {error}")
 
 
 if __name__ == "__main__":

@@ -50,12 +50,12 @@ def tvm_measure(spec: DeviceSpec) -> Iterator[TvmMeasure]:
         DeviceRefusedError: This host cannot be, or reach, the device.
     """
     cores = os.sched_getaffinity(0)
-    with tempfile.TemporaryDirectory(prefix="tensor-fleet-tvm-") as made:
-        worker = DeviceWorker(spec, Path(made) / "spool", usable_cores=sorted(cores))
+    with tempfile.TemporaryDirectory(prefix="tensor-fleet-tvm-") as folder:
+        worker = DeviceWorker(spec, Path(folder) / "spool", usable_cores=sorted(cores))
         # Making it moved this process to the cores that do not time; the search is free to use all others.
         try:
             with closing(worker):
-                programs = Path(made) / "programs"
+                programs = Path(folder) / "programs"
                 programs.mkdir()
                 load_tensor_intrinsics(spec.family)  # the search itself would take twenty seconds for it
                 yield TvmMeasure(_builder(programs), _runner(worker))
@@ -69,29 +69,36 @@ def measure_modules(worker: DeviceWorker, modules: Sequence[Any]) -> list[Record
     Returns:
         The record of each, or why there is none.
     """
-    wanted: list[Candidate | str] = []
+    candidates: list[Candidate | str] = []
     workloads: dict[str, Workload] = {}
     for module in modules:
         try:
-            made = workload_from_module(module, name="tvm", operator="tvm")
+            workload = workload_from_module(module, name="tvm", operator="tvm")
         except Exception as error:  # a program without fixed shapes, or one that TVM cannot save
-            wanted.append(str(error))
+            candidates.append(str(error))
             continue
-        workloads[made.workload_id] = made
-        wanted.append(Candidate(workload_id=made.workload_id, trace=_NO_STEPS))
-    distinct = {one.candidate_id: one for one in wanted if isinstance(one, Candidate)}
-    found: dict[CandidateId, Record] = {}
+        workloads[workload.workload_id] = workload
+        candidates.append(Candidate(workload_id=workload.workload_id, trace=_NO_STEPS))
+    distinct = {
+        candidate.candidate_id: candidate for candidate in candidates if isinstance(candidate, Candidate)
+    }
+    records_by_id: dict[CandidateId, Record] = {}
     if distinct:
         batch = Batch(
             candidates=tuple(distinct.values()),
-            workloads={one.workload_id: workloads[one.workload_id] for one in distinct.values()},
+            workloads={
+                candidate.workload_id: workloads[candidate.workload_id] for candidate in distinct.values()
+            },
             protocol=_PROTOCOL,
             confirm_within=0.0,
         )
         records = worker.measure(batch)
-        worker.acknowledge([one.record_id for one in records])
-        found = {one.candidate_id: one for one in reversed(records)}
-    return [one if isinstance(one, str) else found.get(one.candidate_id, "it was lost") for one in wanted]
+        worker.acknowledge([record.record_id for record in records])
+        records_by_id = {record.candidate_id: record for record in reversed(records)}
+    return [
+        candidate if isinstance(candidate, str) else records_by_id.get(candidate.candidate_id, "it was lost")
+        for candidate in candidates
+    ]
 
 
 def _builder(folder: Path) -> Any:
@@ -105,11 +112,11 @@ def _builder(folder: Path) -> Any:
 
         def build(self, build_inputs: Sequence[Any]) -> list[Any]:
             results = []
-            for one in build_inputs:
+            for build_input in build_inputs:
                 # TVM removes a program's folder once it is measured.
                 path = Path(tempfile.mkdtemp(dir=folder)) / "program.json"
                 try:
-                    path.write_text(tvm.ir.save_json(one.mod))
+                    path.write_text(tvm.ir.save_json(build_input.mod))
                 except Exception as error:
                     results.append(BuilderResult(None, f"TVM cannot save the program: {error}"))
                 else:
@@ -128,28 +135,28 @@ def _runner(worker: DeviceWorker) -> Any:
     class FleetRunnerFuture(PyRunnerFuture):  # type: ignore[misc]  # tvm publishes no types
         """A measurement that is over."""
 
-        def __init__(self, found: Record | str) -> None:
+        def __init__(self, measurement: Record | str) -> None:
             super().__init__()
-            self._found = found
+            self._measurement = measurement
 
         def done(self) -> bool:
             return True
 
         def result(self) -> Any:
-            found = self._found
-            if isinstance(found, str):
-                return RunnerResult(None, found)
-            if found.outcome is not Outcome.OK:
-                return RunnerResult(None, f"{found.outcome}: {found.error}")
-            return RunnerResult([float(one) for one in found.run_secs], None)
+            measurement = self._measurement
+            if isinstance(measurement, str):
+                return RunnerResult(None, measurement)
+            if measurement.outcome is not Outcome.OK:
+                return RunnerResult(None, f"{measurement.outcome}: {measurement.error}")
+            return RunnerResult([float(secs) for secs in measurement.run_secs], None)
 
     @derived_object
     class FleetRunner(PyRunner):  # type: ignore[misc]  # tvm publishes no types
         """Has the worker processes of a device build and time a round."""
 
         def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
-            paths = [Path(str(one.artifact_path)) for one in runner_inputs]
+            paths = [Path(str(runner_input.artifact_path)) for runner_input in runner_inputs]
             modules = [tvm.ir.load_json(path.read_text()) for path in paths]
-            return [FleetRunnerFuture(found) for found in measure_modules(worker, modules)]
+            return [FleetRunnerFuture(measurement) for measurement in measure_modules(worker, modules)]
 
     return FleetRunner()

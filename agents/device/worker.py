@@ -100,17 +100,19 @@ class DeviceWorker:
         self.spec = spec
         if usable_cores is not None:
             pin_process(usable_cores)
-        here = probe()
-        faults = _faults(spec, here)
+        host_descriptor = probe()
+        faults = _faults(spec, host_descriptor)
         if faults:
             raise DeviceRefusedError(
-                f"device {spec.device_id} is refused by host {here.host}: {'; '.join(faults)}"
+                f"device {spec.device_id} is refused by host {host_descriptor.host}: {'; '.join(faults)}"
             )
-        self.descriptor: Descriptor = remote_descriptor(spec) if spec.kind is DeviceKind.RPC else here
+        self.descriptor: Descriptor = (
+            remote_descriptor(spec) if spec.kind is DeviceKind.RPC else host_descriptor
+        )
         self._spool_folder = spool_folder
         # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
         timing = () if spec.kind is DeviceKind.RPC else spec.cores
-        quiet = quiet_cores(timing, here.usable_cores, core_groups())
+        quiet = quiet_cores(timing, host_descriptor.usable_cores, core_groups())
         with ExitStack() as opened:  # else the next worker of the device would find its spool taken
             self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
             opened.callback(self._spool.close)
@@ -140,12 +142,12 @@ class DeviceWorker:
         """
         try:
             answer = self.pool.ask({"op": "board"})
-            seen = device_from_json(as_json_dict(self.spec), answer["descriptor"])[1]
+            board_descriptor = device_from_json(as_json_dict(self.spec), answer["descriptor"])[1]
         except AgentError as error:
             _LOG.info("device %s is described by its file alone: %s", self.spec.device_id, error)
             return
-        assert seen is not None
-        self.descriptor = remote_descriptor(self.spec, seen)
+        assert board_descriptor is not None
+        self.descriptor = remote_descriptor(self.spec, board_descriptor)
         if faults := board_differences(self.spec, self.descriptor):
             raise DeviceRefusedError(
                 f"device {self.spec.device_id} is refused by its board: {'; '.join(faults)}"
@@ -178,11 +180,11 @@ class DeviceWorker:
         """
         ours = [name for name in dict.fromkeys(networks) if read_network_name(name).source == "ours"]
         others = [name for name in networks if name not in ours]
-        found = workloads_of_networks(others, self.spec.family) if others else []
+        workloads = workloads_of_networks(others, self.spec.family) if others else []
         if ours:
             answer = self.pool.ask({"op": "networks", "networks": ours})
-            found += [workload_from_json(value) for value in answer["workloads"]]
-        return merged(found)
+            workloads += [workload_from_json(value) for value in answer["workloads"]]
+        return merged(workloads)
 
     def propose(
         self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
@@ -191,7 +193,7 @@ class DeviceWorker:
 
         The space belongs to the device's family, so another device of the family draws the same ones.
         """
-        return list(self._made(workload, count=count, seed=seed, exclude=frozenset(exclude)).candidates)
+        return list(self._derivation(workload, count=count, seed=seed, exclude=frozenset(exclude)).candidates)
 
     def evolve(
         self,
@@ -207,48 +209,48 @@ class DeviceWorker:
         The parents are traces of good candidates, best first; the seed is that of the mutations.
         """
         how: dict[str, Any] = {"seed": seed, "exclude": frozenset(exclude)}
-        return list(self._made(workload, parents=tuple(parents), count=count, **how).candidates)
+        return list(self._derivation(workload, parents=tuple(parents), count=count, **how).candidates)
 
     def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
 
         The traces are of a workload that claims to be this one, which is ours.
         """
-        return self._made(workload, foreign=tuple(traces))
+        return self._derivation(workload, foreign=tuple(traces))
 
-    def draw(self, wishes: Iterable[ProposeRequest | None]) -> Drawn:
+    def draw(self, requests: Iterable[ProposeRequest | None]) -> Drawn:
         """Make the candidates of several wishes side by side, each in a process, as the three above do.
 
         Wishes are read as processes become free; None where there is none at this moment. Yields each with
         what was made, or why nothing could be, in the order of finishing.
         """
-        taken: list[ProposeRequest] = []
+        received: list[ProposeRequest] = []
 
         def questions() -> Iterator[Question | None]:
-            for wish in wishes:
-                if wish is not None:
-                    taken.append(wish)
-                yield None if wish is None else (_question(wish, self.spec.family), wish.workload)
+            for request in requests:
+                if request is not None:
+                    received.append(request)
+                yield None if request is None else (_question(request, self.spec.family), request.workload)
 
         with closing(self.pool.ask_each(questions())) as answers:
             for place, answer in answers:
-                wish = taken[place]
+                request = received[place]
                 if isinstance(answer, AgentError):
-                    yield wish, answer
+                    yield request, answer
                     continue
-                origin = DERIVED if wish.foreign else "evolved" if wish.parents else "random"
-                made = tuple(
-                    Candidate(workload_id=wish.workload.workload_id, trace=trace, origin=origin)
+                origin = DERIVED if request.foreign else "evolved" if request.parents else "random"
+                candidates = tuple(
+                    Candidate(workload_id=request.workload.workload_id, trace=trace, origin=origin)
                     for trace in answer["traces"]
                 )
-                yield wish, Derivation(made, answer.get("refused", {}))
+                yield request, Derivation(candidates, answer.get("refused", {}))
 
-    def _made(self, workload: Workload, **wish: Any) -> Derivation:
-        asked = ProposeRequest(request_id="", workload=workload, **({"count": 0, "seed": 0} | wish))
-        [(_, made)] = self.draw([asked])
-        if isinstance(made, AgentError):
-            raise made
-        return made
+    def _derivation(self, workload: Workload, **fields: Any) -> Derivation:
+        request = ProposeRequest(request_id="", workload=workload, **({"count": 0, "seed": 0} | fields))
+        [(_, derivation)] = self.draw([request])
+        if isinstance(derivation, AgentError):
+            raise derivation
+        return derivation
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
@@ -270,12 +272,15 @@ class DeviceWorker:
         """
         lasting = self.environment_id(batch.protocol)
         watch, best = self._watch(lasting), self._best_secs.setdefault(lasting, {})
-        left = deque(Again(one, batch.workloads[one.workload_id], batch.attempt) for one in batch.candidates)
-        wanted = deque[Again]()
-        measured = {(one.candidate.candidate_id, one.attempt) for one in left}
+        queued = deque(
+            Again(candidate, batch.workloads[candidate.workload_id], batch.attempt)
+            for candidate in batch.candidates
+        )
+        repeats = deque[Again]()
+        measured = {(measurement.candidate.candidate_id, measurement.attempt) for measurement in queued}
 
         def stream() -> Iterator[CandidateJob]:
-            while queue := wanted or left:
+            while queue := repeats or queued:
                 yield job_of(queue.popleft(), batch.protocol)
 
         began, is_last = time.monotonic(), False
@@ -302,9 +307,9 @@ class DeviceWorker:
                         again += front_runners(
                             records, batch.workloads, within=within, origin=CONFIRM, best_secs=best
                         )
-                    wanted.extend(unmeasured(again, measured))
+                    repeats.extend(unmeasured(again, measured))
                     self._spool.put(records, tag)
-                    is_last = window.is_last and not wanted
+                    is_last = window.is_last and not repeats
                     ended = time.monotonic()
                     yield Part(records=records, device_secs=ended - began, is_last=is_last)
                     began = ended
@@ -338,11 +343,11 @@ class DeviceWorker:
         return self._watches[lasting]
 
 
-def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
+def _faults(spec: DeviceSpec, host_descriptor: Descriptor) -> list[str]:
     """Why this host cannot be, or reach, a device."""
     if spec.kind is DeviceKind.REPLAY:
         return ["a device of kind replay is not timed: `agents.device.replay` answers for it from records"]
-    faults = differences(spec, here)
+    faults = differences(spec, host_descriptor)
     if spec.kind is DeviceKind.CUDA and not faults and (missing := compiler_fault()):
         return [missing]
     if spec.kind is DeviceKind.RPC and not faults:
@@ -353,15 +358,20 @@ def _faults(spec: DeviceSpec, here: Descriptor) -> list[str]:
     return faults
 
 
-def _question(wish: ProposeRequest, family: Family) -> dict[str, Any]:
+def _question(request: ProposeRequest, family: Family) -> dict[str, Any]:
     """What a process is asked to grant a wish."""
-    space = {"workload_id": wish.workload.workload_id, "family": family}
-    if wish.foreign:
-        return {"op": "derive", "traces": list(wish.foreign), **space}
-    how: dict[str, Any] = {"count": wish.count, "seed": wish.seed, "exclude": sorted(wish.exclude), **space}
-    if wish.parents:
-        how["parents"] = list(wish.parents)
-    return {"op": "evolve" if wish.parents else "propose", **how}
+    space = {"workload_id": request.workload.workload_id, "family": family}
+    if request.foreign:
+        return {"op": "derive", "traces": list(request.foreign), **space}
+    how: dict[str, Any] = {
+        "count": request.count,
+        "seed": request.seed,
+        "exclude": sorted(request.exclude),
+        **space,
+    }
+    if request.parents:
+        how["parents"] = list(request.parents)
+    return {"op": "evolve" if request.parents else "propose", **how}
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

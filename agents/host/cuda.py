@@ -70,24 +70,24 @@ def cuda_devices() -> tuple[dict[str, str], ...]:
         limits that a TVM target needs, and what `gpu_sheet` has, from the driver where it tells. Unknown
         values are left out. Empty without a driver.
     """
-    found = _from_nvml()
-    if found is None:
+    devices = _from_nvml()
+    if devices is None:
         query = f"--query-gpu={','.join(_SMI_FIELDS)}"
-        found = _from_smi(program_output(("nvidia-smi", query, "--format=csv,noheader,nounits")))
-    chosen = visible(_by_bus(found), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        devices = _from_smi(program_output(("nvidia-smi", query, "--format=csv,noheader,nounits")))
+    chosen = visible(_by_bus(devices), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
 
 
 def _with_sheet(device: Mapping[str, str]) -> dict[str, str]:
     """A device with the numbers of its data sheet where the driver does not tell."""
     sheet = gpu_sheet(device.get("name", ""))
-    found = {**{name: one for name, one in sheet.items() if name not in _FROM_DRIVER}, **device}
+    completed = {**{name: value for name, value in sheet.items() if name not in _FROM_DRIVER}, **device}
     cores, clock, arch = device.get("cuda_cores", ""), device.get("clock_max_mhz", ""), device.get("arch", "")
     if cores.isdecimal() and clock.isdecimal() and arch:
-        found["compute_units"] = str(int(cores) // _CORES_PER_UNIT.get(arch, 128))
+        completed["compute_units"] = str(int(cores) // _CORES_PER_UNIT.get(arch, 128))
         # A fused multiply-add a core and cycle.
-        found["peak_flops"] = str(2 * int(cores) * int(clock) * 10**6)
-    return found
+        completed["peak_flops"] = str(2 * int(cores) * int(clock) * 10**6)
+    return completed
 
 
 def compiler_fault() -> str:
@@ -218,9 +218,9 @@ def _nvml_handle(index: int, setting: str | None) -> Any | None:
         return None
 
 
-def _describe(name: str, uuid: str, capability: str, known: Mapping[str, str]) -> dict[str, str]:
+def _describe(name: str, uuid: str, capability: str, properties: Mapping[str, str]) -> dict[str, str]:
     arch = "sm_" + capability.replace(".", "") if capability else ""
-    described = {"name": name, "uuid": uuid, "arch": arch, **known, **_COMMON_LIMITS}
+    described = {"name": name, "uuid": uuid, "arch": arch, **properties, **_COMMON_LIMITS}
     return {key: value for key, value in described.items() if value}
 
 
@@ -241,7 +241,7 @@ def _from_nvml() -> list[dict[str, str]] | None:
 def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    known = {
+    properties = {
         "memory_bytes": str(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         "pci_bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "driver": driver,
@@ -253,12 +253,12 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
     }
     for key, read in optional.items():
         try:
-            known[key] = read()
+            properties[key] = read()
         except (nvml.NVMLError, AttributeError):
             # Boards of the Jetson line do not offer these, older libraries have no cores.
             continue
     name = _text(nvml.nvmlDeviceGetName(handle))
-    return _describe(name, _text(nvml.nvmlDeviceGetUUID(handle)), f"{major}.{minor}", known)
+    return _describe(name, _text(nvml.nvmlDeviceGetUUID(handle)), f"{major}.{minor}", properties)
 
 
 def _text(value: Any) -> str:
@@ -296,12 +296,12 @@ def _from_smi(text: str) -> list[dict[str, str]]:
             for name, value in zip(_SMI_FIELDS, row, strict=True)
         }
         memory = fields["memory.total"]
-        known = {
+        properties = {
             "memory_bytes": str(int(memory) << 20) if memory.isdecimal() else "",
             "pci_bus_id": fields["pci.bus_id"],
             "driver": fields["driver_version"],
             "clock_max_mhz": fields["clocks.max.sm"],
             "persistence_mode": {"Enabled": "on", "Disabled": "off"}.get(fields["persistence_mode"], ""),
         }
-        devices.append(_describe(fields["name"], fields["uuid"], fields["compute_cap"], known))
+        devices.append(_describe(fields["name"], fields["uuid"], fields["compute_cap"], properties))
     return devices

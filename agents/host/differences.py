@@ -35,24 +35,24 @@ def board_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
 
 
 def _address_differences(spec: DeviceSpec) -> list[str]:
-    found = []
+    faults = []
     try:
         host_and_port(spec.tracker)
     except ValueError:
-        found.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
+        faults.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
     if not spec.key:
-        found.append("its RPC key is missing: write the key that its server gives to the tracker")
-    return found
+        faults.append("its RPC key is missing: write the key that its server gives to the tracker")
+    return faults
 
 
 def _isa_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     target = spec.target
     needs = isa.requirement(target, descriptor.arch)
-    asked = target.get("mcpu") or needs.arch
+    requested = target.get("mcpu") or needs.arch
     if needs.arch != descriptor.arch:
         return [
-            f"the target {asked!r} is for {needs.arch}, but this host is {descriptor.arch}: measure it on "
-            "a host of that architecture, or remove its YAML"
+            f"the target {requested!r} is for {needs.arch}, but this host is {descriptor.arch}: measure it "
+            "on a host of that architecture, or remove its YAML"
         ]
     if target.get("mcpu") == "native":
         return [
@@ -76,45 +76,45 @@ def _isa_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     levels = [level.mcpu for level in isa.runnable_levels(descriptor.arch, descriptor.isa_flags)]
     hint = f"set mcpu to {levels[-1]!r}, the highest level here" if levels else "use another host"
     name = descriptor.cpu_model or "this CPU"
-    return [f"the target {asked!r} needs {' '.join(missing)}, which {name} does not offer: {hint}"]
+    return [f"the target {requested!r} needs {' '.join(missing)}, which {name} does not offer: {hint}"]
 
 
 def _core_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
-    found = []
+    faults = []
     usable = descriptor.usable_cores
-    there = ", ".join(map(str, usable)) or "none"
+    offered = ", ".join(map(str, usable)) or "none"
     absent = [core for core in spec.cores if core not in usable]
     if absent:
-        found.append(
-            f"timing is pinned to core {', '.join(map(str, absent))}, but this process may use {there} of "
+        faults.append(
+            f"timing is pinned to core {', '.join(map(str, absent))}, but this process may use {offered} of "
             f"{descriptor.logical_cores}: change cores, or start with a wider taskset or container"
         )
     if spec.threads > len(usable):
-        found.append(
-            f"threads is {spec.threads}, but this process may use {len(usable)} cores ({there}): lower "
+        faults.append(
+            f"threads is {spec.threads}, but this process may use {len(usable)} cores ({offered}): lower "
             "threads and target.num-cores"
         )
-    return found
+    return faults
 
 
 def _cuda_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     count = len(descriptor.cuda_devices)
     if spec.index >= count:
-        there = f"{count} CUDA device{'s' * (count != 1)}"
+        device_count = f"{count} CUDA device{'s' * (count != 1)}"
         cure = "check the driver with `nvidia-smi`, and CUDA_VISIBLE_DEVICES"
         if count:
             cure = f"use an index below {count}"
-        return [f"CUDA device {spec.index} is asked for, but this host shows {there}: {cure}"]
+        return [f"CUDA device {spec.index} is asked for, but this host shows {device_count}: {cure}"]
     device = dict(descriptor.cuda_devices[spec.index])
-    found = []
+    faults = []
     for key in ("arch", "max_threads_per_block", "max_shared_memory_per_block", "thread_warp_size"):
-        asked, offered = spec.target.get(key), device.get(key)
-        if asked is None or offered is None:
+        requested, offered = spec.target.get(key), device.get(key)
+        if requested is None or offered is None:
             continue
         # Code for an older architecture runs on a newer card too, but is another device; a limit below the
         # card's is a legal choice.
-        fits = asked == offered if key == "arch" else int(asked) <= int(offered)
+        fits = requested == offered if key == "arch" else int(requested) <= int(offered)
         if not fits:
             name = device.get("name", "the card")
-            found.append(f"target.{key} is {asked}, but {name} has {offered}: write {offered}")
-    return found
+            faults.append(f"target.{key} is {requested}, but {name} has {offered}: write {offered}")
+    return faults

@@ -47,7 +47,7 @@ class HostLoad:
         times: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         self._clock, self._times = clock, times or (lambda: cpu_secs(roots))
-        self._at, self._seen = clock(), self._times()
+        self._at, self._last_times = clock(), self._times()
         self._is_idle: bool | None = None
 
     @property
@@ -56,9 +56,9 @@ class HostLoad:
         now = self._clock()
         if now - self._at >= _EVERY_SECS:
             busy, own = self._times()
-            others = (busy - self._seen[0]) - (own - self._seen[1])
+            others = (busy - self._last_times[0]) - (own - self._last_times[1])
             self._is_idle = others / (now - self._at) <= _MOST_CPUS
-            self._at, self._seen = now, (busy, own)
+            self._at, self._last_times = now, (busy, own)
         return self._is_idle
 
 
@@ -106,9 +106,9 @@ def program_of(command: Sequence[str]) -> str:
 
 def processes_of(roots: Sequence[int]) -> set[psutil.Process]:
     """Some processes with all below them; without those that have ended."""
-    found: set[psutil.Process] = set()
+    processes: set[psutil.Process] = set()
     for root in roots:
         with suppress(psutil.Error):
             process = psutil.Process(root)
-            found |= {process, *process.children(recursive=True)}
-    return found
+            processes |= {process, *process.children(recursive=True)}
+    return processes

@@ -74,12 +74,12 @@ def open_lock(path: Path) -> int:
         raise HostLockError(
             f"the lock file {path} cannot be opened ({error.strerror}): {_cure(path)}"
         ) from error
-    found = os.fstat(handle)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return handle
     os.close(handle)
     # A second name may belong to a file that another program locks for its own ends.
-    what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no ordinary file"
+    what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no ordinary file"
     raise HostLockError(f"the lock file {path} {what}: {_cure(path)}")
 
 
@@ -149,11 +149,11 @@ def not_timing(path: Path) -> Iterator[bool]:
 def holder_of(path: Path) -> int:
     """Process id of who holds a lock; 0 where nobody does or the kernel does not say."""
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return 0
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     others = 0
     for line in lines:
         words = line.split()
@@ -161,7 +161,7 @@ def holder_of(path: Path) -> int:
         if len(words) < 6 or words[1] != "FLOCK" or not words[4].isdecimal():
             continue
         place, _, inode = words[5].rpartition(":")
-        if inode != str(found.st_ino):
+        if inode != str(status.st_ino):
             continue
         if place == device:
             return int(words[4])
@@ -194,11 +194,11 @@ def user_name(uid: int) -> str:
 def _is_shared(folder: Path) -> bool:
     """Whether every user may make files there, remove only their own, and find the folder as it was."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    wanted = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
-    return stat.S_ISDIR(found.st_mode) and found.st_mode & wanted == wanted and found.st_uid == _ROOT
+    mode_bits = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
+    return stat.S_ISDIR(status.st_mode) and status.st_mode & mode_bits == mode_bits and status.st_uid == _ROOT
 
 
 def _cure(path: Path) -> str:

@@ -38,16 +38,16 @@ def read_limited(module: str, *arguments: str) -> Any:
         check=False,
     )
     try:
-        found = json.loads(done.stdout)
+        reply = json.loads(done.stdout)
     except ValueError:
         ending = signal_name(-done.returncode) if done.returncode < 0 else done.returncode
         raise AgentError(
             f"its reader ended with {ending}: it is damaged, or takes more than "
             f"{MOST_BYTES >> 20:,} MiB; get the file again"
         ) from None
-    if "refused" in found:
-        raise AgentError(found["refused"])
-    return found["value"]
+    if "refused" in reply:
+        raise AgentError(reply["refused"])
+    return reply["value"]
 
 
 def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Exception], ...]) -> None:
@@ -60,11 +60,11 @@ def answer(read: Callable[[], Any], refusals: type[Exception] | tuple[type[Excep
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        found = {"value": read()}
+        reply = {"value": read()}
     except refusals as error:
-        found = {"refused": str(error)}
+        reply = {"refused": str(error)}
     except MemoryError:
-        found = {
+        reply = {
             "refused": f"more than {MOST_BYTES >> 20:,} MiB are needed to read it: no honest file needs that"
         }
-    print(json.dumps(found))
+    print(json.dumps(reply))

@@ -37,13 +37,13 @@ def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tupl
     Raises:
         LlvmSilentError: TVM is not installed, crashed or did not answer.
     """
-    asked = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
-    asked.setdefault("mtriple", f"{arch}-linux-gnu")
+    question = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
+    question.setdefault("mtriple", f"{arch}-linux-gnu")
     try:
         done = subprocess.run(
             command("agents.host.llvm_features"),
             env=environment(),
-            input=json.dumps(asked),
+            input=json.dumps(question),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECS,
@@ -67,8 +67,11 @@ def _judge(target: Mapping[str, Any]) -> dict[str, list[str]]:
     if mcpu and not codegen.llvm_is_valid_cpu(mcpu, target["mtriple"]):
         return {"features": [], "unknown": [mcpu]}
     features = sorted(str(feature) for feature in codegen.llvm_get_cpu_features(Target(dict(target))))
-    wanted = [entry for entry in target.get("mattr", ()) if not entry.startswith("-")]
-    return {"features": features, "unknown": [entry for entry in wanted if entry.lstrip("+") not in features]}
+    attributes = [entry for entry in target.get("mattr", ()) if not entry.startswith("-")]
+    return {
+        "features": features,
+        "unknown": [entry for entry in attributes if entry.lstrip("+") not in features],
+    }
 
 
 if __name__ == "__main__":

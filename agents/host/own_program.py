@@ -42,8 +42,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The environment of this process without its secrets, for a program to find the same project."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-    return {**kept, **import_environment()}
+    variables = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    return {**variables, **import_environment()}
 
 
 def import_environment() -> dict[str, str]:

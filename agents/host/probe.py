@@ -125,23 +125,23 @@ def _program_versions(root: Path) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def remote_descriptor(spec: DeviceSpec, seen: Descriptor | None = None) -> Descriptor:
+def remote_descriptor(spec: DeviceSpec, board_descriptor: Descriptor | None = None) -> Descriptor:
     """Describe a device of kind `rpc` by what its server saw, else by what its YAML tells.
 
     Args:
         spec: The device; `mtriple`, `mcpu` and `mattr` of its target (for a GPU, of the target's `host`)
             tell architecture and vectors. A target without them is built for this host's architecture.
-        seen: What `probe` gave on the device, where its server offers that.
+        board_descriptor: What `probe` gave on the device, where its server offers that.
 
     Returns:
-        The host is `tracker/key` and the versions are those of the programs that build here. Without `seen`
-        everything that only a probe on the device could tell is 0 or empty.
+        The host is `tracker/key` and the versions are those of the programs that build here. Without
+        `board_descriptor` everything that only a probe on the device could tell is 0 or empty.
     """
     versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
-    here = tuple(sorted((name, version) for name, version in versions.items() if version))
+    host_versions = tuple(sorted((name, version) for name, version in versions.items() if version))
     place = f"{spec.tracker}/{spec.key}"
-    if seen is not None:
-        return replace(seen, host=place, versions=here, roofline=())
+    if board_descriptor is not None:
+        return replace(board_descriptor, host=place, versions=host_versions, roofline=())
     target = spec.target if spec.target.get("kind") == "llvm" else spec.target.get("host", {})
     needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
     # With a name that the tables do not hold, the flags are only those of the oldest CPU.
@@ -150,7 +150,7 @@ def remote_descriptor(spec: DeviceSpec, seen: Descriptor | None = None) -> Descr
         unknown_descriptor(place),
         arch=needs.arch,
         vector_bytes=vector,
-        versions=here,
+        versions=host_versions,
         ansor_params=(0, vector, 0, 0, 0, 0, 0, 0),
     )
 
@@ -182,11 +182,11 @@ def environment(cores: tuple[int, ...], root: Path = _ROOT, gpu_index: int | Non
         "load": [round(value, 2) for value in os.getloadavg()],
         "memory_available_bytes": host.memory_bytes(root, "MemAvailable"),
     }
-    shown: dict[str, list[Any]] = {
+    readings: dict[str, list[Any]] = {
         "governor": [host.cpufreq(root, core, "scaling_governor") for core in cores],
         "clock_mhz": [host.cpufreq_mhz(root, core, "scaling_cur_freq") for core in cores],
     }
-    snapshot.update({key: values for key, values in shown.items() if any(values)})
+    snapshot.update({key: values for key, values in readings.items() if any(values)})
     if speed := host.turbo(root):
         snapshot["turbo"] = speed
     moment = {

@@ -148,10 +148,10 @@ def shows_fault(tail: str) -> bool:
 def oom_kills() -> int | None:
     """How many processes this host's kernel has killed for want of memory; None where it does not say."""
     try:
-        found = _OOM_KILLS.search(_VMSTAT.read_text())
+        match = _OOM_KILLS.search(_VMSTAT.read_text())
     except OSError:
         return None
-    return int(found[1]) if found is not None else None
+    return int(match[1]) if match is not None else None
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -169,10 +169,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def close_all_but(*kept: int) -> None:
+def close_all_but(*handles: int) -> None:
     """Close every file of this process but the standard ones and these."""
     for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if handle >= _STANDARD_FILES and handle not in kept:
+        if handle >= _STANDARD_FILES and handle not in handles:
             with suppress(OSError):
                 os.close(handle)
 

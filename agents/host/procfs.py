@@ -103,9 +103,9 @@ def parse_cpuinfo(text: str) -> CpuInfo:
         name = fields.get("model name") or _arm_core(fields)
         if name and name not in models:
             models.append(name)
-        found = fields.get("flags", fields.get("Features"))
-        if found is not None:
-            flags.append(frozenset(found.split()))
+        features = fields.get("flags", fields.get("Features"))
+        if features is not None:
+            flags.append(frozenset(features.split()))
         number = fields.get("processor", "")
         if not number.isdecimal():
             continue
@@ -218,8 +218,8 @@ def temperature_margin_c(root: Path) -> float | None:
             kinds = sensor.parent.glob("trip_point_*_type")
             slowing = [kind for kind in kinds if read_text(kind) in ("passive", "hot", "critical")]
             limits = [kind.with_name(kind.name.replace("_type", "_temp")) for kind in slowing]
-        found = [read_number(limit) / 1000 for limit in limits]
-        margins.extend(limit - degrees for limit in found if limit > 0)
+        temperatures = [read_number(limit) / 1000 for limit in limits]
+        margins.extend(limit - degrees for limit in temperatures if limit > 0)
     return min(margins, default=None)
 
 
@@ -246,12 +246,12 @@ def steal_ticks(root: Path, cores: Collection[int]) -> int | None:
         Ticks since boot (`os.sysconf("SC_CLK_TCK")` make a second), summed over the cores: only the
         difference of two readings says something. None where the kernel does not count them.
     """
-    wanted = {f"cpu{core}" for core in cores}
+    cpu_names = {f"cpu{core}" for core in cores}
     # The field's place is given in proc(5): user nice system idle iowait irq softirq steal.
     stolen = [
         int(words[8])
         for words in (line.split() for line in read_text(root / "proc/stat").splitlines())
-        if words and words[0] in wanted and len(words) > 8 and words[8].isdecimal()
+        if words and words[0] in cpu_names and len(words) > 8 and words[8].isdecimal()
     ]
     return sum(stolen) if stolen else None
 

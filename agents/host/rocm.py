@@ -33,18 +33,18 @@ def rocm_devices(run: Callable[[Sequence[str]], str] = program_output) -> tuple[
         `max_shared_memory_per_block`, `peak_flops`, `pci_bus_id`, `driver`, and what `gpu_sheet` has beside
         them. Unknown values are left out.
     """
-    found = [_device(agent) for agent in _agents(run(("rocminfo",)))][:_MOST_DEVICES]
-    if not found:
+    devices = [_device(agent) for agent in _agents(run(("rocminfo",)))][:_MOST_DEVICES]
+    if not devices:
         return ()
     driver = _driver(run(("rocm-smi", "--showdriverversion", "--json")))
     return tuple(
         {
-            **gpu_sheet(one.get("name", "")),
-            **one,
+            **gpu_sheet(device.get("name", "")),
+            **device,
             "index": str(index),
             **({"driver": driver} if driver else {}),
         }
-        for index, one in enumerate(found)
+        for index, device in enumerate(devices)
     )
 
 
@@ -80,7 +80,7 @@ def _device(agent: _Agent) -> dict[str, str]:
     arch = agent.get("Name", "")
     lanes = next(count for beginning, count in _LANES if arch.startswith(beginning))
     shared = _pool_bytes(agent, "GROUP")
-    known = {
+    properties = {
         "name": agent.get("Marketing Name", ""),
         "uuid": agent.get("Uuid", ""),
         "arch": arch,
@@ -95,18 +95,20 @@ def _device(agent: _Agent) -> dict[str, str]:
         "max_threads_per_block": _whole(agent, "Workgroup Max Size"),
         "pci_bus_id": _bus(_whole(agent, "Domain"), _whole(agent, "BDFID")),
     }
-    return {name: str(value) for name, value in known.items() if value}
+    return {name: str(value) for name, value in properties.items() if value}
 
 
 def _whole(fields: dict[str, str], name: str) -> int:
     """The first whole number of a field, such as 64 of `64(0x40) KB`; 0 where there is none."""
-    found = re.match(r"\d{1,15}", fields.get(name, ""))
-    return int(found[0]) if found else 0
+    match = re.match(r"\d{1,15}", fields.get(name, ""))
+    return int(match[0]) if match else 0
 
 
 def _pool_bytes(agent: _Agent, segment: str) -> int:
     """Size of the largest pool of a kind; `rocminfo` gives them in KB."""
-    sizes = [_whole(one, "Size") << 10 for one in agent.pools if one.get("Segment", "").startswith(segment)]
+    sizes = [
+        _whole(pool, "Size") << 10 for pool in agent.pools if pool.get("Segment", "").startswith(segment)
+    ]
     return max(sizes, default=0)
 
 

@@ -97,14 +97,14 @@ class Tracker:
         try:
             self._send([SUMMARY])
             summary = self._answer(deadline)
-            found: dict[str, set[tuple[str, int]]] = {}
+            servers_by_key: dict[str, set[tuple[str, int]]] = {}
             for entry in summary["server_info"]:
                 host, port = entry["addr"]
-                found.setdefault(entry["key"].partition(":")[2], set()).add((str(host), int(port)))
+                servers_by_key.setdefault(entry["key"].partition(":")[2], set()).add((str(host), int(port)))
             queues = summary["queue_info"]
             return {
                 key: Listed(frozenset(servers), int(queues.get(key, {}).get("free", 0)))
-                for key, servers in sorted(found.items())
+                for key, servers in sorted(servers_by_key.items())
             }
         except _GARBLED as error:
             raise self._fault(error) from error

@@ -158,7 +158,7 @@ def _rewritten(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], co
     name = _model_name(entries)
     texts: dict[str, bytes] = {}
     examples = f"data/sample_inputs/{name}.pt"
-    known = {f"models/{name}.json", examples, *_FIXED}
+    allowed = {f"models/{name}.json", examples, *_FIXED}
     tensors: dict[str, zipfile.ZipInfo] = {}
     for folder, pattern in _TENSORS.items():
         inside = {
@@ -172,9 +172,9 @@ def _rewritten(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], co
         check_payloads(described, {place: entry.file_size for place, entry in files.items()})
         texts[folder + config.replace(name, "model", 1)] = json.dumps(described).encode()
         tensors |= {folder + place: entry for place, entry in files.items()}
-        known |= {folder + config, *tensors}
+        allowed |= {folder + config, *tensors}
     for inner in entries:
-        if inner not in known and not inner.startswith(_EXTRA):
+        if inner not in allowed and not inner.startswith(_EXTRA):
             raise UnknownValueError(f"entry {inner!r:.80}: holds code or objects, or is of another program")
     for inner, expected in _FIXED.items():
         if expected and (inner not in entries or _read(archive, entries[inner], 16) != expected):
@@ -222,13 +222,13 @@ def _write(
     copy: IO[bytes], texts: dict[str, bytes], archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo]
 ) -> None:
     """Write a new archive of texts, and of entries of another one."""
-    with zipfile.ZipFile(copy, "w") as made:
+    with zipfile.ZipFile(copy, "w") as output:
         for name, text in texts.items():
-            made.writestr(zipfile.ZipInfo(f"network/{name}"), text)
+            output.writestr(zipfile.ZipInfo(f"network/{name}"), text)
         for name, entry in files.items():
             info = zipfile.ZipInfo(f"network/{name}")
             info.file_size = entry.file_size
-            with archive.open(entry) as source, made.open(info, "w") as target:
+            with archive.open(entry) as source, output.open(info, "w") as target:
                 shutil.copyfileobj(source, target, _CHUNK_BYTES)
 
 

@@ -33,8 +33,8 @@ _KEY_CHARS: Final = 32
 
 def cache_folder() -> Path:
     """Where it is: below `XDG_CACHE_HOME`, which is `~/.cache` unless it is set."""
-    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (told if told.is_absolute() else Path.home() / ".cache") / "tensor-fleet" / "networks"
+    setting = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (setting if setting.is_absolute() else Path.home() / ".cache") / "tensor-fleet" / "networks"
 
 
 def kept_workloads(network: NetworkName, family: Family) -> list[Workload] | None:
@@ -49,7 +49,7 @@ def kept_workloads(network: NetworkName, family: Family) -> list[Workload] | Non
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             return None
-        return [workload_from_json(one) for one in json.loads(content)]
+        return [workload_from_json(entry) for entry in json.loads(content)]
     except (AgentError, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
 
@@ -59,7 +59,7 @@ def keep(network: NetworkName, family: Family, workloads: Sequence[Workload]) ->
     path = _path(network, family)
     if path is None:
         return
-    content = json.dumps([as_json_dict(one) for one in workloads]).encode()
+    content = json.dumps([as_json_dict(workload) for workload in workloads]).encode()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(path, gzip.compress(content, mtime=0), mode=0o600)

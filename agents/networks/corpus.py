@@ -113,4 +113,6 @@ _TEXTUAL: Final = (
 )
 
 #: All of them, as `agents.networks.network_name` reads them.
-CORPUS: Final = tuple(f"transformers:{one}" for one in (*_CONVOLUTIONAL, *_ATTENTIVE, *_VIDEO, *_TEXTUAL))
+CORPUS: Final = tuple(
+    f"transformers:{architecture}" for architecture in (*_CONVOLUTIONAL, *_ATTENTIVE, *_VIDEO, *_TEXTUAL)
+)

@@ -89,9 +89,9 @@ def fused(module: Any, family: Family, network: str) -> Any:
         raise NetworkRefusedError(
             f"network {network}: TVM's Relax pipeline cannot lower it: {last_line(error, 400)}"
         ) from None
-    if left := _high_level(module):
+    if operators := _high_level(module):
         raise NetworkRefusedError(
-            f"network {network}: has no tensor program for {', '.join(left)}: TVM cannot schedule it"
+            f"network {network}: has no tensor program for {', '.join(operators)}: TVM cannot schedule it"
         )
     return module
 
@@ -107,19 +107,19 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
     from tvm.s_tir import meta_schedule as ms
 
     tasks = ms.relax_integration.extract_tasks(module, tvm.target.Target(SPACE_TARGETS[family]))
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for task in tasks:
         name = str(task.task_name)
-        made = workload_from_module(
+        workload = workload_from_module(
             task.dispatched[0], name=name, operator="", networks=[(network, int(task.weight))]
         )
-        made = replace(made, operator=operator_kind(name, made.arg_shapes))
-        found[made.workload_id] = named(made)
-    if not found:
+        workload = replace(workload, operator=operator_kind(name, workload.arg_shapes))
+        workloads[workload.workload_id] = named(workload)
+    if not workloads:
         raise NetworkRefusedError(
             f"network {network}: computes nothing, so there is nothing to schedule; name another network"
         )
-    return merged(found.values())
+    return merged(workloads.values())
 
 
 def named(workload: Workload) -> Workload:
@@ -131,11 +131,15 @@ def named(workload: Workload) -> Workload:
 
 def merged(workloads: Iterable[Workload]) -> list[Workload]:
     """Each workload once with its uses in all networks, heaviest share of all FLOPs first."""
-    found: dict[str, Workload] = {}
-    for one in workloads:
-        uses = dict(found[one.workload_id].networks) if one.workload_id in found else {}
-        found[one.workload_id] = replace(one, networks=tuple(sorted({**uses, **dict(one.networks)}.items())))
-    return sorted(found.values(), key=lambda one: (-one.weight * one.flops, one.workload_id))
+    workload_by_id: dict[str, Workload] = {}
+    for workload in workloads:
+        same = workload_by_id.get(workload.workload_id, workload)
+        uses = {**dict(same.networks), **dict(workload.networks)}
+        workload_by_id[workload.workload_id] = replace(workload, networks=tuple(sorted(uses.items())))
+    return sorted(
+        workload_by_id.values(),
+        key=lambda workload: (-workload.weight * workload.flops, workload.workload_id),
+    )
 
 
 def fold_batch_norms(module: Any) -> Any:
@@ -158,7 +162,7 @@ def fold_batch_norms(module: Any) -> Any:
             call, attrs = matches[conv], matches[norm].attrs
             if call.attrs.kernel_layout != "OIHW" or int(attrs.axis) != 1:
                 return expr
-            constants = [matches[one].value.numpy() for one in values]
+            constants = [matches[pattern].value.numpy() for pattern in values]
             return _folded(call, 0.0 if bias is None else matches[bias].value.numpy(), constants, attrs)
 
         for variable, function in module.functions_items():
@@ -173,13 +177,13 @@ def _folded(call: Any, bias: Any, constants: list[Any], attrs: Any) -> Any:
     import numpy as np
     from tvm import relax
 
-    gamma, beta, mean, variance = (one.astype(np.float64) for one in constants)
+    gamma, beta, mean, variance = (constant.astype(np.float64) for constant in constants)
     scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
     weight = call.args[1].value.numpy()
     after = (bias - mean) * scale + (beta if attrs.center else 0.0)
     scaled = relax.const((weight * scale[:, None, None, None]).astype(weight.dtype))
-    made = relax.Call(call.op, [call.args[0], scaled], call.attrs)
-    return relax.op.add(made, relax.const(after.reshape(1, -1, 1, 1).astype(weight.dtype)))
+    convolution = relax.Call(call.op, [call.args[0], scaled], call.attrs)
+    return relax.op.add(convolution, relax.const(after.reshape(1, -1, 1, 1).astype(weight.dtype)))
 
 
 def _is_dynamic(module: Any) -> bool:
@@ -203,18 +207,18 @@ def _high_level(module: Any) -> list[str]:
     """Relax operators that are left where only calls of tensor programs should be."""
     from tvm import relax
 
-    found: dict[str, None] = {}
+    operators: dict[str, None] = {}
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call) and hasattr(expr.op, "name") and expr.op.name.startswith("relax."):
             name = str(expr.op.name)
             if name not in _LOWERED:
-                found[name.removeprefix("relax.")] = None
+                operators[name.removeprefix("relax.")] = None
 
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
-    return list(found)
+    return list(operators)
 
 
 #: What may be left: calls, and what the virtual machine does itself.
@@ -260,8 +264,8 @@ def _fast_lowerings() -> dict[str, _Lowering]:
         "relax.nn.gelu_tanh": gelu_tanh,
         "relax.nn.silu": silu,
     }
-    found = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
-    return found | {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
+    lowerings = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
+    return lowerings | {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
 
 
 def _lowering(operator: str, compute: Callable[..., Any], *attributes: str) -> _Lowering:
@@ -273,7 +277,7 @@ def _lowering(operator: str, compute: Callable[..., Any], *attributes: str) -> _
     def lower(builder: Any, call: Any) -> Any:
         if call.ty.dtype != "float32":
             return usual(builder, call)
-        values = [int(call.attrs[one]) for one in attributes]
+        values = [int(call.attrs[attribute]) for attribute in attributes]
         return builder.call_te(compute, call.args[0], *values, primfunc_name_hint=name)
 
     return lower

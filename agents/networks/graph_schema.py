@@ -72,7 +72,7 @@ def check_program(program: Any) -> None:
     version = program.get("schema_version") if isinstance(program, dict) else None
     if isinstance(version, dict) and version.get("major") != _SCHEMA:
         raise UnknownValueError(
-            f"has version {_shown(version.get('major'))} of its schema, and torch 2.13 writes {_SCHEMA}; "
+            f"has version {_quoted(version.get('major'))} of its schema, and torch 2.13 writes {_SCHEMA}; "
             "save it again with that one"
         )
     try:
@@ -116,9 +116,9 @@ def _value_shaped_operator(program: Any) -> str:
 def _nodes(graph: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for node in graph["nodes"]:
         yield node
-        for given in node["inputs"]:
-            if "as_graph" in given["arg"]:
-                yield from _nodes(given["arg"]["as_graph"]["graph"])
+        for argument in node["inputs"]:
+            if "as_graph" in argument["arg"]:
+                yield from _nodes(argument["arg"]["as_graph"]["graph"])
 
 
 def _tree(root: dict[str, Any]) -> str:
@@ -133,7 +133,7 @@ def _leaves(count: int) -> dict[str, Any]:
     return _branch("tuple", "null", [{"type": None, "context": None, "children_spec": []}] * count)
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     return f"{value!r:.80}" if isinstance(value, str | int | float | None) else type(value).__name__
 
 
@@ -150,10 +150,10 @@ def _struct(required: Mapping[str, _Check], optional: Mapping[str, _Check] | Non
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
-            raise UnknownValueError(f"expected an object, got {_shown(value)}")
+            raise UnknownValueError(f"expected an object, got {_quoted(value)}")
         for key in value:
             if key not in checks:
-                raise UnknownValueError(f"has the unknown key {_shown(key)}")
+                raise UnknownValueError(f"has the unknown key {_quoted(key)}")
         for key in required:
             if key not in value:
                 raise UnknownValueError(f"has no {key}")
@@ -169,10 +169,10 @@ def _union(checks: Mapping[str, _Check]) -> _Check:
 
     def check(value: Any) -> None:
         if not isinstance(value, dict) or len(value) != 1:
-            raise UnknownValueError(f"expected one of {', '.join(list(checks)[:4])}, got {_shown(value)}")
+            raise UnknownValueError(f"expected one of {', '.join(list(checks)[:4])}, got {_quoted(value)}")
         ((key, held),) = value.items()
         if key not in checks:
-            raise UnknownValueError(f"has the unknown kind {_shown(key)}", is_dynamic=key in _SYMBOLIC)
+            raise UnknownValueError(f"has the unknown kind {_quoted(key)}", is_dynamic=key in _SYMBOLIC)
         _under(key, checks[key], held)
 
     return check
@@ -181,7 +181,7 @@ def _union(checks: Mapping[str, _Check]) -> _Check:
 def _list(check: _Check, most: int | None = None) -> _Check:
     def check_all(value: Any) -> None:
         if not isinstance(value, list) or (most is not None and len(value) > most):
-            raise UnknownValueError(f"expected a list, got {_shown(value)}")
+            raise UnknownValueError(f"expected a list, got {_quoted(value)}")
         for place, held in enumerate(value):
             try:
                 check(held)
@@ -195,7 +195,7 @@ def _list(check: _Check, most: int | None = None) -> _Check:
 def _mapping(name: _Check, check: _Check) -> _Check:
     def check_all(value: Any) -> None:
         if not isinstance(value, dict):
-            raise UnknownValueError(f"expected an object, got {_shown(value)}")
+            raise UnknownValueError(f"expected an object, got {_quoted(value)}")
         for key, held in value.items():
             name(key)
             _under(key, check, held)
@@ -206,7 +206,7 @@ def _mapping(name: _Check, check: _Check) -> _Check:
 def _text(pattern: re.Pattern[str], what: str, refused: Collection[str] = ()) -> _Check:
     def check(value: Any) -> None:
         if not isinstance(value, str) or not pattern.fullmatch(value) or value in refused:
-            raise UnknownValueError(f"expected {what}, got {_shown(value)}")
+            raise UnknownValueError(f"expected {what}, got {_quoted(value)}")
 
     return check
 
@@ -214,14 +214,14 @@ def _text(pattern: re.Pattern[str], what: str, refused: Collection[str] = ()) ->
 def _among(values: Collection[Any]) -> _Check:
     def check(value: Any) -> None:
         if type(value) not in (int, str) or value not in values:
-            raise UnknownValueError(f"{_shown(value)} is none of those that a network may have")
+            raise UnknownValueError(f"{_quoted(value)} is none of those that a network may have")
 
     return check
 
 
 def _empty(value: Any) -> None:
     if value:
-        raise UnknownValueError(f"expected nothing, got {_shown(value)}")
+        raise UnknownValueError(f"expected nothing, got {_quoted(value)}")
 
 
 def _no_symbols(value: Any) -> None:
@@ -235,7 +235,7 @@ def _replaced(value: Any) -> None:
 
 def _integer(value: Any) -> None:
     if type(value) is not int or abs(value) > _MOST_NUMBER:
-        raise UnknownValueError(f"expected an integer of 64 bits, got {_shown(value)}")
+        raise UnknownValueError(f"expected an integer of 64 bits, got {_quoted(value)}")
 
 
 def _float(value: Any) -> None:
@@ -243,12 +243,12 @@ def _float(value: Any) -> None:
     if value in ("Infinity", "-Infinity", "NaN") and isinstance(value, str):
         return
     if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e308:
-        raise UnknownValueError(f"expected a number, got {_shown(value)}")
+        raise UnknownValueError(f"expected a number, got {_quoted(value)}")
 
 
 def _bool(value: Any) -> None:
     if type(value) is not bool:
-        raise UnknownValueError(f"expected true or false, got {_shown(value)}")
+        raise UnknownValueError(f"expected true or false, got {_quoted(value)}")
 
 
 def _optional(check: _Check) -> _Check:
@@ -346,11 +346,11 @@ def _graph(levels: int) -> _Check:
     arguments = dict(_ARGUMENTS)
     if levels:
         arguments["as_graph"] = _struct({"name": _name, "graph": _graph(levels - 1)})
-    given = _struct({"name": _parameter, "arg": _union(arguments)}, {"kind": _optional(_among(range(3)))})
+    argument = _struct({"name": _parameter, "arg": _union(arguments)}, {"kind": _optional(_among(range(3)))})
     fields = _struct(
         {
             "target": _text(_OPERATOR, "a tensor operator of torch"),
-            "inputs": _list(given),
+            "inputs": _list(argument),
             "outputs": _list(_union({key: _ARGUMENTS[key] for key in _RESULTS})),
             "metadata": _replaced,
         },

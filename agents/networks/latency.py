@@ -92,17 +92,21 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
                 absent[side] = first_line(error)
         reference, expected, differences = _compared(runs)
         turns = _timed(runs, question["turn_secs"])
-    farthest = max((one for side, one in differences.items() if side in question["libraries"]), default=0.0)
+    farthest = max(
+        (relative for side, relative in differences.items() if side in question["libraries"]), default=0.0
+    )
     tolerance = tolerance_of(loaded.precision())
     if reference == "torch_eager":
         tolerance = tolerance_for(loaded, values, expected, farthest)
     return {
-        "secs": {side: statistics.median(found) for side, found in turns.items()},
+        "secs": {side: statistics.median(secs) for side, secs in turns.items()},
         "turns": turns,
         "absent": absent,
         "reference": reference,
         # JSON knows no infinity.
-        "differences": {side: one if math.isfinite(one) else None for side, one in differences.items()},
+        "differences": {
+            side: relative if math.isfinite(relative) else None for side, relative in differences.items()
+        },
         "precision": loaded.precision(),
         "tolerance": tolerance,
         "threads": threads,
@@ -121,7 +125,7 @@ def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
             once = time.perf_counter() - began
         longest = max(longest, once)
         loops[side] = max(1, round(turn_secs / max(once, 1e-6)))
-    found: dict[str, list[float]] = {side: [] for side in runs}
+    secs_by_side: dict[str, list[float]] = {side: [] for side in runs}
     sides = list(runs)
     for turn in range(_TURNS if longest < _LONG_RUN_SECS else _FEW_TURNS):
         for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
@@ -129,8 +133,8 @@ def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
             began = time.perf_counter()
             for _ in range(count):
                 run()
-            found[side].append((time.perf_counter() - began) / count)
-    return found
+            secs_by_side[side].append((time.perf_counter() - began) / count)
+    return secs_by_side
 
 
 def _compared(runs: dict[str, _Run]) -> tuple[str, list[Any], dict[str, float]]:
@@ -150,9 +154,9 @@ def library_run(path: str, values: list[Any], place: Place) -> _Run:
 
     device = tvm.cpu() if place.gpu_index is None else tvm.cuda(place.gpu_index)
     machine = relax.VirtualMachine(tvm.runtime.load_module(path), device)
-    given = [tvm.runtime.tensor(value, device) for value in values]
+    inputs = [tvm.runtime.tensor(value, device) for value in values]
     function = machine["main"]
-    return lambda: tvm_arrays(function(*given))
+    return lambda: tvm_arrays(function(*inputs))
 
 
 def _torch_call(
@@ -193,8 +197,8 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], Place], _Run]:
 
         def run() -> list[Any]:
             with torch.inference_mode():
-                found = torch.utils._pytree.tree_leaves(module(*args, **named))
-            return [array_of(one) for one in found if isinstance(one, torch.Tensor)]
+                leaves = torch.utils._pytree.tree_leaves(module(*args, **named))
+            return [array_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         return run
 
@@ -226,9 +230,9 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run
         exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
         model = exported.model_proto
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
-    names = [one.name for one in session.get_inputs()]
-    given = dict(zip(names, values, strict=True))
-    return lambda: list(session.run(None, given))
+    names = [model_input.name for model_input in session.get_inputs()]
+    feeds = dict(zip(names, values, strict=True))
+    return lambda: list(session.run(None, feeds))
 
 
 _MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], Place], _Run]] = {

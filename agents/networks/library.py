@@ -51,11 +51,13 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     text, folder = question["network"], Path(question["folder"])
     target = tvm.target.Target(question["target"])
     module = lowered(load(read_network_name(text)), family)
-    known: dict[str, Any] = {one.workload_id: one for one in workloads_of(module, family, text)}
+    workloads: dict[str, Any] = {
+        workload.workload_id: workload for workload in workloads_of(module, family, text)
+    }
     try:
         if family is Family.CPU:
             module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
-        database, refused = _database(question["traces"], known, module, family)
+        database, refused = _database(question["traces"], workloads, module, family)
         module = _scheduled(module, database, target)
     except Exception as error:
         raise NetworkRefusedError(
@@ -63,14 +65,14 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
         ) from None
     compile_library(module, target, folder / TUNED, text)
     return {
-        "workloads": len(known),
-        "applied": len(question["traces"].keys() & known.keys()) - len(refused),
+        "workloads": len(workloads),
+        "applied": len(question["traces"].keys() & workloads.keys()) - len(refused),
         "refused": refused,
     }
 
 
 def _database(
-    traces: dict[str, str], known: dict[str, Any], module: Any, family: Family
+    traces: dict[str, str], workloads: dict[str, Any], module: Any, family: Family
 ) -> tuple[Any, dict[str, str]]:
     """The schedules (traces by workload) as TVM looks them up, and why others do not fit, by name.
 
@@ -79,7 +81,7 @@ def _database(
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    made, refused = ms.database.MemoryDatabase(), dict[str, str]()
+    database, refused = ms.database.MemoryDatabase(), dict[str, str]()
     target = tvm.target.Target(SPACE_TARGETS[family])
     for task in ms.relax_integration.extract_tasks(module, target):
         program = task.dispatched[0]
@@ -89,23 +91,23 @@ def _database(
         try:
             schedule = scheduled(program, traces[workload_id])
         except CandidateRefused as error:
-            refused[known[workload_id].name] = str(error)[:300]
+            refused[workloads[workload_id].name] = str(error)[:300]
             continue
         # Programs that name no weights stay as they are: those of sorts and scans have no block to rewrite.
         names_weights = _WEIGHTS in (program["main"].attrs or {})
         if names_weights and ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
             schedule = ordered
-        made.commit_tuning_record(
+        database.commit_tuning_record(
             ms.database.TuningRecord(
                 schedule.trace,
-                made.commit_workload(program),
+                database.commit_workload(program),
                 # One schedule a workload: which is the fastest was decided before.
                 [1.0],
                 target,
                 ms.arg_info.ArgInfo.from_prim_func(program["main"]),
             )
         )
-    return made, refused
+    return database, refused
 
 
 def _scheduled(module: Any, database: Any, target: Any) -> Any:

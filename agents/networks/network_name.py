@@ -136,8 +136,8 @@ def read_network_name(text: str) -> NetworkName:
 
 def members(texts: Sequence[str]) -> list[str]:
     """Each network once, with those of the corpus in its place."""
-    found = [one for text in texts for one in (CORPUS if text == CORPUS_NAME else (text,))]
-    return list(dict.fromkeys(found))
+    names = [name for text in texts for name in (CORPUS if text == CORPUS_NAME else (text,))]
+    return list(dict.fromkeys(names))
 
 
 def with_absolute_path(text: str) -> str:
@@ -168,13 +168,13 @@ def _architecture(text: str, source: Source, rest: str) -> NetworkName:
             f"network {text!r}: expected the name of an architecture behind {source}:, such as "
             f"{'transformers:bert' if source == 'transformers' else 'torchvision:resnet18'}, got {name!r}"
         )
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or not _KEY.fullmatch(key) or key in found:
+        if not equals or not _KEY.fullmatch(key) or key in options:
             raise NetworkRefusedError(f"network {text!r}: expected KEY=VALUE once a key, got {pair!r}")
-        found[key] = _value(value)
-    common = {key: found.pop(key) for key in _COMMON & found.keys()}
+        options[key] = _value(value)
+    common = {key: options.pop(key) for key in _COMMON & options.keys()}
     for key in {"batch", "tokens"} & common.keys():
         if type(common[key]) is not int or not 1 <= common[key] <= 1 << 20:
             raise NetworkRefusedError(f"network {text!r}: {key} is a number from 1, got {common[key]!r}")
@@ -182,7 +182,7 @@ def _architecture(text: str, source: Source, rest: str) -> NetworkName:
         raise NetworkRefusedError(
             f"network {text!r}: dtype is one of {', '.join(_DTYPES)}, got {common['dtype']!r}"
         )
-    return NetworkName(text=text, source=source, name=name, options=tuple(sorted(found.items())), **common)
+    return NetworkName(text=text, source=source, name=name, options=tuple(sorted(options.items())), **common)
 
 
 def _value(text: str) -> Any:

@@ -67,17 +67,17 @@ def _grouped(kind: str, arg_shapes: Sequence[Sequence[int]]) -> str:
     inputs = [shape for shape in arg_shapes[:-1] if len(shape) == _RANKS[kind]]
     if len(inputs) < 2:
         return kind
-    channels, seen = inputs[0][1], inputs[1][1]
-    if seen >= channels or channels % seen:
+    channels, group_channels = inputs[0][1], inputs[1][1]
+    if group_channels >= channels or channels % group_channels:
         return kind
-    return f"depthwise_{kind}" if seen == 1 else f"group_{kind}"
+    return f"depthwise_{kind}" if group_channels == 1 else f"group_{kind}"
 
 
 def _only_moves(words: str) -> bool:
-    left = words
-    while left:
-        found = _MOVES.match(left)
-        if found is None or (found.end() < len(left) and left[found.end()] != "_"):
+    rest = words
+    while rest:
+        match = _MOVES.match(rest)
+        if match is None or (match.end() < len(rest) and rest[match.end()] != "_"):
             return False
-        left = left[found.end() + 1 :]
+        rest = rest[match.end() + 1 :]
     return True

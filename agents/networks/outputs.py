@@ -29,7 +29,7 @@ def narrowest(dtypes: Iterable[str]) -> str:
     return max(floats, key=tolerance_of, default="float32")
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
+def difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
     """Largest difference of two lists of arrays, relative to the largest finite value of each expected one.
 
     NaN agrees with NaN, and an infinity with the same infinity.
@@ -37,23 +37,23 @@ def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
     Returns:
         The difference; infinite if shapes differ, or if one side alone is no finite number somewhere.
     """
-    if len(found) != len(expected):
+    if len(outputs) != len(expected):
         return float("inf")
-    return max(map(_apart, found, expected), default=0.0)
+    return max(map(_apart, outputs, expected), default=0.0)
 
 
-def _apart(found: Any, expected: Any) -> float:
+def _apart(output: Any, expected: Any) -> float:
     import numpy as np
 
-    if found.shape != expected.shape:
+    if output.shape != expected.shape:
         return float("inf")
-    one, other = found.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(one) & np.isfinite(other)
-    if not (finite | (one == other) | (np.isnan(one) & np.isnan(other))).all():
+    actual, reference = output.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(actual) & np.isfinite(reference)
+    if not (finite | (actual == reference) | (np.isnan(actual) & np.isnan(reference))).all():
         return float("inf")
     if not finite.any():
         return 0.0
-    apart, scale = np.abs(one[finite] - other[finite]).max(), np.abs(other[finite]).max()
+    apart, scale = np.abs(actual[finite] - reference[finite]).max(), np.abs(reference[finite]).max()
     return float(apart / scale) if scale > 0 else float(apart)
 
 

@@ -75,26 +75,26 @@ def network_workloads(
     Raises:
         NetworkRefusedError: One of the others cannot be read, exported or lowered, or none could be.
     """
-    found: dict[str, list[Workload]] = {}
+    workloads_by_network: dict[str, list[Workload]] = {}
     for text in texts:
         network = read_network_name(text)
         network.check_file()
-        if (kept := kept_workloads(network, family)) is not None:
-            found[text] = kept
+        if (cached := kept_workloads(network, family)) is not None:
+            workloads_by_network[text] = cached
     refused: dict[str, str] = {}
-    for together in _groups([text for text in texts if text not in found]):
-        made, missing = _read(together, family)
-        for text, workloads in made.items():
+    for together in _groups([text for text in texts if text not in workloads_by_network]):
+        fresh, missing = _read(together, family)
+        for text, workloads in fresh.items():
             keep(read_network_name(text), family, workloads)
-        found |= made
+        workloads_by_network |= fresh
         refused |= missing
         if fatal := [text for text in missing if text not in optional]:
             raise NetworkRefusedError(missing[fatal[0]])
     for text in filter(refused.__contains__, texts):
         _LOG.warning("network %s is left out: %s", text, refused[text])
-    if refused and not found:
+    if refused and not workloads_by_network:
         raise NetworkRefusedError(next(iter(refused.values())))
-    return merged(one for text in texts for one in found.get(text, ()))
+    return merged(workload for text in texts for workload in workloads_by_network.get(text, ()))
 
 
 def _groups(texts: Sequence[str]) -> list[list[str]]:
@@ -114,24 +114,24 @@ def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload
     question = {"op": "workloads", "networks": list(texts), "family": family}
     try:
         answer = ask(question, timeout_secs=_READ_SECS)
-        return checked_answer(", ".join(texts), lambda told: _workloads_in(told, texts), answer)
+        return checked_answer(", ".join(texts), lambda reply: _workloads_in(reply, texts), answer)
     except NetworkRefusedError as error:
         if len(texts) == 1:
             return {}, {texts[0]: str(error)}
-        found: dict[str, list[Workload]] = {}
+        workloads_by_network: dict[str, list[Workload]] = {}
         refused: dict[str, str] = {}
         for text in texts:
-            made, missing = _read([text], family)
-            found |= made
+            alone, missing = _read([text], family)
+            workloads_by_network |= alone
             refused |= missing
-        return found, refused
+        return workloads_by_network, refused
 
 
 def _workloads_in(
     answer: Mapping[str, Any], texts: Sequence[str]
 ) -> tuple[dict[str, list[Workload]], dict[str, str]]:
-    made, why = answer["workloads"], answer["refused"]
-    read = {text: list(map(workload_from_json, made[text])) for text in texts if text in made}
+    listed, why = answer["workloads"], answer["refused"]
+    read = {text: list(map(workload_from_json, listed[text])) for text in texts if text in listed}
     return read, {text: str(why[text]) for text in texts if text not in read}
 
 
@@ -178,8 +178,8 @@ def ask(
     has_gpu = question.get("gpu_index") is not None
     if has_gpu:
         make_device_files()
-    with scratch_folder("tensor-fleet-network-") as made:
-        scratch = folder or made
+    with scratch_folder("tensor-fleet-network-") as temporary:
+        scratch = folder or temporary
         run = command("agents.networks.reader_process", str(os.getpid()), str(scratch))
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as answers:
             process = subprocess.Popen(
@@ -216,16 +216,16 @@ def _answer_of(question: dict[str, Any], answer: bytes, errors: bytes, code: int
             f"'{question['op']}', more than any network has"
         )
     try:
-        found = bounded_json(answer.decode(), _MOST_ANSWER_VALUES)
+        decoded = bounded_json(answer.decode(), _MOST_ANSWER_VALUES)
     except (ValueError, RecursionError):
-        lines = [one for one in errors.decode(errors="replace").splitlines() if one.strip()]
+        lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1].strip()[:_LAST_WORDS] if lines else "it said nothing"
         raise NetworkRefusedError(
             f"{_subject(question)}: the process that does '{question['op']}' {end_of(code)}: {last}"
         ) from None
-    if not isinstance(found, dict) or "error" in found:
-        raise NetworkRefusedError(str(found["error"] if isinstance(found, dict) else found)[:2000])
-    return found
+    if not isinstance(decoded, dict) or "error" in decoded:
+        raise NetworkRefusedError(str(decoded["error"] if isinstance(decoded, dict) else decoded)[:2000])
+    return decoded
 
 
 def _subject(question: dict[str, Any]) -> str:

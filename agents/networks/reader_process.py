@@ -63,21 +63,21 @@ def _workloads(networks: list[str], family: Family) -> dict[str, Any]:
     from agents.programs.workloads import network_workloads
 
     load_tensor_intrinsics(family)
-    found: dict[str, list[dict[str, Any]]] = {}
+    listed: dict[str, list[dict[str, Any]]] = {}
     refused: dict[str, str] = {}
     for text in networks:
         network = read_network_name(text)
         try:
             if network.is_graph:
                 module = lowered(load(network), family)
-                made = workloads_of(module, family, network.label())
+                workloads = workloads_of(module, family, network.label())
             else:
-                made = network_workloads([text])
+                workloads = network_workloads([text])
         except AgentError as error:
             refused[text] = str(error)
         else:
-            found[text] = [as_json_dict(one) for one in made]
-    return {"workloads": found, "refused": refused}
+            listed[text] = [as_json_dict(workload) for workload in workloads]
+    return {"workloads": listed, "refused": refused}
 
 
 def _limit_memory(texts: list[str]) -> None:
@@ -108,13 +108,13 @@ def main(arguments: list[str]) -> None:
     if all(read_network_name(text).source in ("onnx", "ours") for text in texts):
         leave_out_torch()
     try:
-        found = answer(question)
+        reply = answer(question)
     except AgentError as error:
-        found = {"error": str(error)}
+        reply = {"error": str(error)}
     except MemoryError:
-        found = {"error": f"network {', '.join(texts)}: takes more memory than its file may"}
+        reply = {"error": f"network {', '.join(texts)}: takes more memory than its file may"}
     with os.fdopen(answers, "w") as stdout:
-        json.dump(found, stdout)
+        json.dump(reply, stdout)
     # Threads of torch and TVM may hold a normal end up.
     sys.stdout.flush()
     os._exit(0)

@@ -64,5 +64,5 @@ def _wide_outputs(loaded: LoadedNetwork, values: Sequence[Any]) -> list[Any]:
     # An input is checked for its type, which the program then widens itself.
     args, named = tree_unflatten([tensor_of(value) for value in values], program.call_spec.in_spec)
     with torch.no_grad(), Wide():  # type: ignore[no-untyped-call]
-        found = tree_leaves(module(*args, **named))
-    return [array_of(one) for one in found if isinstance(one, torch.Tensor)]
+        outputs = tree_leaves(module(*args, **named))
+    return [array_of(output) for output in outputs if isinstance(output, torch.Tensor)]

@@ -60,15 +60,15 @@ class LoadedNetwork:
         import numpy as np
 
         draws = np.random.default_rng(_SEED)
-        found = []
+        arrays = []
         for place, (_, shape, dtype) in enumerate(self.inputs):
             if dtype.startswith(("float", "bfloat")):
-                found.append(draws.standard_normal(shape).astype(dtype))
+                arrays.append(draws.standard_normal(shape).astype(dtype))
             elif self.examples is not None:
-                found.append(self.examples[place])
+                arrays.append(self.examples[place])
             else:
-                found.append(draws.integers(0, 2, shape).astype(dtype))
-        return found
+                arrays.append(draws.integers(0, 2, shape).astype(dtype))
+        return arrays
 
 
 def load(network: NetworkName) -> LoadedNetwork:
@@ -123,7 +123,7 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
         onnx.checker.check_model(model)
     except Exception as error:
         raise NetworkRefusedError(f"network {network.text}: is no ONNX model: {first_line(error)}") from None
-    weights = {one.name for one in model.graph.initializer}
+    weights = {initializer.name for initializer in model.graph.initializer}
     inputs: list[tuple[str, tuple[Any, ...], str]] = []
     for value in model.graph.input:
         if value.name in weights:
@@ -193,28 +193,28 @@ def _kind_of(config: Any, transformers: Any) -> Any:
 
 def _config(network: NetworkName, transformers: Any) -> tuple[Any, int]:
     """The configuration of an architecture, and the side of an image: some configurations have none."""
-    known = transformers.CONFIG_MAPPING
+    configurations = transformers.CONFIG_MAPPING
     try:
         default = transformers.AutoConfig.for_model(network.name)
     except Exception:
         raise NetworkRefusedError(
             f"network {network.text}: transformers {transformers.__version__} has no architecture "
-            f"{network.name!r}{_nearest(network.name, list(known.keys()))}"
+            f"{network.name!r}{_nearest(network.name, list(configurations.keys()))}"
         ) from None
-    given = dict(network.options)
-    side = given.get("image_size") or getattr(default, "image_size", None) or _SIDE
+    options = dict(network.options)
+    side = options.get("image_size") or getattr(default, "image_size", None) or _SIDE
     if not hasattr(default, "image_size") and not hasattr(default, "vocab_size"):
-        given.pop("image_size", None)
-    for key in given:
+        options.pop("image_size", None)
+    for key in options:
         if not hasattr(default, key):
             raise NetworkRefusedError(
                 f"network {network.text}: the configuration of {network.name} has no {key!r}"
                 f"{_nearest(key, list(default.to_dict()))}"
             )
     if hasattr(default, "use_cache"):
-        given.setdefault("use_cache", False)
+        options.setdefault("use_cache", False)
     try:
-        config = transformers.AutoConfig.for_model(network.name, **given)
+        config = transformers.AutoConfig.for_model(network.name, **options)
     except Exception as error:
         raise NetworkRefusedError(
             f"network {network.text}: its configuration is refused: {first_line(error)}"
@@ -282,8 +282,8 @@ def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -
     """
     import torch
 
-    def settle(norm: Any, given: tuple[Any, ...]) -> None:
-        variance, mean = torch.var_mean(given[0])
+    def settle(norm: Any, inputs: tuple[Any, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0])
         if norm.running_var is not None and variance > 0:
             norm.running_mean.fill_(mean)
             norm.running_var.fill_(variance)
@@ -292,13 +292,13 @@ def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -
                 norm.weight.fill_(torch.sqrt(1 + norm.eps / variance))
 
     kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
-    if not any(isinstance(one, kinds) for one in model.modules()):
+    if not any(isinstance(module, kinds) for module in model.modules()):
         return
     # A run leaves tensors of its type in some models, and they stay when the weights get another.
     tried = copy.deepcopy(model)
-    for one in tried.modules():
-        if isinstance(one, kinds):
-            one.register_forward_pre_hook(settle)
+    for module in tried.modules():
+        if isinstance(module, kinds):
+            module.register_forward_pre_hook(settle)
     with torch.no_grad():
         tried(*args, **named)
     model.load_state_dict(tried.state_dict())
@@ -324,7 +324,7 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
     if program.example_inputs is not None:
         leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
         if len(leaves) == len(inputs):
-            examples = tuple(array_of(one) for one in leaves)
+            examples = tuple(array_of(leaf) for leaf in leaves)
     return LoadedNetwork(network=network, program=program, inputs=tuple(inputs), examples=examples)
 
 
@@ -373,8 +373,8 @@ def _onnx_dtypes(model: Any) -> Iterator[str]:
             yield onnx.TensorProto.DataType.Name(kind).lower()
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def _nearest(word: str, names: list[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=3)
+    close = difflib.get_close_matches(word, names, n=3)
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -43,14 +43,14 @@ def load_program(network: NetworkName) -> tuple[Any, list[Any]]:
         copy.flush()
         try:
             program = load_pt2(copy.name).exported_programs["model"]
-            given = torch.load(io.BytesIO(examples), weights_only=True) if examples else ()
+            exported = torch.load(io.BytesIO(examples), weights_only=True) if examples else ()
         except Exception as error:
             raise NetworkRefusedError(
                 f"network {network.text}: torch {torch.__version__} cannot load it ({first_line(error)}); "
                 "export it with this version"
             ) from None
     _check_operators(program.graph_module, network)
-    return program, torch.utils._pytree.tree_leaves(given)
+    return program, torch.utils._pytree.tree_leaves(exported)
 
 
 def _check_operators(module: Any, network: NetworkName) -> None:
@@ -71,12 +71,12 @@ def _check_operators(module: Any, network: NetworkName) -> None:
 
 
 def example_arrays(
-    given: Sequence[Any], inputs: Sequence[tuple[str, tuple[int, ...], str]]
+    exported: Sequence[Any], inputs: Sequence[tuple[str, tuple[int, ...], str]]
 ) -> tuple[Any, ...] | None:
     """Values that were exported with a network, as NumPy arrays.
 
     Args:
-        given: What its file has for examples.
+        exported: What its file has for examples.
         inputs: (name, shape, dtype) of each input.
 
     Returns:
@@ -84,10 +84,10 @@ def example_arrays(
     """
     import torch
 
-    if len(given) != len(inputs):
+    if len(exported) != len(inputs):
         return None
     arrays = []
-    for value, (_, shape, dtype) in zip(given, inputs, strict=True):
+    for value, (_, shape, dtype) in zip(exported, inputs, strict=True):
         is_alike = (
             isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu"
         )

@@ -68,11 +68,11 @@ def build(module: Any, trace: str, target: Any) -> Built:
     import tvm
 
     started = time.perf_counter()
-    made = replay(module, trace)
+    scheduled = replay(module, trace)
     try:
         # CUDA's compiler learns the architecture from the target in scope only; else it asks this host's GPU.
         with target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            runtime = tvm.tirx.build(made, target=target)
+            runtime = tvm.tirx.build(scheduled, target=target)
         runtime.get_function("main", query_imports=True)
     except Exception as error:
         raise CandidateRefused(f"TVM cannot compile the candidate: {error}") from error

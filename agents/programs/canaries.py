@@ -95,9 +95,9 @@ def roofline(family: Family, secs: Mapping[str, float]) -> tuple[tuple[str, floa
     )
 
 
-def is_same_roofline(one: tuple[tuple[str, float], ...], other: tuple[tuple[str, float], ...]) -> bool:
+def is_same_roofline(roofline: tuple[tuple[str, float], ...], other: tuple[tuple[str, float], ...]) -> bool:
     """Whether two readings of a roofline tell the same within what a steady device scatters."""
-    first, second = dict(one), dict(other)
+    first, second = dict(roofline), dict(other)
     return first.keys() == second.keys() and all(
         abs(math.log(first[name] / second[name])) < _SAME_LOG for name in first
     )

@@ -113,13 +113,13 @@ def reference_outputs(module: Any, values: Sequence[_Array]) -> dict[int, _Array
     after = [argument.numpy() for argument in arguments]
     # A call into a library writes without telling: its outputs only show in the values.
     return {
-        index: found
-        for index, found in enumerate(after)
-        if index in written or not np.array_equal(found, begin[index])
+        index: output
+        for index, output in enumerate(after)
+        if index in written or not np.array_equal(output, begin[index])
     }
 
 
-def difference(expected: Mapping[int, _Array], found: Mapping[int, _Array], *, tolerance: float) -> str:
+def difference(expected: Mapping[int, _Array], outputs: Mapping[int, _Array], *, tolerance: float) -> str:
     """Compare outputs with the reference.
 
     Integers and booleans must be equal. A floating-point element may be off by `tolerance` of its own size
@@ -130,25 +130,27 @@ def difference(expected: Mapping[int, _Array], found: Mapping[int, _Array], *, t
         Empty if they agree, else one sentence.
     """
     for index, right in sorted(expected.items()):
-        if index not in found:
+        if index not in outputs:
             return f"argument {index} was not returned"
-        sentence = _array_difference(right, found[index], tolerance)
+        sentence = _array_difference(right, outputs[index], tolerance)
         if sentence:
             return f"argument {index} {sentence}"
     return ""
 
 
-def _array_difference(right: _Array, found: _Array, tolerance: float) -> str:
-    if right.shape != found.shape or right.dtype != found.dtype:
+def _array_difference(right: _Array, output: _Array, tolerance: float) -> str:
+    if right.shape != output.shape or right.dtype != output.dtype:
         expected = f"{right.dtype} of shape {right.shape}"
-        return f"is {found.dtype} of shape {found.shape} instead of {expected}"
+        return f"is {output.dtype} of shape {output.shape} instead of {expected}"
     if not _is_float(right.dtype.name):
-        wrong = _bytes_of(right) != _bytes_of(found)
-        shown = "exactly"
+        wrong = _bytes_of(right) != _bytes_of(output)
+        exactness = "exactly"
         distance = np.where(wrong, 1.0, 0.0)
     else:
-        shown = f"to a relative {tolerance:.1e}" if math.isfinite(tolerance) else "where either is no number"
-        distance = _excess(right.astype(np.float64), found.astype(np.float64), tolerance)
+        exactness = (
+            f"to a relative {tolerance:.1e}" if math.isfinite(tolerance) else "where either is no number"
+        )
+        distance = _excess(right.astype(np.float64), output.astype(np.float64), tolerance)
         wrong = distance > 0
     count = int(np.count_nonzero(wrong))
     if not count:
@@ -157,14 +159,14 @@ def _array_difference(right: _Array, found: _Array, tolerance: float) -> str:
     place = "[" + ", ".join(str(int(position)) for position in worst) + "]"
     return (
         f"differs in {count} of {right.size} elements from the unscheduled program's output, which it must "
-        f"equal {shown}; worst at {place}: {found[worst]} instead of {right[worst]}"
+        f"equal {exactness}; worst at {place}: {output[worst]} instead of {right[worst]}"
     )
 
 
-def _excess(right: _Array, found: _Array, tolerance: float) -> _Array:
+def _excess(right: _Array, output: _Array, tolerance: float) -> _Array:
     """How far each element lies beyond the tolerance; 0 within it, infinite where one is no number."""
-    finite = np.isfinite(right) & np.isfinite(found)
-    same = (right == found) | (np.isnan(right) & np.isnan(found))
+    finite = np.isfinite(right) & np.isfinite(output)
+    same = (right == output) | (np.isnan(right) & np.isnan(output))
     if math.isinf(tolerance):
         return np.where(finite | same, 0.0, math.inf)
     sizes = np.abs(right[np.isfinite(right)])
@@ -173,7 +175,7 @@ def _excess(right: _Array, found: _Array, tolerance: float) -> _Array:
         # Scaled, since squares of large values overflow.
         typical = largest * math.sqrt(float(np.mean((sizes / largest) ** 2)))
     with np.errstate(invalid="ignore", over="ignore"):
-        beyond = np.abs(found - right) - tolerance * (np.abs(right) + typical)
+        beyond = np.abs(output - right) - tolerance * (np.abs(right) + typical)
     return np.where(same, 0.0, np.where(finite, np.maximum(beyond, 0.0), math.inf))
 
 

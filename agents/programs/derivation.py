@@ -60,17 +60,19 @@ def match(spaces: Sequence[Sequence[Step]], trace: str) -> tuple[int, list[list[
     """
     steps, decisions = read_trace(trace)
     longest = max(map(len, spaces), default=0)
-    found = [_comparable(step) for step in steps[:longest]]
-    fitting = [place for place, space in enumerate(spaces) if space and found[: len(space)] == list(space)]
+    comparable = [_comparable(step) for step in steps[:longest]]
+    fitting = [
+        place for place, space in enumerate(spaces) if space and comparable[: len(space)] == list(space)
+    ]
     if not fitting:
         raise TraceRefusedError("its instructions are those of no design space of ours")
-    place = max(fitting, key=lambda one: len(spaces[one]))
+    place = max(fitting, key=lambda number: len(spaces[number]))
     length = len(spaces[place])
-    wanted = [number for number, step in enumerate(steps[:length]) if step[0].startswith("Sample")]
-    given = [one for one in decisions if one[0] < length]
-    if sorted(one[0] for one in given) != wanted:
+    sampled = [number for number, step in enumerate(steps[:length]) if step[0].startswith("Sample")]
+    chosen = [decision for decision in decisions if decision[0] < length]
+    if sorted(decision[0] for decision in chosen) != sampled:
         raise TraceRefusedError("its decisions are not one for each sampled number")
-    return place, sorted(given)
+    return place, sorted(chosen)
 
 
 def _comparable(step: Any) -> Step:

@@ -151,18 +151,18 @@ class DesignSpace:
         from tvm.s_tir.schedule import Trace
 
         draws = random.Random(f"{seed}/{self._workload.workload_id}")
-        found = Proposal(self._workload.workload_id, "random", exclude)
+        proposal = Proposal(self._workload.workload_id, "random", exclude)
         while (
-            len(found.candidates) < count
-            and not found.is_used_up(_BARREN_SAMPLES)
-            and found.tries < _MOST_TRIES
+            len(proposal.candidates) < count
+            and not proposal.is_used_up(_BARREN_SAMPLES)
+            and proposal.tries < _MOST_TRIES
         ):
             place = draws.randrange(len(self._spaces))
             tiles = self._tiles[place]
             # Decisions that are left out are sampled afresh from the schedule's seed.
             trace = Trace(self._spaces[place].insts, tiles.draw(draws) if tiles else {})
-            found.take(self._finish(trace, draws.randrange(1, _MOST_SEED)))
-        return found
+            proposal.take(self._finish(trace, draws.randrange(1, _MOST_SEED)))
+        return proposal
 
     def evolve(
         self,
@@ -189,25 +189,25 @@ class DesignSpace:
         # `Mutator.apply` draws its own random seed; this is the function beneath it.
         mutate = get_global_func("s_tir.meta_schedule.MutatorApply")
         draws = random.Random(f"evolve/{seed}/{self._workload.workload_id}")
-        found = Proposal(self._workload.workload_id, "evolved", exclude)
+        proposal = Proposal(self._workload.workload_id, "evolved", exclude)
         bases: list[Any] = []
         chances: list[float] = []
         for rank, parent in enumerate(dict.fromkeys(parents), start=1):
             base = self._before_postprocs(parent)
             schedule = None if base is None else self._finish(base, 1)
             if schedule is None:
-                found.take(None)
+                proposal.take(None)
                 continue
-            found.programs.add(structural_hash(schedule.mod))
+            proposal.programs.add(structural_hash(schedule.mod))
             bases.append(base)
             chances.append(1 / rank)
-        while bases and len(found.candidates) < count and not found.is_used_up(_BARREN_DRAWS):
+        while bases and len(proposal.candidates) < count and not proposal.is_used_up(_BARREN_DRAWS):
             [base] = draws.choices(bases, chances)
             [mutator] = draws.choices(self._mutators, self._mutator_chances)
             mutant = mutate(mutator, base, draws.randrange(1, _MOST_SEED))
             schedule_seed = draws.randrange(1, _MOST_SEED)
-            found.take(None if mutant is None else self._finish(mutant, schedule_seed))
-        return found
+            proposal.take(None if mutant is None else self._finish(mutant, schedule_seed))
+        return proposal
 
     def derive(self, traces: Sequence[str]) -> Derivation:
         """Make candidates of our own from the decisions of imported ones.
@@ -219,16 +219,16 @@ class DesignSpace:
         Args:
             traces: Imported traces (JSON text) of a workload that claims to be this one.
         """
-        found: dict[CandidateId, Candidate] = {}
+        candidates: dict[CandidateId, Candidate] = {}
         refused: Counter[str] = Counter()
         for trace in traces:
             try:
-                made = self._derived(trace)
+                candidate = self._derived(trace)
             except TraceRefusedError as error:
                 refused[error.reason] += 1
             else:
-                found.setdefault(made.candidate_id, made)
-        return Derivation(tuple(found.values()), dict(refused))
+                candidates.setdefault(candidate.candidate_id, candidate)
+        return Derivation(tuple(candidates.values()), dict(refused))
 
     def _derived(self, trace: str) -> Candidate:
         space, decisions = match(self._comparable, trace)
@@ -239,7 +239,7 @@ class DesignSpace:
             raise TraceRefusedError("its decisions make no program in our design space")
         mine = plain_json(schedule.trace.as_json())
         # TVM mends a decision that does not fit its loop: that would be another candidate under this name.
-        if [one for one in mine[1] if one[0] < len(steps)] != decisions:
+        if [decision for decision in mine[1] if decision[0] < len(steps)] != decisions:
             raise TraceRefusedError("its decisions do not fit our loops")
         return Candidate(workload_id=self._workload.workload_id, trace=canonical_json(mine), origin=DERIVED)
 
@@ -266,7 +266,7 @@ class DesignSpace:
         except TraceRefusedError:
             return None
         length = max((len(space) for space in self._space_steps if steps[: len(space)] == space), default=0)
-        return self._replayed(steps[:length], [one for one in decisions if one[0] < length])
+        return self._replayed(steps[:length], [decision for decision in decisions if decision[0] < length])
 
     def _replayed(self, steps: list[Any], decisions: list[Any]) -> Any:
         """The trace of instructions of ours with decisions; None if there are none, or they do not fit."""

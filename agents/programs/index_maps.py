@@ -123,11 +123,11 @@ def _of_older(nodes: list[Any]) -> list[Any]:
 
     An expression named its type by a text; it gets a node of its own, as does a constant's value.
     """
-    made = list(nodes)
+    converted = list(nodes)
 
     def place(kind: str, data: Any = None) -> int:
-        made.append({"type": kind, "data": data})
-        return len(made) - 1
+        converted.append({"type": kind, "data": data})
+        return len(converted) - 1
 
     for at, node in enumerate(nodes):
         kind = node.get("type") if isinstance(node, dict) else None
@@ -146,8 +146,8 @@ def _of_older(nodes: list[Any]) -> list[Any]:
         data = {key: place("None") if value is None else value for key, value in data.items()}
         if older:
             kind = f"prim.{older[2]}" if older[2] else _NOW[older[1]]
-        made[at] = {**node, "type": kind, "data": data}
-    return made
+        converted[at] = {**node, "type": kind, "data": data}
+    return converted
 
 
 def _check_annotation(nodes: list[Any], index: Any) -> None:
@@ -167,19 +167,19 @@ class _Graph:
         #: Depth of what was checked; -1 while it is being checked.
         self._depths: dict[tuple[int, bool], int] = {}
         self._free: set[str] = set()
-        for one in nodes:
-            self._check_node(one)
+        for node in nodes:
+            self._check_node(node)
 
     def map(self, index: Any, *, may_invert: bool) -> frozenset[str]:
         """Check the map at a node; returns the free names of the whole graph so far."""
-        found = self._fields(index, "tirx.IndexMap")
-        own = frozenset(self._list(found["initial_indices"]))
-        for one in own:
-            self._fields(one, "ir.Var")
+        fields = self._fields(index, "tirx.IndexMap")
+        own = frozenset(self._list(fields["initial_indices"]))
+        for variable in own:
+            self._fields(variable, "ir.Var")
         self._depths.clear()
-        for one in self._list(found["final_indices"]):
-            self._expression(one, own, as_divisor=False, level=1)
-        inverse = found["inverse_index_map"]
+        for expression in self._list(fields["final_indices"]):
+            self._expression(expression, own, as_divisor=False, level=1)
+        inverse = fields["inverse_index_map"]
         if self._kind(inverse) != "None":
             if not may_invert:
                 raise IndexMapRefusedError("the inverse of its inverse is given")
@@ -193,7 +193,7 @@ class _Graph:
             "None": lambda: data is None,
             "int": lambda: type(data) is int and abs(data) < _MOST_INT,
             "ffi.String": lambda: isinstance(data, str) and bool(_NAME.fullmatch(data)),
-            "ffi.Array": lambda: isinstance(data, list) and all(type(one) is int for one in data),
+            "ffi.Array": lambda: isinstance(data, list) and all(type(member) is int for member in data),
         }
         if not isinstance(kind, str) or not (kind in checks or kind in _FIELDS):
             raise IndexMapRefusedError(f"it holds a node of type {str(kind)[:60]!r}")
@@ -215,18 +215,18 @@ class _Graph:
     def _fields(self, index: Any, kind: str) -> dict[str, Any]:
         if self._kind(index) != kind:
             raise IndexMapRefusedError(f"it has a {self._kind(index)} where a {kind} belongs")
-        found: dict[str, Any] = self._nodes[index]["data"]
-        if "span" in found and self._kind(found["span"]) != "None":
+        fields: dict[str, Any] = self._nodes[index]["data"]
+        if "span" in fields and self._kind(fields["span"]) != "None":
             raise IndexMapRefusedError("it names a place in a source file")
-        if "ty" in found and self._kind(found["ty"]) != "ir.PrimType":
+        if "ty" in fields and self._kind(fields["ty"]) != "ir.PrimType":
             raise IndexMapRefusedError("its numbers are not integers")
-        return found
+        return fields
 
     def _list(self, index: Any) -> list[int]:
         if self._kind(index) != "ffi.Array":
             raise IndexMapRefusedError(f"it has a {self._kind(index)} where a list belongs")
-        found: list[int] = self._nodes[index]["data"]
-        return found
+        indices: list[int] = self._nodes[index]["data"]
+        return indices
 
     def _expression(self, index: Any, own: frozenset[int], *, as_divisor: bool, level: int) -> int:
         """Check an expression that stands at a level; returns its depth. Shared parts are looked at once."""
@@ -234,11 +234,11 @@ class _Graph:
         if level > _MOST_DEPTH:
             raise _too_deep()
         kind = self._kind(index)
-        known = self._depths.get((index, as_divisor))
-        if known is not None:
-            if known < 0:
+        noted_depth = self._depths.get((index, as_divisor))
+        if noted_depth is not None:
+            if noted_depth < 0:
                 raise IndexMapRefusedError("a node contains itself")
-            return known
+            return noted_depth
         self._depths[index, as_divisor] = -1
         depth = 1
         if kind == "ir.Var":
@@ -258,9 +258,9 @@ class _Graph:
         elif kind in _ARITHMETIC and (kind == "prim.Mul" or not as_divisor):
             both = self._fields(index, kind)
             below, divides = level + 1, as_divisor or kind in _DIVISIONS
-            left = self._expression(both["a"], own, as_divisor=as_divisor, level=below)
-            right = self._expression(both["b"], own, as_divisor=divides, level=below)
-            depth = 1 + max(left, right)
+            first_depth = self._expression(both["a"], own, as_divisor=as_divisor, level=below)
+            second_depth = self._expression(both["b"], own, as_divisor=divides, level=below)
+            depth = 1 + max(first_depth, second_depth)
         else:
             raise IndexMapRefusedError(f"it computes with a {kind}")
         if depth > _MOST_DEPTH:

@@ -39,8 +39,8 @@ class _Loaded:
 
 def elsewhere(arguments: Sequence[Any], device: Any) -> Sequence[Any]:
     """Copies of arguments at another place in the memory of their device; large ones stay where they are."""
-    held = sum(math.prod(one.shape) * np.dtype(str(one.dtype)).itemsize for one in arguments)
-    return arguments if held > _MOST_MOVED_BYTES else [one.copyto(device) for one in arguments]
+    held = sum(math.prod(argument.shape) * np.dtype(str(argument.dtype)).itemsize for argument in arguments)
+    return arguments if held > _MOST_MOVED_BYTES else [argument.copyto(device) for argument in arguments]
 
 
 class Programs:
@@ -89,10 +89,10 @@ class Programs:
             arguments[index].copyfrom(spoilt[index])
         function(*arguments)
         device.sync()
-        found = {index: arguments[index].numpy() for index in outputs}
-        return difference(outputs, found, tolerance=entry.tolerance)
+        actual = {index: arguments[index].numpy() for index in outputs}
+        return difference(outputs, actual, tolerance=entry.tolerance)
 
-    def kept(self, candidate_id: CandidateId) -> Built | None:
+    def built(self, candidate_id: CandidateId) -> Built | None:
         """A program that was kept."""
         return self._built.get(candidate_id)
 
@@ -126,8 +126,9 @@ class Programs:
 
 def _check_arguments(module: Any, workload: Workload) -> None:
     """Refuse a workload whose program takes other arguments than it names: calls are not checked."""
-    named, taken = (workload.arg_shapes, workload.arg_dtypes), arguments_of(module)
-    if named != taken:
+    named, accepted = (workload.arg_shapes, workload.arg_dtypes), arguments_of(module)
+    if named != accepted:
         raise CandidateRefused(
-            f"the workload names arguments {named}, its program takes {taken}: its records belong to another"
+            f"the workload names arguments {named}, its program takes {accepted}: its records belong "
+            "to another"
         )

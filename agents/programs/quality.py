@@ -94,10 +94,10 @@ def relative_interval(run_secs: Sequence[float]) -> float:
     if count < 2 or not all(math.isfinite(secs) and secs > 0 for secs in run_secs):
         return math.inf
     ordered = sorted(run_secs)
-    kept = max(2, math.ceil(_KEPT_SHARE * count))
-    excess = [secs / ordered[0] - 1 for secs in ordered[:kept]]
-    freedom = kept - 1
-    sigma = (math.fsum(excess) + (count - kept) * excess[-1]) / freedom
+    fastest_count = max(2, math.ceil(_KEPT_SHARE * count))
+    excess = [secs / ordered[0] - 1 for secs in ordered[:fastest_count]]
+    freedom = fastest_count - 1
+    sigma = (math.fsum(excess) + (count - fastest_count) * excess[-1]) / freedom
     return sigma * freedom * math.expm1(-math.log1p(-_CONFIDENCE) / freedom) / count
 
 
@@ -113,10 +113,10 @@ def wants_repeats(run_secs: Sequence[float], protocol: Protocol) -> bool:
     A rule that stops when the interval looks narrow picks lucky moments: the interval of what it kept holds
     the latency less often still (simulated under the model, default protocol: 85 to 90 % instead of 90).
     """
-    made = len(run_secs)
-    if made < protocol.repeat:
+    repeats = len(run_secs)
+    if repeats < protocol.repeat:
         return True
-    if protocol.target_interval == 0 or made >= protocol.repeat + protocol.extra_repeats:
+    if protocol.target_interval == 0 or repeats >= protocol.repeat + protocol.extra_repeats:
         return False
     return relative_interval(run_secs) > protocol.target_interval
 
@@ -266,7 +266,9 @@ class DriftMonitor:
 
     def usual_secs(self) -> dict[str, float]:
         """Usual seconds of each canary by name: the median of the readings that taught its baseline."""
-        return {name: math.exp(median(one.learnt)) for name, one in self._canaries.items() if one.learnt}
+        return {
+            name: math.exp(median(canary.learnt)) for name, canary in self._canaries.items() if canary.learnt
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Everything that it has learnt, JSON-ready; some kilobytes."""
@@ -309,11 +311,12 @@ class DriftMonitor:
             if not all(isinstance(pair, list) and len(pair) == 2 for pair in recent):
                 raise _damaged(f"`recent` of canary {name!r} holds something else than pairs")
             monitor._canaries[name] = _Canary(
-                learnt=[_number(one, name, -_MOST_LOG, _MOST_LOG) for one in learnt],
+                learnt=[_number(log_secs, name, -_MOST_LOG, _MOST_LOG) for log_secs in learnt],
                 high=_number(state.get("high"), name, 0.0, _MOST_SUM),
                 low=_number(state.get("low"), name, 0.0, _MOST_SUM),
                 recent=[
-                    (_number(one, name, -_MOST_LOG, _MOST_LOG), is_off is True) for one, is_off in recent
+                    (_number(log_secs, name, -_MOST_LOG, _MOST_LOG), is_off is True)
+                    for log_secs, is_off in recent
                 ],
             )
         return monitor

@@ -94,10 +94,10 @@ class RpcSession:
         try:
             with _limited(ANSWER_SECS, self._cut):
                 text = str(self._remote.get_function(function)(*arguments))
-            found = json.loads(text) if len(text) <= _MOST_CHARACTERS else {}
+            facts = json.loads(text) if len(text) <= _MOST_CHARACTERS else {}
         except Exception:  # TVM raises its own kinds for a function that is not there
             return {}
-        return found if isinstance(found, dict) else {}
+        return facts if isinstance(facts, dict) else {}
 
     def alive(self) -> bool:
         """See `Session.alive`; True also where the program broke this session but the server serves on."""
@@ -280,13 +280,13 @@ def _sockets(port: int | None = None) -> dict[str, int]:
     Args:
         port: Only those that are connected to this port, or to nothing yet.
     """
-    found = {}
+    handles = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             name = str(entry.readlink())
             if name.startswith("socket:") and (port is None or _peer_port(int(entry.name)) in (None, port)):
-                found[name] = int(entry.name)
-    return found
+                handles[name] = int(entry.name)
+    return handles
 
 
 def _peer_port(descriptor: int) -> int | None:

@@ -57,12 +57,12 @@ class ThreadTiles:
     def draw(self, draws: random.Random) -> dict[Any, list[int]]:
         """Draw the tile of each loop, outermost factor first, by its instruction."""
         low, high = self.bounds
-        found: list[list[int]] = []
+        factors: list[list[int]] = []
         for _ in range(_MOST_DRAWS):
-            found = [draw_tile(powers, _FACTORS, most, draws) for powers, most in self.loops]
-            if low <= math.prod(tile[_THREADS] for tile in found) <= high:
+            factors = [draw_tile(powers, _FACTORS, most, draws) for powers, most in self.loops]
+            if low <= math.prod(tile[_THREADS] for tile in factors) <= high:
                 break
-        return dict(zip(self.tiles, found, strict=True))
+        return dict(zip(self.tiles, factors, strict=True))
 
 
 def draw_tile(powers: dict[int, int], count: int, most_innermost: int, draws: random.Random) -> list[int]:
@@ -84,16 +84,16 @@ def draw_tile(powers: dict[int, int], count: int, most_innermost: int, draws: ra
 
 def prime_powers(number: int) -> dict[int, int]:
     """The exponent of each prime in a positive number; what has no small factors counts as a prime."""
-    found: dict[int, int] = {}
+    powers: dict[int, int] = {}
     divisor = 2
     while divisor <= _LARGEST_DIVISOR and divisor * divisor <= number:
         while number % divisor == 0:
-            found[divisor] = found.get(divisor, 0) + 1
+            powers[divisor] = powers.get(divisor, 0) + 1
             number //= divisor
         divisor += 1
     if number > 1:
-        found[number] = found.get(number, 0) + 1
-    return found
+        powers[number] = powers.get(number, 0) + 1
+    return powers
 
 
 def _note(step: Any) -> str:

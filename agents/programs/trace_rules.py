@@ -168,7 +168,7 @@ def check_trace(value: Any) -> None:
     Raises:
         TraceRefusedError: It holds anything that is not on the list.
     """
-    if type(value) is not list or len(value) != 2 or {type(one) for one in value} != {list}:
+    if type(value) is not list or len(value) != 2 or {type(part) for part in value} != {list}:
         raise TraceRefusedError("the trace is not [instructions, decisions]")
     steps, decisions = value
     if max(len(steps), len(decisions)) > _MOST_INSTRUCTIONS:
@@ -178,13 +178,13 @@ def check_trace(value: Any) -> None:
         try:
             _check_step(step, sampled)
         except TraceRefusedError as error:
-            raise TraceRefusedError(error.reason, f"instruction {place}, {_shown(step)}") from None
+            raise TraceRefusedError(error.reason, f"instruction {place}, {_quoted_kind(step)}") from None
         except IndexMapRefusedError as error:
             raise TraceRefusedError(
                 "an index map is no integer arithmetic", f"instruction {place}: {error}"
             ) from None
-    for one in decisions:
-        _check_decision(one, steps)
+    for decision in decisions:
+        _check_decision(decision, steps)
 
 
 def _check_step(step: Any, sampled: set[str]) -> None:
@@ -198,7 +198,7 @@ def _check_step(step: Any, sampled: set[str]) -> None:
         raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
     if max(len(inputs), len(attrs), len(outputs)) > _MOST_ITEMS:
         raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
-    given = "".join(map(_form, inputs))
+    input_forms = "".join(map(_form, inputs))
     named = list(map(_form, attrs))
     for place, letter, pattern in _NAMED.get(kind, ()):
         if place < len(attrs) and type(attrs[place]) is str and pattern.fullmatch(attrs[place]):
@@ -207,15 +207,15 @@ def _check_step(step: Any, sampled: set[str]) -> None:
         # Its second flag drops the check that a program stays inside its buffers.
         named[1] = "0"
     elif kind in ("Annotate", "Unannotate"):
-        named = ["A"] if len(attrs) == 1 and _is_annotation(kind, attrs[0], inputs, given) else ["-"]
-    made = "".join(_form(one) if type(one) is str else "-" for one in outputs)
-    if not _fits(kind, given, "".join(named), made):
+        named = ["A"] if len(attrs) == 1 and _is_annotation(kind, attrs[0], inputs, input_forms) else ["-"]
+    output_forms = "".join(_form(output) if type(output) is str else "-" for output in outputs)
+    if not _fits(kind, input_forms, "".join(named), output_forms):
         raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
-    if "M" in given or "M" in named:
-        for one in (*inputs, *attrs):
-            if type(one) is str and one[:1] == "{" and not free_names(one) <= sampled:
+    if "M" in input_forms or "M" in named:
+        for value in (*inputs, *attrs):
+            if type(value) is str and value[:1] == "{" and not free_names(value) <= sampled:
                 raise TraceRefusedError("an index map names a variable that is not sampled")
-    sampled.update(one for one in outputs if one[0] == "v")
+    sampled.update(output for output in outputs if output[0] == "v")
 
 
 @lru_cache(maxsize=8192)
@@ -262,34 +262,39 @@ def _list_form(values: list[Any]) -> str:
         return "E"
     if len(values) > _MOST_ITEMS:
         return "-"
-    kinds = {type(one) for one in values}
+    kinds = {type(value) for value in values}
     if kinds <= {int, bool}:
         return "L" if _are_small(values) else "-"
     if kinds <= {int, float}:
-        return "F" if all(0 <= one <= 1 for one in values) else "-"
-    return "R" if kinds == {str} and all(_text_form(one) == "b" for one in values) else "-"
+        return "F" if all(0 <= value <= 1 for value in values) else "-"
+    return "R" if kinds == {str} and all(_text_form(value) == "b" for value in values) else "-"
 
 
 def _are_small(values: Iterable[int]) -> bool:
-    return all(-_MOST_INT < one < _MOST_INT for one in values)
+    return all(-_MOST_INT < value < _MOST_INT for value in values)
 
 
-def _is_annotation(kind: str, key: Any, inputs: list[Any], given: str) -> bool:
+def _is_annotation(kind: str, key: Any, inputs: list[Any], input_forms: str) -> bool:
     if type(key) is not str or key not in _ANNOTATIONS:
         return False
     letters, pattern = _ANNOTATIONS[key]
     if kind == "Unannotate":
         return True
-    if given[1:] not in tuple(letters):
+    if input_forms[1:] not in tuple(letters):
         return False
     return pattern is None or bool(pattern.fullmatch(inputs[1]))
 
 
-def _check_decision(one: Any, steps: list[Any]) -> None:
+def _check_decision(decision: Any, steps: list[Any]) -> None:
     """A decision is the place of a sampling instruction, and a number, or factors of one and more."""
-    if type(one) is not list or len(one) != 2 or type(one[0]) is not int or not 0 <= one[0] < len(steps):
+    if (
+        type(decision) is not list
+        or len(decision) != 2
+        or type(decision[0]) is not int
+        or not 0 <= decision[0] < len(steps)
+    ):
         raise TraceRefusedError("a decision is not [instruction, value]")
-    place, value = one
+    place, value = decision
     step = steps[place]
     if step[0] == "SamplePerfectTile":
         is_fine = (
@@ -307,6 +312,6 @@ def _check_decision(one: Any, steps: list[Any]) -> None:
         raise TraceRefusedError("a decision does not fit its instruction", f"instruction {place}")
 
 
-def _shown(step: Any) -> str:
+def _quoted_kind(step: Any) -> str:
     kind = step[0] if type(step) is list and step else step
     return repr(str(kind)[:60])

@@ -43,10 +43,10 @@ def own_module(workload: Workload) -> Any:
             "with an agent of the fleet, and its imported candidates are derived again"
         )
     module = tvm.ir.load_json(workload.module_json)
-    found = workload_id_of(module)
-    if found != workload.workload_id:
+    module_hash = workload_id_of(module)
+    if module_hash != workload.workload_id:
         raise WorkloadRefusedError(
-            f"workload {workload.workload_id} holds a program with structural hash {found}: another "
+            f"workload {workload.workload_id} holds a program with structural hash {module_hash}: another "
             "version of TVM made it, or it is forged; list it again with this one"
         )
     return module
@@ -107,8 +107,8 @@ def operator_workload(
     from tvm.s_tir.meta_schedule.testing import te_workload
 
     if operator not in te_workload.CONFIGS:
-        known = ", ".join(sorted(te_workload.CONFIGS))
-        raise AgentError(f"operator {operator!r} is not in TVM's operator suite; known: {known}")
+        operators = ", ".join(sorted(te_workload.CONFIGS))
+        raise AgentError(f"operator {operator!r} is not in TVM's operator suite; known: {operators}")
     function, _ = te_workload.CONFIGS[operator]
     try:
         module = tvm.IRModule({"main": te.create_prim_func(function(*args))})
@@ -131,5 +131,5 @@ def network_workloads(networks: Sequence[str]) -> list[Workload]:
     for network in networks:
         for layer in layers(network):
             counts.setdefault((layer.operator, layer.args), {})[network] = layer.count
-    made = [operator_workload(op, args, uses.items()) for (op, args), uses in counts.items()]
-    return sorted(made, key=lambda workload: (-workload.weight * workload.flops, workload.workload_id))
+    workloads = [operator_workload(op, args, uses.items()) for (op, args), uses in counts.items()]
+    return sorted(workloads, key=lambda workload: (-workload.weight * workload.flops, workload.workload_id))

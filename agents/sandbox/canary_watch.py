@@ -90,9 +90,9 @@ def front_runners(
         At most three of each workload, to be measured with that attempt.
     """
     ok = [r for r in records if r.origin not in REPEATS and r.outcome is Outcome.OK]
-    found: dict[str, list[Record]] = {}
-    for record in sorted(ok, key=lambda one: one.latency_secs):
-        led = found.setdefault(record.workload_id, [])
+    leaders: dict[str, list[Record]] = {}
+    for record in sorted(ok, key=lambda record: record.latency_secs):
+        led = leaders.setdefault(record.workload_id, [])
         first = led[0].latency_secs if led else record.latency_secs
         limit = (1 + within) * min(first, best_secs.get(record.workload_id, first))
         if record.latency_secs <= limit and len(led) < _MOST_FRONT_RUNNERS:
@@ -105,23 +105,23 @@ def front_runners(
             workloads[record.workload_id],
             record.attempt + ahead,
         )
-        for led in found.values()
+        for led in leaders.values()
         for record in led
     ]
 
 
-def unmeasured(again: Sequence[Again], known: set[tuple[CandidateId, int]]) -> list[Again]:
+def unmeasured(again: Sequence[Again], measured: set[tuple[CandidateId, int]]) -> list[Again]:
     """Leave out what would be the same measurement twice: an id names one (candidate, attempt) of a device.
 
-    The most important come first; what is left is added to the `known`, which are made or planned.
+    The most important come first; what is new is added to `measured`, the measurements made or planned.
     """
-    left = []
-    for one in again:
-        measurement = (one.candidate.candidate_id, one.attempt)
-        if measurement not in known:
-            known.add(measurement)
-            left.append(one)
-    return left
+    fresh = []
+    for repeat in again:
+        measurement = (repeat.candidate.candidate_id, repeat.attempt)
+        if measurement not in measured:
+            measured.add(measurement)
+            fresh.append(repeat)
+    return fresh
 
 
 def kept_monitor(folder: Path, environment_id: str) -> DriftMonitor:
@@ -195,15 +195,15 @@ class CanaryWatch:
         The attempt before is that of a second measurement right after the window.
         """
         within = _FRONT_RUNNER_RATIO - 1
-        for one in front_runners(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
+        for repeat in front_runners(records, workloads, within=within, origin=REMEASURE, ahead=MOST_AHEAD):
             if len(self._again) < _MOST_AGAIN:
-                self._again[one.candidate.candidate_id] = one
+                self._again[repeat.candidate.candidate_id] = repeat
 
     def take_again(self) -> list[Again]:
         """Hand over what is to be measured again, once."""
-        taken = list(self._again.values())
+        repeats = list(self._again.values())
         self._again.clear()
-        return taken
+        return repeats
 
     def _save(self) -> None:
         value = {"environment_id": self._environment_id, "monitor": self._monitor.to_json()}

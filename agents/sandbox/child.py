@@ -136,12 +136,12 @@ class ChildWorker:
 
     def _enter(self, job: _Job, stage: WorkerStage) -> None:
         """Tell the parent, which holds the clock."""
-        self._say("stage", job, {"stage": stage})
+        self._send_event("stage", job, {"stage": stage})
 
     def _done(self, job: _Job, outcome: Outcome, error: str, **facts: Any) -> None:
-        self._say("done", job, {"outcome": outcome, "error": error, **facts})
+        self._send_event("done", job, {"outcome": outcome, "error": error, **facts})
 
-    def _say(self, event: str, job: _Job, facts: dict[str, Any]) -> None:
+    def _send_event(self, event: str, job: _Job, facts: dict[str, Any]) -> None:
         times = {"build_secs": job.build_secs, "wait_secs": job.wait_secs}
         self._channel.send({"event": event, "job": job.number, **times, **facts})
 
@@ -199,17 +199,22 @@ class ChildWorker:
 
     def _retime(self, due: list[RetimedProgram]) -> None:
         """Time programs of earlier jobs once more; the parent knows that they are coming."""
-        for one in due:
-            if not one.left:
+        for program in due:
+            if not program.timings_left:
                 continue  # an earlier timing of these failed
             began = time.perf_counter()
-            told = {"run_secs": self._retiming.time_again(one), "timing_secs": time.perf_counter() - began}
-            self._channel.send({"event": "retimed", "job": one.job, "left": one.left, **told})
+            timing = {
+                "run_secs": self._retiming.time_again(program),
+                "timing_secs": time.perf_counter() - began,
+            }
+            self._channel.send(
+                {"event": "retimed", "job": program.job, "left": program.timings_left, **timing}
+            )
         if due:
             self._channel.send({"event": "rested"})
 
     def _build(self, job: _Job) -> Built:
-        built = self._programs.kept(job.candidate_id)
+        built = self._programs.built(job.candidate_id)
         if built is None:
             built = build(self._programs.module(job.workload), job.trace, self._target)
             if job.keep:
@@ -244,7 +249,7 @@ class ChildWorker:
                 Outcome.RUN_FAILED,
                 f"the program raised while it ran: {raised}",
                 timing_secs=time.perf_counter() - began,
-                environment=self._seen(),
+                environment=self._environment(),
                 is_broken=not is_alive,
             )
             return []
@@ -265,7 +270,7 @@ class ChildWorker:
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
             wrong,
             timing_secs=timing_secs,
-            environment=self._seen(session),
+            environment=self._environment(session),
             is_kept=is_kept,
             is_retiming=bool(due),
             **timing.facts(is_checked=job.check),
@@ -277,20 +282,20 @@ class ChildWorker:
         """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
         return self._settings.device == "cpu" and not self._settings.tracker
 
-    def _seen(self, session: Session | None = None) -> dict[str, Any]:
+    def _environment(self, session: Session | None = None) -> dict[str, Any]:
         """The moment's environment; taken where the program was timed, still pinned there.
 
         Of a board only what its server tells through a session that still serves.
         """
         cores, index = self._settings.timing_cores, self._settings.gpu_index
-        seen = environment(cores, gpu_index=index)
+        snapshot = environment(cores, gpu_index=index)
         if self._settings.tracker:  # load, clocks and the like are of the host that builds
-            seen = {"versions": seen["versions"], "python": seen["python"]}
+            snapshot = {"versions": snapshot["versions"], "python": snapshot["python"]}
             if session is not None:
-                seen |= handlers.board_moment(session, cores, index)
-        seen["versions"] |= self._versions
+                snapshot |= handlers.board_moment(session, cores, index)
+        snapshot["versions"] |= self._versions
         threads = self._settings.threads if self._settings.tracker else int(self._thread_count())
-        return {**seen, "threads": threads, **self._settings.environment}
+        return {**snapshot, "threads": threads, **self._settings.environment}
 
 
 def _link(settings: ChildSettings, device: Any) -> Link:

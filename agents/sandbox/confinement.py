@@ -102,11 +102,11 @@ def confine(scratch: Path | None, needs: Needs, most_file_bytes: int = MOST_FILE
     try:
         landlock = _restrict_files(scratch, needs)
     except OSError as error:
-        _say("Landlock", error)
+        _warn("Landlock", error)
     try:
         has_filter = _filter_calls(needs)
     except OSError as error:
-        _say("the filter of system calls", error)
+        _warn("the filter of system calls", error)
         has_filter = False
     return Confinement(landlock=landlock, has_filter=has_filter)
 
@@ -131,9 +131,9 @@ def system_call(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_cha
     Raises:
         OSError: It failed.
     """
-    given: list[Any] = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    given += [ctypes.c_long(0)] * (6 - len(given))
-    result: int = _libc().syscall(ctypes.c_long(number), *given)
+    values: list[Any] = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    values += [ctypes.c_long(0)] * (6 - len(values))
+    result: int = _libc().syscall(ctypes.c_long(number), *values)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -199,9 +199,9 @@ def _drop_capabilities() -> None:
         if capability != _CAP_DAC_READ_SEARCH and not _prctl(_PR_CAPBSET_DROP, capability):
             break  # not root, or there are no more
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    kept = _capabilities() & 1 << _CAP_DAC_READ_SEARCH
+    retained = _capabilities() & 1 << _CAP_DAC_READ_SEARCH
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    system_call(_CAPSET[machine], header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+    system_call(_CAPSET[machine], header, struct.pack("=6I", retained, retained, 0, 0, 0, 0))
 
 
 def _capabilities() -> int:
@@ -226,6 +226,6 @@ def _prctl(option: int, argument: int) -> bool:
     return result == 0
 
 
-def _say(what: str, error: OSError) -> None:
+def _warn(what: str, error: OSError) -> None:
     """Leave a word on stderr: the process goes on without this means, and `fleet doctor` says so as well."""
     print(f"this worker process runs without {what}: {error}", file=sys.stderr)

@@ -83,7 +83,7 @@ class Trial(Confinement):
     @property
     def allowed(self) -> tuple[str, ...]:
         """Forbidden actions that the kernel let through."""
-        return tuple(one.what for one in self.attempts if not one.is_refused)
+        return tuple(attempt.what for attempt in self.attempts if not attempt.is_refused)
 
 
 def try_confinement() -> Trial:
@@ -130,14 +130,14 @@ def _watched(process: subprocess.Popen[str], folder: str) -> Trial:
     before = footprint_of(process.pid, with_group=False)
     limit_memory(process.pid, 0.0)
     print(file=process.stdin, flush=True)
-    found = json.loads(process.stdout.readline())
+    report = json.loads(process.stdout.readline())
     held = footprint_of(process.pid, with_group=False)
     attempts = [
-        Attempt(**one | {"aspect": Aspect(one["aspect"]), "by": Means(one["by"])})
-        for one in found.pop("attempts")
+        Attempt(**attempt | {"aspect": Aspect(attempt["aspect"]), "by": Means(attempt["by"])})
+        for attempt in report.pop("attempts")
     ]
     return Trial(
-        **found,
+        **report,
         attempts=(*attempts, *_unseen(before, held)),
         memory_folder=folder if _is_memory(Path(folder)) else "",
     )
@@ -155,8 +155,8 @@ def _unseen(before: Footprint, held: Footprint) -> Iterator[Attempt]:
 
 def _is_memory(folder: Path) -> bool:
     """Whether files in a folder take memory."""
-    mounts = [one for one in psutil.disk_partitions(all=True) if folder.is_relative_to(one.mountpoint)]
-    nearest = max(mounts, key=lambda one: len(one.mountpoint), default=None)
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    nearest = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
     return nearest is not None and nearest.fstype in ("tmpfs", "ramfs")
 
 
@@ -177,14 +177,14 @@ def tries(inside: Path, outside: Path) -> Iterator[_Try]:
 
 
 def _tries_of_files(inside: Path, outside: Path) -> Iterator[_Try]:
-    kept = outside / "kept"
+    outside_file = outside / "kept"
     landlock, calls = Means.LANDLOCK, Means.FILTER
     for what, by, attempt in (
         ("make files outside its scratch folder", landlock, lambda: (outside / "made").open("x").close()),
-        ("write to files outside it", landlock, lambda: kept.open("r+b").close()),
-        ("empty files outside it", calls, lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC))),
-        ("change modes of files", calls, lambda: _change_mode(kept)),
-        ("rename files outside it", landlock, lambda: kept.rename(outside / "moved")),
+        ("write to files outside it", landlock, lambda: outside_file.open("r+b").close()),
+        ("empty files outside it", calls, lambda: os.close(os.open(outside_file, os.O_RDONLY | os.O_TRUNC))),
+        ("change modes of files", calls, lambda: _change_mode(outside_file)),
+        ("rename files outside it", landlock, lambda: outside_file.rename(outside / "moved")),
         ("remove files outside it", landlock, (outside / "spare").unlink),
         ("write a file without end", Means.LIMITS, lambda: _grow(inside / "long")),
     ):
@@ -328,7 +328,7 @@ def main(arguments: list[str]) -> None:
     threads = [threading.Thread(target=done.wait) for _ in range(_SEEN_THREADS)]
     for thread in threads:
         thread.start()
-    print(json.dumps({**asdict(applied), "attempts": [asdict(one) for one in attempts]}), flush=True)
+    print(json.dumps({**asdict(applied), "attempts": [asdict(attempt) for attempt in attempts]}), flush=True)
     sys.stdin.readline()  # it was looked at
     del held
     done.set()

@@ -43,9 +43,9 @@ def footprint_of(pid: int, *, with_group: bool) -> Footprint:
     memory_kib = threads = 0
     for member in _group_of(pid) if with_group else [pid]:
         with suppress(OSError):
-            found = dict(_FIELDS.findall(Path(f"/proc/{member}/status").read_text()))
-            threads += int(found.pop("Threads"))
-            memory_kib += sum(map(int, found.values()))
+            fields = dict(_FIELDS.findall(Path(f"/proc/{member}/status").read_text()))
+            threads += int(fields.pop("Threads"))
+            memory_kib += sum(map(int, fields.values()))
     return Footprint(memory_bytes=memory_kib << 10, threads=threads)
 
 

@@ -32,9 +32,9 @@ def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
     except WorkloadRefusedError as error:
         return {"event": "refused", "error": str(error)}
     if message["op"] == "derive":
-        made = space.derive(message["traces"])
-        traces = [candidate.trace for candidate in made.candidates]
-        return {"event": "derived", "traces": traces, "refused": made.refused}
+        derivation = space.derive(message["traces"])
+        traces = [candidate.trace for candidate in derivation.candidates]
+        return {"event": "derived", "traces": traces, "refused": derivation.refused}
     how: dict[str, Any] = {"seed": message["seed"], "exclude": frozenset(message["exclude"])}
     if message["op"] == "evolve":
         proposal = space.evolve(message["parents"], message["count"], **how)
@@ -46,10 +46,10 @@ def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
 def list_workloads(networks: list[str]) -> dict[str, Any]:
     """List the workloads of networks, or say why not."""
     try:
-        found = network_workloads(networks)
+        workloads = network_workloads(networks)
     except AgentError as error:
         return {"event": "refused", "error": str(error)}
-    return {"event": "workloads", "workloads": [as_json_dict(workload) for workload in found]}
+    return {"event": "workloads", "workloads": [as_json_dict(workload) for workload in workloads]}
 
 
 #: What a board's environment may say of a record that was timed there; the rest belongs to who builds.
@@ -72,12 +72,12 @@ def board(settings: ChildSettings) -> dict[str, Any]:
     )
     try:
         with link.connect() as session:
-            found = session.host_facts(DESCRIPTOR_FUNCTION)
+            facts = session.host_facts(DESCRIPTOR_FUNCTION)
     except LinkLostError as error:
         return {"event": "refused", "error": str(error)}
-    if not found:
+    if not facts:
         return {"event": "refused", "error": "its server tells nothing of its host (TVM's own does not)"}
-    return {"event": "board", "descriptor": found}
+    return {"event": "board", "descriptor": facts}
 
 
 def board_moment(session: Session, cores: Sequence[int], gpu_index: int | None) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def board_moment(session: Session, cores: Sequence[int], gpu_index: int | None) 
     if not isinstance(session, RpcSession):
         return {}
     index = -1 if gpu_index is None else gpu_index
-    found = session.host_facts(ENVIRONMENT_FUNCTION, json.dumps(list(cores)), index)
-    return {key: value for key, value in found.items() if key in _MOMENT_KEYS}
+    facts = session.host_facts(ENVIRONMENT_FUNCTION, json.dumps(list(cores)), index)
+    return {key: value for key, value in facts.items() if key in _MOMENT_KEYS}
 
 
 def canaries(family: Family) -> dict[str, Any]:
     """Give the canary programs of a family."""
-    found = [
+    programs = [
         {"name": canary.name, "workload": as_json_dict(canary.workload), "trace": canary.candidate.trace}
         for canary in make_canaries(family)
     ]
-    return {"event": "canaries", "canaries": found}
+    return {"event": "canaries", "canaries": programs}

@@ -45,7 +45,7 @@ Question = tuple[dict[str, Any], Workload | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _OpenQuestion:
     """A question that waits for its answer."""
 
     place: int
@@ -129,42 +129,43 @@ class WorkerPool:
         """
         processes, unread, count = self._processes, iter(questions), 0
         processes.await_questions()
-        waiting = deque[_Asked]()
-        asked: dict[WorkerProcess, _Asked] = {}
+        waiting = deque[_OpenQuestion]()
+        answering: dict[WorkerProcess, _OpenQuestion] = {}
         may_come = True
         try:
             while True:
                 if may_come and not waiting:
                     for question in unread:
                         if question is not None:
-                            waiting.append(_Asked(count, *question))
+                            waiting.append(_OpenQuestion(count, *question))
                             count += 1
                         break
                     else:
                         may_come = False
-                if not waiting and not asked:
+                if not waiting and not answering:
                     return
-                processes.start(len(asked) + len(waiting))
-                idle = next((one for one in processes if one.stage is WorkerStage.IDLE), None)
+                processes.start(len(answering) + len(waiting))
+                idle = next((process for process in processes if process.stage is WorkerStage.IDLE), None)
                 if waiting and idle is not None:
-                    asked[idle] = one = waiting.popleft()
-                    idle.ask(one.message, one.workload, _PREPARE_TIMEOUT_SECS)
+                    answering[idle] = open_question = waiting.popleft()
+                    idle.ask(open_question.message, open_question.workload, _PREPARE_TIMEOUT_SECS)
                     continue
                 limit_secs = _LOOK_SECS if may_come and not waiting else WAIT_SECS
-                for process, message in processes.answers(asked, limit_secs).items():
-                    one = asked.pop(process)
+                for process, message in processes.answers(answering, limit_secs).items():
+                    open_question = answering.pop(process)
                     if message is not None:
-                        yield one.place, self._answer(process, message)
+                        yield open_question.place, self._answer(process, message)
                         continue
                     fate, tail = processes.discard(process)
-                    if one.was_lost:
-                        end = f"a worker process {fate} at {one.message['op']!r}: {tail or 'no output'}"
-                        yield one.place, AgentError(end)
+                    if open_question.was_lost:
+                        operation = open_question.message["op"]
+                        end = f"a worker process {fate} at {operation!r}: {tail or 'no output'}"
+                        yield open_question.place, AgentError(end)
                     else:
                         # One that was killed while idle never saw the question: a fresh one gets it.
-                        waiting.append(replace(one, was_lost=True))
+                        waiting.append(replace(open_question, was_lost=True))
         finally:
-            for process in asked:
+            for process in answering:
                 processes.discard(process)
 
     def _answer(self, process: WorkerProcess, message: dict[str, Any]) -> dict[str, Any] | AgentError:

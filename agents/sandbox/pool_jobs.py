@@ -162,8 +162,8 @@ class PoolRun:
     def _note_best(self, result: JobResult) -> None:
         if result.outcome is Outcome.OK and result.run_secs:
             workload_id = self.jobs[result.job].workload.workload_id
-            known = self._best_secs.get(workload_id, float("inf"))
-            self._best_secs[workload_id] = min(known, *result.run_secs)
+            best_secs = self._best_secs.get(workload_id, float("inf"))
+            self._best_secs[workload_id] = min(best_secs, *result.run_secs)
 
     def _fail(
         self, at: StageBegan, outcome: Outcome, error: str, quality: dict[str, Any] | None = None

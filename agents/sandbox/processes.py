@@ -82,8 +82,8 @@ class WorkerProcesses:
             OSError: The host gives no more processes or files.
         """
         while len(self._all) < min(count, self.most):
-            taken = [process.slot for process in self._all]
-            slot = next(slot for slot in range(self.most) if slot not in taken)
+            used_slots = [process.slot for process in self._all]
+            slot = next(slot for slot in range(self.most) if slot not in used_slots)
             try:
                 process = WorkerProcess(self._living_zygote(), slot, self._settings[slot])
             except ConnectionError:  # it died a moment ago; a lack of file descriptors is no death
@@ -147,15 +147,15 @@ class WorkerProcesses:
             WorkerStartError: One of them has not even started.
         """
         now = time.monotonic()
-        found = [process for process in self._all if now > process.deadline]
-        for process in found:
+        late = [process for process in self._all if now > process.deadline]
+        for process in late:
             if process.stage is WorkerStage.STARTING:
                 self.discard(process)
                 raise WorkerStartError(
                     "a worker process was not ready in time (importing TVM takes about 3 s on an idle core); "
                     "free the host or raise its share of CPU"
                 )
-        return found
+        return late
 
     def retime(self) -> None:
         """Have every program that is kept timed a last time."""
@@ -184,7 +184,7 @@ class WorkerProcesses:
                 process.deadline = time.monotonic() + START_TIMEOUT_SECS
 
     def answers(
-        self, asked: Collection[WorkerProcess], limit_secs: float
+        self, questioned: Collection[WorkerProcess], limit_secs: float
     ) -> dict[WorkerProcess, dict[str, Any] | None]:
         """Wait for those that were asked: what each answered, with None for one that never will.
 
@@ -193,20 +193,20 @@ class WorkerProcesses:
         Raises:
             WorkerStartError: One of them does not get ready.
         """
-        found: dict[WorkerProcess, dict[str, Any] | None] = {}
+        answers: dict[WorkerProcess, dict[str, Any] | None] = {}
         for output in self.wait(limit_secs):
             process = output.process
             if not output.messages and not output.is_end:
                 continue
-            if process in asked:
-                found[process] = output.messages[0] if output.messages else None
+            if process in questioned:
+                answers[process] = output.messages[0] if output.messages else None
             elif process.stage is WorkerStage.STARTING and output.messages:
                 if isinstance(ready := parse_event(output.messages[0]), Ready):
                     process.pid = ready.pid
                     process.rest()
             else:  # an idle process says nothing: this is its end
                 self.bury(replace(output, is_end=True))
-        return dict.fromkeys(one for one in self.overdue() if one in asked) | found
+        return dict.fromkeys(process for process in self.overdue() if process in questioned) | answers
 
     def close(self) -> None:
         """End every process."""

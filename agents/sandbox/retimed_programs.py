@@ -41,7 +41,7 @@ class RetimedProgram:
     #: Seconds of its fastest run.
     best_secs: float
     #: Timings that are still to come, if it is no front-runner.
-    left: int
+    timings_left: int
     #: Further timings that are still to come while it is one.
     extra: int
     #: Reading of the clock at its last timing.
@@ -53,19 +53,26 @@ class SpacedRetiming:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: list[RetimedProgram] = []
+        self._programs: list[RetimedProgram] = []
         #: Fastest run known of each workload that programs are kept of.
         self._best_secs: dict[str, float] = {}
 
     def keep(
-        self, job: int, run: Callable[[], tuple[float, ...]], left: int, workload_id: str, best_secs: float
+        self,
+        job: int,
+        run: Callable[[], tuple[float, ...]],
+        timings_left: int,
+        workload_id: str,
+        best_secs: float,
     ) -> None:
         """Keep a program that was timed just now, for 1 timing more at least; what `run` raises ends them."""
-        extra = min((FRONT_RUNNER_FACTOR - 1) * (left + 1), int(_FRONT_RUNNER_SECS / best_secs))
-        self._kept.append(RetimedProgram(job, run, workload_id, best_secs, left, extra, self._clock()))
+        extra = min((FRONT_RUNNER_FACTOR - 1) * (timings_left + 1), int(_FRONT_RUNNER_SECS / best_secs))
+        self._programs.append(
+            RetimedProgram(job, run, workload_id, best_secs, timings_left, extra, self._clock())
+        )
         self.note(workload_id, best_secs)
-        for old in self._kept[:-_MOST_KEPT]:
-            old.left, old.extra, old.last = 1, 0, -math.inf
+        for old in self._programs[:-_MOST_KEPT]:
+            old.timings_left, old.extra, old.last = 1, 0, -math.inf
 
     def note(self, workload_id: str, best_secs: float) -> None:
         """Take in the fastest run that is known of a workload, whoever made it; 0 if none is."""
@@ -76,41 +83,52 @@ class SpacedRetiming:
         """Programs whose next timing is due."""
         now = self._clock()
         return [
-            one
-            for one in self._kept
-            if now - one.last >= (FRONT_RUNNER_GAP_SECS if self._is_front_runner(one) else GAP_SECS)
+            program
+            for program in self._programs
+            if now - program.last >= (FRONT_RUNNER_GAP_SECS if self._is_front_runner(program) else GAP_SECS)
         ]
 
     def last(self) -> list[RetimedProgram]:
         """All of them, for their last timings: a front-runner has several, the others between."""
-        for one in self._kept:
-            one.left, one.extra = LAST_FRONT_RUNNER_TIMINGS if self._is_front_runner(one) else 1, 0
-        return [one for turn in range(LAST_FRONT_RUNNER_TIMINGS) for one in self._kept if one.left > turn]
+        for program in self._programs:
+            program.timings_left, program.extra = (
+                LAST_FRONT_RUNNER_TIMINGS if self._is_front_runner(program) else 1,
+                0,
+            )
+        return [
+            program
+            for turn in range(LAST_FRONT_RUNNER_TIMINGS)
+            for program in self._programs
+            if program.timings_left > turn
+        ]
 
-    def time_again(self, one: RetimedProgram) -> tuple[float, ...]:
-        """Time a program again, and let go of it (`left` is 0 then) after its last timing."""
+    def time_again(self, program: RetimedProgram) -> tuple[float, ...]:
+        """Time a program again, and let go of it (`timings_left` is 0 then) after its last timing."""
         try:
-            run_secs = one.run()
+            run_secs = program.run()
         except Exception:
             # The program ran before, so its earlier timings stand.
-            run_secs, one.left, one.extra = (), 0, 0
+            run_secs, program.timings_left, program.extra = (), 0, 0
         else:
-            one.best_secs = min(one.best_secs, *run_secs)
-            self.note(one.workload_id, one.best_secs)
-            if self._is_front_runner(one):
-                one.extra -= 1
+            program.best_secs = min(program.best_secs, *run_secs)
+            self.note(program.workload_id, program.best_secs)
+            if self._is_front_runner(program):
+                program.extra -= 1
             else:
-                one.left -= 1
-        one.last = self._clock()
-        if not one.left:
-            self._kept.remove(one)
+                program.timings_left -= 1
+        program.last = self._clock()
+        if not program.timings_left:
+            self._programs.remove(program)
         return run_secs
 
     def forget(self) -> None:
         """Let go of all programs, and of what was known."""
-        self._kept.clear()
+        self._programs.clear()
         self._best_secs.clear()
 
-    def _is_front_runner(self, one: RetimedProgram) -> bool:
+    def _is_front_runner(self, program: RetimedProgram) -> bool:
         """Whether a program is near the fastest of its workload, and has timings left for that."""
-        return one.extra > 0 and one.best_secs <= FRONT_RUNNER_RATIO * self._best_secs[one.workload_id]
+        return (
+            program.extra > 0
+            and program.best_secs <= FRONT_RUNNER_RATIO * self._best_secs[program.workload_id]
+        )

@@ -32,9 +32,9 @@ class ScratchFolders:
     def __init__(self) -> None:
         #: Processes that remove a folder.
         self._removers: list[int] = []
-        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            if (handle := _lock(left)) is not None:
-                self._remove_aside(left, handle)
+        for leftover in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if (handle := _lock(leftover)) is not None:
+                self._remove_aside(leftover, handle)
                 os.close(handle)
         while True:
             self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))

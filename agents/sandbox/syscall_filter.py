@@ -217,10 +217,10 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
     architecture, column = _ARCHITECTURES[machine]
 
     def numbers(calls: _Numbers) -> list[int]:
-        found = (each[column] for each in calls.values())
-        return [number for number in found if number is not None]
+        call_numbers = (each[column] for each in calls.values())
+        return [number for number in call_numbers if number is not None]
 
-    made: list[_Instruction] = [
+    instructions: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         # A call made the way of another architecture, such as 32-bit x86, has other numbers.
         (_EQUAL, 1, 0, architecture),
@@ -229,34 +229,34 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
         (_GREATER, 0, 1, _NEWEST),
         _MISSING,
     ]
-    made += _each(numbers(_REFUSED), [_DENY])
-    made += _each(numbers(_ABSENT), [_MISSING])
-    made += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
-    made += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
-    made += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
+    instructions += _each(numbers(_REFUSED), [_DENY])
+    instructions += _each(numbers(_ABSENT), [_MISSING])
+    instructions += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
+    instructions += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
+    instructions += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
     if not needs.gpu:
-        made += _each(numbers(_UNCOUNTED), [_DENY])
-        made += _each(numbers(_MAP), _mapping(needs.shared_files))
+        instructions += _each(numbers(_UNCOUNTED), [_DENY])
+        instructions += _each(numbers(_MAP), _mapping(needs.shared_files))
     if not (needs.gpu or needs.network or needs.programs):
-        made += _each(numbers(_SOCKET_PAIRS), [_DENY])
+        instructions += _each(numbers(_SOCKET_PAIRS), [_DENY])
     for calls, which in _OF_ITSELF_SECOND:
         body = [_argument(0), (_EQUAL, 1, 0, which), _DENY, _argument(1), *_only((0, pid))]
-        made += _each(numbers(calls), body)
+        instructions += _each(numbers(calls), body)
     for calls, flags_at in _OPEN:
-        made += _each(numbers(calls), _opening(flags_at))
-    made += _each(numbers(_CLONE), _cloning(needs.programs))
+        instructions += _each(numbers(calls), _opening(flags_at))
+    instructions += _each(numbers(_CLONE), _cloning(needs.programs))
     if not needs.programs:
-        made += _each(numbers(_PROGRAMS), [_DENY])
-    made += _each(numbers(_SOCKET), _sockets(needs))
+        instructions += _each(numbers(_PROGRAMS), [_DENY])
+    instructions += _each(numbers(_SOCKET), _sockets(needs))
     if not needs.network:
-        made += _each(numbers(_CONNECT), [_DENY])
+        instructions += _each(numbers(_CONNECT), [_DENY])
     if not needs.gpu:
-        made += _each(numbers(_SERVE), [_DENY])
-    made += _each(numbers(_FCNTL), [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS])
+        instructions += _each(numbers(_SERVE), [_DENY])
+    instructions += _each(numbers(_FCNTL), [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS])
     families = [(_AND, 0, 0, 0xFF00), *_none_of(_IOCTL_FAMILIES), _PASS]
-    made += _each(numbers(_IOCTL), [_argument(1), *_none_of(_IOCTL_COMMANDS), *families])
-    made += _each(numbers(_PRCTL), [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS])
-    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in [*made, _PASS])
+    instructions += _each(numbers(_IOCTL), [_argument(1), *_none_of(_IOCTL_COMMANDS), *families])
+    instructions += _each(numbers(_PRCTL), [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS])
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in [*instructions, _PASS])
 
 
 def _each(numbers: list[int], body: list[_Instruction]) -> list[_Instruction]:

@@ -61,24 +61,24 @@ def in_windows(
         if watch.is_due():
             yield from read(ahead)
         began, count = clock(), 0
-        for one in jobs:
+        for job in jobs:
             if count >= _LEAST_JOBS and clock() - began >= window_secs:
                 yield from read({})
                 began, count = clock(), 0
-            handed.append(one)
+            handed.append(job)
             count += 1
-            yield one
+            yield job
         yield from read(behind)
 
     # A program that is timed at several moments belongs to the window of its last timing.
     ended: list[tuple[CandidateJob, JobResult]] = []
     with closing(pool.run(stream(), best_secs)) as results:
         for result in results:
-            one = handed[result.job]
-            if isinstance(one, CandidateJob):
-                ended.append((one, result))
+            entry = handed[result.job]
+            if isinstance(entry, CandidateJob):
+                ended.append((entry, result))
                 continue
-            reading, place = one
+            reading, place = entry
             reading[place] = result
             # The last reading is taken in when everything has ended: nothing is timed after its window.
             if len(reading) < len(canaries) or reading is behind:

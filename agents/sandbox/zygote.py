@@ -137,7 +137,7 @@ class _Zygote:
             for file in (*files, ours.detach(), theirs.detach()):
                 os.close(file)
             self._scratch.remove(token)
-            self._tell({"event": "exited", "token": token, "code": 1})
+            self._send({"event": "exited", "token": token, "code": 1})
             return
         if pid == 0:
             self._become_worker(zygote, files, theirs.detach(), settings, scratch)
@@ -212,9 +212,9 @@ class _Zygote:
                     self._selector.unregister(forked.moves)
                 forked.moves.close()
                 self._scratch.remove(token)
-                self._tell({"event": "exited", "token": token, "code": os.waitstatus_to_exitcode(status)})
+                self._send({"event": "exited", "token": token, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the other end is gone; the next read says so
             self._control.send(json.dumps(message).encode())
 

@@ -96,11 +96,11 @@ class Spool:
             SpoolError: The disk failed; none of them was kept.
         """
         rows = self._opened()
-        known = self._pending
+        pending = self._pending
         fresh = {
-            one.record_id: one
-            for one in records
-            if one.record_id not in known or known[one.record_id].tag != tag
+            record.record_id: record
+            for record in records
+            if record.record_id not in pending or pending[record.record_id].tag != tag
         }
         if not fresh:
             return
@@ -108,14 +108,14 @@ class Spool:
             (record_id, encode_spooled(SpooledRecord(record=record, lease=tag)))
             for record_id, record in fresh.items()
         ]
-        asked = sum(len(body) for _, body in added)
-        what = f"{len(fresh)} records of {asked} bytes"
-        if self._held_bytes + asked > self._max_bytes:
+        added_bytes = sum(len(body) for _, body in added)
+        what = f"{len(fresh)} records of {added_bytes} bytes"
+        if self._held_bytes + added_bytes > self._max_bytes:
             raise SpoolFull(
                 f"the spool {self._path} holds {self._held_bytes} of at most {self._max_bytes} bytes, no "
                 f"room for {what}; start the coordinator, it fetches and acknowledges them"
             )
-        replaced = [known[record_id].number for record_id in fresh if record_id in known]
+        replaced = [pending[record_id].number for record_id in fresh if record_id in pending]
         with _disk_errors(f"the spool {self._path} could not keep {what}"):
             numbers = rows.change(added, [*self._gone, *replaced])
         self._gone.clear()

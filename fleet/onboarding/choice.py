@@ -170,11 +170,11 @@ def choose(
         pool=pool,
         source_model=lambda: source,
         seed=settings.training.seed,
-        taken=taken,
-        taken_secs=np.array([measured[dataset.candidate_ids[row]] for row in taken.tolist()]),
+        measured=taken,
+        measured_secs=np.array([measured[dataset.candidate_ids[row]] for row in taken.tolist()]),
     )
     if len(taken) > samples:
-        rows = selector.choose(replace(choice, pool=taken, taken=taken[:0]), samples)
+        rows = selector.choose(replace(choice, pool=taken, measured=taken[:0]), samples)
     else:
         rows = np.concatenate([taken, selector.choose(choice, samples - len(taken))])
     few: dict[WorkloadId, list[Candidate]] = {}

@@ -169,9 +169,9 @@ def without_device(dataset: Dataset, device_id: str) -> Dataset:
     column = dataset.column(device_id)
     if not (np.isfinite(dataset.latency_secs[:, column]).any() or dataset.failed[:, column].any()):
         return dataset
-    seen = np.ones_like(dataset.failed)
-    seen[:, column] = False
-    return dataset.where(seen)
+    visible = np.ones_like(dataset.failed)
+    visible[:, column] = False
+    return dataset.where(visible)
 
 
 def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:

@@ -51,14 +51,14 @@ class FineTuneHead:
         start = with_target_head(need_source(source, self.name), part, target_device, seed=seed)
         how = shortened(config, self.epoch_share)
 
-        def fit(shown: Dataset, rate: float) -> FleetTLP:
+        def fit(visible: Dataset, rate: float) -> FleetTLP:
             model = start.copy()
             with head_alone(model, target_device):
-                tune(model, shown, (target_device,), replace(how, learning_rate=rate), seed)
+                tune(model, visible, (target_device,), replace(how, learning_rate=rate), seed)
             return model
 
         rates = [share * config.learning_rate for share in self.rate_shares]
         rate, tried = choose_rate(start, part, target_device, rates, seed, fit)
         model = fit(part, rate) if rate > 0 else start
-        notes = {"learning_rate": rate, "agreement": {f"{one:.3g}": tau for one, tau in tried.items()}}
+        notes = {"learning_rate": rate, "agreement": {f"{rate:.3g}": tau for rate, tau in tried.items()}}
         return Adapted(device_id=target_device, model=model, notes=notes)

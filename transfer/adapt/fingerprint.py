@@ -65,7 +65,7 @@ def choose_workloads(workloads: Iterable[Workload]) -> list[Workload]:
 
     A replay or an old host may lack some: the fingerprint is then made of fewer.
     """
-    by_name = {one.name: one for one in workloads}
+    by_name = {workload.name: workload for workload in workloads}
     return [by_name[name] for name in WORKLOADS if name in by_name]
 
 
@@ -80,7 +80,7 @@ def from_records(
         programs: Reference programs, whatever their records' origin (one may have been measured as an
             ordinary candidate before); where empty, all records of origin `fingerprint` count.
     """
-    found: dict[CandidateId, float] = {}
+    fastest_secs: dict[CandidateId, float] = {}
     tried: set[CandidateId] = set()
     for record in records:
         is_reference = record.candidate_id in programs or record.origin == ORIGIN
@@ -88,8 +88,10 @@ def from_records(
             continue
         tried.add(record.candidate_id)
         if record.outcome is Outcome.OK and record.run_secs:
-            found[record.candidate_id] = min(record.latency_secs, found.get(record.candidate_id, math.inf))
-    return Fingerprint(device_id=device_id, latency_secs=found, tried=len(tried))
+            fastest_secs[record.candidate_id] = min(
+                record.latency_secs, fastest_secs.get(record.candidate_id, math.inf)
+            )
+    return Fingerprint(device_id=device_id, latency_secs=fastest_secs, tried=len(tried))
 
 
 def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Fingerprint]:
@@ -97,7 +99,7 @@ def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Finge
 
     Of `_ANCHORS` candidates at most; all empty where no candidate was measured on all devices.
     """
-    columns = [dataset.column(one) for one in device_ids]
+    columns = [dataset.column(device_id) for device_id in device_ids]
     shared = np.flatnonzero(np.isfinite(dataset.latency_secs[:, columns]).all(axis=1))
     order = sorted(shared.tolist(), key=lambda row: content_hash(str(VERSION), dataset.candidate_ids[row]))
     chosen = order[:_ANCHORS]
@@ -113,27 +115,27 @@ def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Finge
     }
 
 
-def distance(one: Fingerprint, other: Fingerprint) -> float | None:
+def distance(target: Fingerprint, other: Fingerprint) -> float | None:
     """Standard deviation of the logarithm of the ratio of two devices' latencies.
 
     0 where one is the other, only faster or slower throughout. About the relative error of taking one's
     latencies for the other's. None where fewer than `LEAST_SHARED` programs ran on both.
     """
-    programs = sorted(one.latency_secs.keys() & other.latency_secs.keys())
+    programs = sorted(target.latency_secs.keys() & other.latency_secs.keys())
     if len(programs) < LEAST_SHARED:
         return None
-    ratios = [math.log(one.latency_secs[name]) - math.log(other.latency_secs[name]) for name in programs]
+    ratios = [math.log(target.latency_secs[name]) - math.log(other.latency_secs[name]) for name in programs]
     return float(np.std(ratios, ddof=1))
 
 
 def distances(target: Fingerprint, others: Iterable[Fingerprint]) -> dict[str, float]:
     """Distance of the target to each device that it can be compared with, nearest first."""
-    found = {
+    distance_by_device = {
         str(other.device_id): apart
         for other in others
         if other.device_id != target.device_id and (apart := distance(target, other)) is not None
     }
-    return dict(sorted(found.items(), key=lambda pair: (pair[1], pair[0])))
+    return dict(sorted(distance_by_device.items(), key=lambda pair: (pair[1], pair[0])))
 
 
 def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[CandidateId, float]:
@@ -142,7 +144,7 @@ def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[Candid
     `within` is the largest |now / before - 1| that is no change. Gives the change of each, as a share.
     """
     changes = {
-        one: now.latency_secs[one] / before.latency_secs[one] - 1
-        for one in before.latency_secs.keys() & now.latency_secs.keys()
+        candidate_id: now.latency_secs[candidate_id] / before.latency_secs[candidate_id] - 1
+        for candidate_id in before.latency_secs.keys() & now.latency_secs.keys()
     }
-    return {one: change for one, change in sorted(changes.items()) if abs(change) > within}
+    return {candidate_id: change for candidate_id, change in sorted(changes.items()) if abs(change) > within}

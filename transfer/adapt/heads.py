@@ -46,8 +46,8 @@ def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> t
     best = max(right.values(), default=0)
     tied = [device_id for device_id, count in right.items() if count == best]
     distance = hardware_distances(part, target_device, tied)
-    known = [device_id for device_id in tied if device_id in distance]
-    if len(known) < len(tied):
+    comparable = [device_id for device_id in tied if device_id in distance]
+    if len(comparable) < len(tied):
         return tuple(tied)
     least = min(distance.values(), default=0.0)
     return tuple(device_id for device_id in tied if distance[device_id] <= least)

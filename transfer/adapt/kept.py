@@ -106,7 +106,7 @@ def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> So
 def _about(path: Path, raw: bytes) -> dict[str, str]:
     """The text fields of a safetensors file."""
     size = int.from_bytes(raw[:8], "little")
-    found = json.loads(raw[8 : 8 + size])["__metadata__"]
-    if not isinstance(found, dict):
+    metadata = json.loads(raw[8 : 8 + size])["__metadata__"]
+    if not isinstance(metadata, dict):
         raise ValueError(f"{path}: no text fields")
-    return found
+    return metadata

@@ -96,7 +96,7 @@ class Maml:
     rate_share: float = 0.1
     steps: tuple[int, ...] = (3, 10, 30)
     least_samples: int = 2
-    _known: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
+    _starts: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
 
     def adapt(
         self,
@@ -112,38 +112,40 @@ class Maml:
         """Meta-train unless done before, choose the number of steps on the few-shot set, take them."""
         nothing = np.zeros(0, dtype=np.int64)
         part = visible_part(dataset, target_device, few_shot_rows, nothing)
-        known = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
-        start = self.start(need_source(source, self.name), known, target_device, config, seed)
+        source_part = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
+        start = self.start(need_source(source, self.name), source_part, target_device, config, seed)
 
-        def fit(shown: Dataset, steps: float) -> FleetTLP:
-            return self._stepped(start, shown, target_device, config, int(steps))
+        def fit(visible: Dataset, steps: float) -> FleetTLP:
+            return self._stepped(start, visible, target_device, config, int(steps))
 
-        wanted = [float(count) for count in self.steps]
-        steps, tried = choose_rate(start.model, part, target_device, wanted, seed, fit)
+        counts = [float(count) for count in self.steps]
+        steps, tried = choose_rate(start.model, part, target_device, counts, seed, fit)
         model = fit(part, steps) if steps else start.model.copy()
-        notes = {"steps": int(steps), "agreement": {str(int(one)): tau for one, tau in tried.items()}}
+        notes = {"steps": int(steps), "agreement": {str(int(count)): tau for count, tau in tried.items()}}
         return Adapted(device_id=target_device, model=model, notes=notes)
 
     def start(
-        self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+        self, source: FleetTLP, source_part: Dataset, target_device: str, config: TrainConfig, seed: int
     ) -> MetaStart:
-        """The meta-trained start for these sources; of the target nothing is present in `known`."""
-        data = torch.from_numpy(np.nan_to_num(known.latency_secs))
-        told = digest(*source.state_dict().values(), data, torch.tensor([seed]))
-        key = f"{target_device} {told}"
-        if key not in self._known:
+        """The meta-trained start for these sources; of the target nothing is present in `source_part`."""
+        data = torch.from_numpy(np.nan_to_num(source_part.latency_secs))
+        sources_digest = digest(*source.state_dict().values(), data, torch.tensor([seed]))
+        key = f"{target_device} {sources_digest}"
+        if key not in self._starts:
             # One at a time: a start is as large as a model.
-            self._known.clear()
-            self._known[key] = self._meta_train(source, known, target_device, config, seed)
-        return self._known[key]
+            self._starts.clear()
+            self._starts[key] = self._meta_train(source, source_part, target_device, config, seed)
+        return self._starts[key]
 
     def _meta_train(
-        self, source: FleetTLP, known: Dataset, target_device: str, config: TrainConfig, seed: int
+        self, source: FleetTLP, source_part: Dataset, target_device: str, config: TrainConfig, seed: int
     ) -> MetaStart:
-        model = with_target_head(source, known, target_device, seed=seed)
-        devices = [d for d in trainable_devices(known, np.arange(len(known))) if d != target_device]
-        data = [gather_rows(known, np.arange(len(known)), (device_id,)) for device_id in devices]
-        pools = [(one, group) for one in data for group in one.groups if len(group) >= 4]
+        model = with_target_head(source, source_part, target_device, seed=seed)
+        devices = [
+            d for d in trainable_devices(source_part, np.arange(len(source_part))) if d != target_device
+        ]
+        data = [gather_rows(source_part, np.arange(len(source_part)), (device_id,)) for device_id in devices]
+        pools = [(rows, group) for rows in data for group in rows.groups if len(group) >= 4]
         scorer = _Scorer(model.eval(), target_device)
         moved = _parameters(scorer, target_device)
         log_rates = {name: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for name in moved}
@@ -188,19 +190,19 @@ class Maml:
         return judged.loss(functional_call(scorer, stepped, judged.inputs), config.loss)
 
     def _stepped(
-        self, start: MetaStart, shown: Dataset, target_device: str, config: TrainConfig, steps: int
+        self, start: MetaStart, visible: Dataset, target_device: str, config: TrainConfig, steps: int
     ) -> FleetTLP:
         """A copy of the start after some steps on all labels shown of the target."""
         model = start.model.copy()
-        data = gather_rows(shown, np.arange(len(shown)), (target_device,))
+        data = gather_rows(visible, np.arange(len(visible)), (target_device,))
         scorer = _Scorer(model.eval(), target_device)
         parameters = _parameters(scorer, target_device)
         task = _task(data, data.groups)
         with torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
-            found = _inner(scorer, parameters, start.rates, task, config, steps, second_order=False)
+            stepped = _inner(scorer, parameters, start.rates, task, config, steps, second_order=False)
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(found[name])
+                parameter.copy_(stepped[name])
         return model
 
 

@@ -56,8 +56,8 @@ class MultiTask:
         part = visible_part(dataset, target_device, few_shot_rows, source_rows)
         rows = np.arange(len(part))
         init = None if source is None else with_target_head(source, part, target_device, seed=seed)
-        known = part.device_ids if init is None else init.device_ids
-        devices = [d for d in trainable_devices(part, rows) if d in known or d == target_device]
+        head_ids = part.device_ids if init is None else init.device_ids
+        devices = [d for d in trainable_devices(part, rows) if d in head_ids or d == target_device]
         if source is not None:
             config = shortened(config, self.epoch_share, self.learning_rate_share)
         model = train(part, rows, config=config, seed=seed, devices=devices, run=TrainRun(init=init)).model

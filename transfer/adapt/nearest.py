@@ -78,17 +78,25 @@ def day_zero_head(
         TransferError: The model has no head.
     """
     model = need_source(source, "day_zero").copy()
-    sources = [one for one in model.device_ids if one in hardware]
+    sources = [device_id for device_id in model.device_ids if device_id in hardware]
     by = "fingerprint"
-    near = {one: distances[one] for one in sources if one in distances} if distances else {}
+    near = (
+        {device_id: distances[device_id] for device_id in sources if device_id in distances}
+        if distances
+        else {}
+    )
     if len(near) < len(sources):
         by = "hardware"
-        table = hardware_table([vector, *(hardware[one] for one in sources)])
+        table = hardware_table([vector, *(hardware[device_id] for device_id in sources)])
         near = dict(zip(sources, vector_distances(table, 0)[1:].tolist(), strict=True))
-    like = min(near, key=lambda one: (near[one], one)) if near else model.device_ids[0]
+    like = min(near, key=lambda device_id: (near[device_id], device_id)) if near else model.device_ids[0]
     model.add_head(target_device, like=like)
     if model.trees is not None:
         # Measured numbers that nobody measured here are left out: they would be read as zeros.
         model.set_hardware(target_device, torch.from_numpy(hardware_table([vector])[0].copy()))
-    notes = {"sources": [like], "likeness": by, "distance": {one: round(near[one], 4) for one in near}}
+    notes = {
+        "sources": [like],
+        "likeness": by,
+        "distance": {device_id: round(near[device_id], 4) for device_id in near},
+    }
     return Adapted(device_id=target_device, model=model.eval(), notes=notes)

@@ -25,7 +25,7 @@ def strategies() -> dict[str, Strategy]:
         Nearest(),
         Scratch(),
     )
-    return {one.name: one for one in several}
+    return {strategy.name: strategy for strategy in several}
 
 
 #: Strategies that `auto` chooses from. Each further one is tried on every known device first: a minute or so

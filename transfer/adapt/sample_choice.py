@@ -35,13 +35,13 @@ class Choice:
         dataset: Holds the candidates; of the source devices it shows what they measured, of the target
             nothing.
         target: The new device.
-        pool: Rows that can be measured on the target, those in `taken` too.
+        pool: Rows that can be measured on the target, those in `measured` too.
         source_model: Gives a model of the source devices when it is called; not called by those who need
             none.
         seed: Of every draw.
-        taken: Rows that were measured already.
-        taken_secs: Their seconds on the target, NaN where one failed; empty where the way to choose does not
-            look at them.
+        measured: Rows that were measured already.
+        measured_secs: Their seconds on the target, NaN where one failed; empty where the way to choose does
+            not look at them.
     """
 
     dataset: Dataset
@@ -49,29 +49,29 @@ class Choice:
     pool: Rows
     source_model: Callable[[], FleetTLP]
     seed: int
-    taken: Rows = field(default_factory=_nothing)
-    taken_secs: Floats = field(default_factory=lambda: np.zeros(0))
+    measured: Rows = field(default_factory=_nothing)
+    measured_secs: Floats = field(default_factory=lambda: np.zeros(0))
     _places: Floats | None = field(default=None, init=False)
 
     @property
     def sources(self) -> Sequence[int]:
         """Columns of the other devices."""
-        return [place for place, one in enumerate(self.dataset.device_ids) if one != self.target]
+        return [place for place, device_id in enumerate(self.dataset.device_ids) if device_id != self.target]
 
     def places(self) -> Floats:
         """(P, sources) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
         if self._places is None:
             group = self.dataset.group[self.pool]
             latency = self.dataset.latency_secs[np.ix_(self.pool, np.array(self.sources, dtype=np.int64))]
-            self._places = np.stack([places_in(-one, group) for one in latency.T], axis=1)
+            self._places = np.stack([places_in(-column, group) for column in latency.T], axis=1)
         return self._places
 
     def expected(self) -> Floats:
         """(P,) expected place in the workload: mean over source devices, or their heads where unmeasured."""
         places = self.places()
-        known = np.isfinite(places)
-        mean: Floats = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
-        missing = ~known.any(axis=1)
+        has_place = np.isfinite(places)
+        mean: Floats = np.where(has_place, places, 0).sum(axis=1) / np.maximum(1, has_place.sum(axis=1))
+        missing = ~has_place.any(axis=1)
         if missing.any():
             mean[missing] = self.head_places().mean(axis=1)[missing]
         return mean
@@ -80,7 +80,9 @@ class Choice:
         """(P, heads) place of each row in its workload by the heads of the source devices."""
         model = self.source_model()
         group, block = self.dataset.group[self.pool], self.dataset.features.take(self.pool)
-        return np.stack([places_in(model.score(block, one), group) for one in model.device_ids], axis=1)
+        return np.stack(
+            [places_in(model.score(block, device_id), group) for device_id in model.device_ids], axis=1
+        )
 
 
 def in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
@@ -107,17 +109,17 @@ def enough(choice: Choice, count: int) -> Rows:
     Raises:
         TransferError: They are fewer than `count`.
     """
-    left = choice.pool[~np.isin(choice.pool, choice.taken)]
-    if not 0 <= count <= len(left):
+    unmeasured = choice.pool[~np.isin(choice.pool, choice.measured)]
+    if not 0 <= count <= len(unmeasured):
         raise TransferError(
-            f"cannot choose {count} candidates for {choice.target!r}: {len(left)} of {len(choice.pool)} "
-            f"known ones were not measured yet; ask for at most {len(left)}, or measure more on its "
-            "source devices"
+            f"cannot choose {count} candidates for {choice.target!r}: {len(unmeasured)} of "
+            f"{len(choice.pool)} known ones were not measured yet; ask for at most "
+            f"{len(unmeasured)}, or measure more on its source devices"
         )
-    return left
+    return unmeasured
 
 
 def first_of(choice: Choice, ordered: Rows, count: int) -> Rows:
     """The first `count` rows of an order that were not measured yet."""
     enough(choice, count)
-    return ordered[~np.isin(ordered, choice.taken)][:count]
+    return ordered[~np.isin(ordered, choice.measured)][:count]

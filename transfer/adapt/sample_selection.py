@@ -94,32 +94,35 @@ class Fastest:
         groups = np.random.default_rng(choice.seed).permutation(np.unique(group))
         # (turns that its workload had before, the workload's place, place within it, row); where some
         # workloads have few left, the others give more.
-        found: list[tuple[int, int, int, int]] = []
+        ranked: list[tuple[int, int, int, int]] = []
         for each in (_SAMPLES_PER_WORKLOAD + 2 * count // max(1, len(groups)), count):
-            found = []
-            for turn, one in enumerate(groups.tolist()):
-                rows = choice.pool[group == one]
-                before = int(np.isin(rows, choice.taken).sum())
+            ranked = []
+            for turn, group_number in enumerate(groups.tolist()):
+                rows = choice.pool[group == group_number]
+                before = int(np.isin(rows, choice.measured).sum())
                 order = enumerate(self._order(choice, rows, min(count, each)).tolist())
-                found += [
+                ranked += [
                     ((before + place) // _SAMPLES_PER_WORKLOAD, turn, place, row) for place, row in order
                 ]
-            if len(found) >= count:
+            if len(ranked) >= count:
                 break
-        return np.array([row for *_, row in sorted(found)[:count]], dtype=np.int64)
+        return np.array([row for *_, row in sorted(ranked)[:count]], dtype=np.int64)
 
     def _order(self, choice: Choice, rows: Rows, count: int) -> Rows:
         """Rows of one workload that were not measured yet, best first."""
-        dataset, known = choice.dataset, dict(zip(choice.taken.tolist(), choice.taken_secs, strict=False))
+        dataset, measured_secs = (
+            choice.dataset,
+            dict(zip(choice.measured.tolist(), choice.measured_secs, strict=False)),
+        )
         cells = np.ix_(rows, np.array(choice.sources, dtype=np.int64))
         secs = dataset.latency_secs[cells]
         failed = dataset.failed[cells] & ~np.isfinite(secs)
         numbers = flat_inputs(dataset.features, dataset.spec.category_sizes, rows).astype(np.float64)
         search = SpaceSearch(np.where(failed, np.inf, secs), numbers, seed=choice.seed)
         for place, row in enumerate(rows.tolist()):
-            if row in known:
-                search.observe(place, float(known[row]))
-        return rows[search.choose(count, ~np.isin(rows, choice.taken))]
+            if row in measured_secs:
+                search.observe(place, float(measured_secs[row]))
+        return rows[search.choose(count, ~np.isin(rows, choice.measured))]
 
 
 #: Every way, by name; the first is the default.
@@ -177,9 +180,11 @@ def draw_few_shot(
     random = np.random.default_rng(seed)
     groups = random.permutation(np.unique(dataset.group[tried]))
     pools = [random.permutation(tried[dataset.group[tried] == group]) for group in groups]
-    wanted = max(1, samples // _SAMPLES_PER_WORKLOAD)
+    group_count = max(1, samples // _SAMPLES_PER_WORKLOAD)
     # Workloads beyond the wanted number wait until the first ones have nothing left.
     turns = [
-        (i // wanted, place, i, pool[place]) for i, pool in enumerate(pools) for place in range(len(pool))
+        (i // group_count, place, i, pool[place])
+        for i, pool in enumerate(pools)
+        for place in range(len(pool))
     ]
     return np.sort(np.array([row for *_, row in sorted(turns)[:samples]], dtype=np.int64))

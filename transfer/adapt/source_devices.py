@@ -83,7 +83,9 @@ class SourceDevices:
         source = need_source(source, self.name)
         part = visible_part(dataset, target_device, few_shot_rows, source_rows, need_few_shot=False)
         sources = [
-            str(one) for one in part.device_ids if one != target_device and len(part.rows_of(one)) >= 2
+            str(device_id)
+            for device_id in part.device_ids
+            if device_id != target_device and len(part.rows_of(device_id)) >= 2
         ]
         if not sources:
             raise TransferError(
@@ -99,7 +101,9 @@ class SourceDevices:
         model = with_target_head(source, part, target_device, seed=seed)
         everything = np.arange(len(estimated))
         able = trainable_devices(estimated, everything)
-        devices = [one for one in able if one == target_device or one in source.device_ids]
+        devices = [
+            device_id for device_id in able if device_id == target_device or device_id in source.device_ids
+        ]
         nets, head_share, nets_share = None, 0.0, 0.0
         if self.trains_head and target_device in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
@@ -155,9 +159,9 @@ class SourceCorrection:
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """The learnt numbers, ready for safetensors."""
-        values = {one.name: getattr(self.source_model, one.name) for one in fields(SourceModel)}
+        values = {field.name: getattr(self.source_model, field.name) for field in fields(SourceModel)}
         if self.nets is not None:
-            values |= {one.name: getattr(self.nets, one.name) for one in fields(SummaryNets)}
+            values |= {field.name: getattr(self.nets, field.name) for field in fields(SummaryNets)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def settings(self) -> dict[str, Any]:
@@ -181,7 +185,7 @@ class SourceCorrection:
         """
         try:
             sources = tuple(map(str, settings["siblings"]))
-            names = {one.name for one in fields(SummaryNets)} & set(arrays)
+            names = {field.name for field in fields(SummaryNets)} & set(arrays)
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}
             model = SourceModel(sources=sources, strength=int(settings["strength"]), **rest)
@@ -197,32 +201,32 @@ class SourceCorrection:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
         around, value = self.source_model.predict(dataset, np.unique(dataset.group[rows]))
-        known = np.isfinite(value)
-        wanted = np.isin(around, rows)
+        is_estimated = np.isfinite(value)
+        is_scored = np.isin(around, rows)
         group = dataset.group[around]
-        has_known = np.isin(group, group[known])
+        has_estimated = np.isin(group, group[is_estimated])
         scores = np.full(len(dataset), np.nan)
         # The head is asked about the rows that no source device measured, and where there are such beside
         # measured ones, or where it has a weight on these, about the measured ones too: its level in the
         # workload must be found.
-        mixed = np.isin(group, group[wanted & ~known]) | (self.head_share > 0)
-        ask = (wanted & ~known) | (mixed & has_known & known)
-        told = np.full(len(around), np.nan)
+        mixed = np.isin(group, group[is_scored & ~is_estimated]) | (self.head_share > 0)
+        ask = (is_scored & ~is_estimated) | (mixed & has_estimated & is_estimated)
+        head_values = np.full(len(around), np.nan)
         if ask.any():
-            told[ask] = -self._log_scores(model, dataset.features.take(around[ask]))
-        scores[around[wanted & ~has_known]] = np.exp(-told[wanted & ~has_known])
-        apart = np.where(known & np.isfinite(told), value - told, 0.0)
+            head_values[ask] = -self._log_scores(model, dataset.features.take(around[ask]))
+        scores[around[is_scored & ~has_estimated]] = np.exp(-head_values[is_scored & ~has_estimated])
+        apart = np.where(is_estimated & np.isfinite(head_values), value - head_values, 0.0)
         count = int(group.max(initial=-1)) + 1
-        both = np.bincount(group[known], minlength=count)
+        both = np.bincount(group[is_estimated], minlength=count)
         level = np.bincount(group, apart, count) / np.maximum(1, both)
-        failed = dataset.failed[around].any(axis=1) & ~known
-        heads = told + level[group]
+        failed = dataset.failed[around].any(axis=1) & ~is_estimated
+        heads = head_values + level[group]
         if self.head_share:
             value = (1 - self.head_share) * value + self.head_share * heads
-        filled = np.where(known, value, heads + failed * np.log(_FAILED_FACTOR))
-        usable = has_known & np.isfinite(filled)
+        filled = np.where(is_estimated, value, heads + failed * np.log(_FAILED_FACTOR))
+        usable = has_estimated & np.isfinite(filled)
         least = group_min(np.where(usable, filled, np.nan)[:, None], group, count)[group, 0]
-        chosen = usable & wanted
+        chosen = usable & is_scored
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 

@@ -94,10 +94,10 @@ class SourceModel:
     def _source_secs(self, dataset: Dataset, rows: NDArray[np.int64]) -> Floats:
         """(n, S) what the source devices measured, as far as the dataset shows it."""
         columns = [
-            dataset.latency_secs[rows, dataset.column(one)]
-            if one in dataset.device_ids
+            dataset.latency_secs[rows, dataset.column(device_id)]
+            if device_id in dataset.device_ids
             else np.full(len(rows), np.nan)
-            for one in self.sources
+            for device_id in self.sources
         ]
         return np.stack(columns, axis=1)
 
@@ -117,24 +117,26 @@ def fit_source_model(
         The model, and its log seconds of each row of `part`: NaN where no source device measured it.
     """
     rows = np.arange(len(part))
-    columns = [part.column(one) for one in sources]
+    columns = [part.column(device_id) for device_id in sources]
     group = part.group
     agreed = part_latencies(part.latency_secs[:, columns], group)
-    known = np.isfinite(agreed.shared)
-    mean, std = _constants(part, rows[known])
-    x = centred(standardised(part, rows, mean, std), group, known)
+    has_shared = np.isfinite(agreed.shared)
+    mean, std = _constants(part, rows[has_shared])
+    x = centred(standardised(part, rows, mean, std), group, has_shared)
     weight = fast_weights(agreed.shared, group)
     mix = hardware_mix(part.hardware[columns], part.hardware[part.column(target_device)], part.hardware)
     slope = np.zeros(x.shape[1])
     for place, share in enumerate(mix):
-        there = np.isfinite(part.latency_secs[:, columns[place]])
-        slope += share * _ridge_within(x[there], agreed.own[there, place], weight[there], group[there])
+        has_own = np.isfinite(part.latency_secs[:, columns[place]])
+        slope += share * _ridge_within(
+            x[has_own], agreed.own[has_own, place], weight[has_own], group[has_own]
+        )
     own_slope = _OWN_SHARE * mix
     value = agreed.shared + x @ slope + agreed.own @ own_slope
     empty = np.zeros((0, x.shape[1]))
     extra = _Extra(np.zeros_like(slope), np.zeros_like(own_slope), empty, np.zeros(0), np.zeros(len(x)), 0)
     latency = part.latency_secs[:, part.column(target_device)]
-    usable = np.flatnonzero(np.isfinite(latency) & known)
+    usable = np.flatnonzero(np.isfinite(latency) & has_shared)
     if len(usable) >= 2:
         if len(usable) > _MOST_MEASURED:
             usable = np.sort(np.random.default_rng(seed).permutation(usable)[:_MOST_MEASURED])
@@ -155,7 +157,7 @@ def fit_source_model(
 
 
 def hardware_mix(
-    sources: NDArray[np.floating], target: NDArray[np.floating], known: NDArray[np.floating]
+    sources: NDArray[np.floating], target: NDArray[np.floating], devices: NDArray[np.floating]
 ) -> Floats:
     """Weights (S,) that make the target's hardware out of what sets each source device apart from their mean.
 
@@ -165,18 +167,18 @@ def hardware_mix(
     Args:
         sources: (S, H) hardware vectors.
         target: (H,) that of the target.
-        known: (D, H) all there are, which tell how much a slot varies.
+        devices: (D, H) all there are, which tell how much a slot varies.
     """
-    spread = known.std(axis=0)
-    used = spread > 1e-6 * np.maximum(1.0, np.abs(known).max(axis=0))
+    spread = devices.std(axis=0)
+    used = spread > 1e-6 * np.maximum(1.0, np.abs(devices).max(axis=0))
     if not used.any() or len(sources) < 2:
         return np.zeros(len(sources))
     scaled = (sources[:, used] / spread[used]).astype(np.float64)
     apart = scaled - scaled.mean(axis=0)
-    wanted = target[used] / spread[used] - scaled.mean(axis=0)
+    target_offset = target[used] / spread[used] - scaled.mean(axis=0)
     inner = apart @ apart.T
     ridge = _HARDWARE_RIDGE * max(float(np.trace(inner)) / len(sources), 1e-9)
-    return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(sources)), apart @ wanted))
+    return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(sources)), apart @ target_offset))
 
 
 def standardised(
@@ -187,12 +189,12 @@ def standardised(
     return np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
 
 
-def centred(x: Floats, group: Groups, known: NDArray[np.bool_]) -> Floats:
+def centred(x: Floats, group: Groups, is_known: NDArray[np.bool_]) -> Floats:
     """Features less the mean of the workload's known candidates: what sets a candidate apart from them."""
     count = int(group.max(initial=-1)) + 1
     total = np.zeros((count, x.shape[1]))
-    np.add.at(total, group[known], x[known])
-    each = np.bincount(group[known], minlength=count)
+    np.add.at(total, group[is_known], x[is_known])
+    each = np.bincount(group[is_known], minlength=count)
     return np.asarray(x - (total / np.maximum(1, each)[:, None])[group])
 
 

@@ -116,12 +116,14 @@ class SpaceSearch:
         lengths, self._variance = _differences(times, units)
         self._numbers = (units / lengths).astype(np.float32)
         self._ties = 1e-9 * np.random.default_rng(seed).random(len(secs))
-        self._scales = [_Scales(*one) for one in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)]
+        self._scales = [
+            _Scales(*combination) for combination in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)
+        ]
         spread = (self._times**2).sum(axis=1)
         level = np.float32(_LEVEL)
         self._members = [
-            _Member(one.weight * spread + np.float32(one.factor * self._variance) + level)
-            for one in self._scales
+            _Member(scales.weight * spread + np.float32(scales.factor * self._variance) + level)
+            for scales in self._scales
         ]
         self._rows: list[int] = []
         self._logs: list[float] = []
@@ -145,52 +147,52 @@ class SpaceSearch:
             count: How many; fewer where fewer are left.
             allowed: (N,) rows that may be chosen; all by default.
         """
-        left = np.ones(len(self._mean), dtype=np.bool_) if allowed is None else allowed.copy()
-        left[self._rows] = False
-        count = min(count, int(left.sum()))
-        known, logs = len(self._rows), list(self._logs)
-        variances = [one.variance for one in self._members]
+        is_free = np.ones(len(self._mean), dtype=np.bool_) if allowed is None else allowed.copy()
+        is_free[self._rows] = False
+        count = min(count, int(is_free.sum()))
+        measured_count, logs = len(self._rows), list(self._logs)
+        variances = [member.variance for member in self._members]
         chosen: list[int] = []
         while len(chosen) < count:
-            gain, mean = self._gain(left)
+            gain, mean = self._gain(is_free)
             row = int(np.argmax(gain))
             chosen.append(row)
-            left[row] = False
+            is_free[row] = False
             if len(chosen) < count:
                 self._extend(row)
                 base = min(self._logs, default=0.0)
                 self._logs.append(float(mean[row]) + (base if np.isfinite(base) else 0.0))
-        if len(self._rows) > known:
+        if len(self._rows) > measured_count:
             for member, variance in zip(self._members, variances, strict=True):
-                member.shrink(known, variance)
-            self._rows, self._logs = self._rows[:known], logs
+                member.shrink(measured_count, variance)
+            self._rows, self._logs = self._rows[:measured_count], logs
         return np.array(chosen, dtype=np.int64)
 
     def expected(self) -> Floats:
         """(N,) expected logarithm of each candidate's time over that of the best measured one."""
         return self._gain(np.ones(len(self._mean), dtype=np.bool_))[1]
 
-    def _gain(self, left: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _gain(self, is_free: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(N,) expected improvement of each row, and its expected logarithm."""
         if not self._rows:
-            return np.where(left, -self._mean - self._ties, -np.inf), self._mean
+            return np.where(is_free, -self._mean - self._ties, -np.inf), self._mean
         rows = self.measured
         logs = np.array(self._logs)
         fastest = logs.min()
-        seen = np.minimum(logs - (fastest if np.isfinite(fastest) else 0.0), np.log(_SLOWEST))
-        found = [one.posterior(seen - self._mean[rows]) for one in self._members]
-        likelihood = np.array([value for _, value in found])
+        relative_logs = np.minimum(logs - (fastest if np.isfinite(fastest) else 0.0), np.log(_SLOWEST))
+        posteriors = [member.posterior(relative_logs - self._mean[rows]) for member in self._members]
+        likelihood = np.array([value for _, value in posteriors])
         shares = np.exp(likelihood - likelihood.max())
         shares /= shares.sum()
-        gain, mean = np.zeros(len(left)), np.zeros(len(left))
-        for member, (shift, _), share in zip(self._members, found, shares, strict=True):
+        gain, mean = np.zeros(len(is_free)), np.zeros(len(is_free))
+        for member, (shift, _), share in zip(self._members, posteriors, shares, strict=True):
             if share < _LEAST_WEIGHT:
                 continue
             expected, spread = self._mean + shift, np.sqrt(member.variance)
             depth = -expected / spread
             gain += share * spread * (depth * norm.cdf(depth) + norm.pdf(depth))
             mean += share * expected
-        return np.where(left, gain + self._ties, -np.inf), mean
+        return np.where(is_free, gain + self._ties, -np.inf), mean
 
     def _extend(self, row: int) -> None:
         """Extend every member by a row."""
@@ -198,7 +200,7 @@ class SpaceSearch:
         linear = self._times @ own
         times = _matern(((self._times - own) ** 2).sum(axis=1) / np.float32(_SOURCE_LENGTH**2))
         apart = (self._numbers - self._numbers[row]) ** 2
-        of_times, of_numbers, of_both = (np.float32(self._variance * one) for one in _SHARES)
+        of_times, of_numbers, of_both = (np.float32(self._variance * share) for share in _SHARES)
         kernels = {}
         for length in _LENGTHS:
             numbers = ((1 + _matern(apart / np.float32(length**2))) / 2).prod(axis=1)
@@ -214,34 +216,34 @@ class SpaceSearch:
 def _matern(square: NDArray[np.float32]) -> NDArray[np.float32]:
     """Matern's kernel of smoothness 5/2 at squared distances."""
     far = np.sqrt(5 * square + np.float32(1e-12))
-    found: NDArray[np.float32] = (1 + far + far * far / 3) * np.exp(-far)
-    return found
+    kernel: NDArray[np.float32] = (1 + far + far * far / 3) * np.exp(-far)
+    return kernel
 
 
 def _relative(secs: Floats) -> Floats:
     """(N, S) logarithm of time over the source's fastest, cut; unknown times are the other sources' mean."""
     if not secs.size:
         return np.zeros(secs.shape)
-    known = ~np.isnan(secs)
+    is_known = ~np.isnan(secs)
     ran = np.where(np.isfinite(secs), secs, np.inf)
     with np.errstate(all="ignore"):
         times = np.log(ran / ran.min(axis=0))
     # NaN where nothing ran on a source at all.
-    times = np.where(known, np.minimum(np.nan_to_num(times, nan=np.inf), np.log(_SLOWEST)), 0.0)
-    counts = known.sum(axis=1)
+    times = np.where(is_known, np.minimum(np.nan_to_num(times, nan=np.inf), np.log(_SLOWEST)), 0.0)
+    counts = is_known.sum(axis=1)
     mean = times.sum(axis=1) / np.maximum(1, counts)
     mean[counts == 0] = np.log(_SLOWEST) / 2
-    return np.where(known, times, mean[:, None])
+    return np.where(is_known, times, mean[:, None])
 
 
 def _unit_numbers(numbers: Floats) -> Floats:
     """Columns that vary, scaled to 0 to 1; of many columns their first principal components."""
     low, high = numbers.min(axis=0, initial=np.inf), numbers.max(axis=0, initial=-np.inf)
     varied = high > low
-    found: Floats = (numbers[:, varied] - low[varied]) / (high[varied] - low[varied])
-    if found.shape[1] <= _MOST_NUMBERS:
-        return found
-    centred = found - found.mean(axis=0)
+    units: Floats = (numbers[:, varied] - low[varied]) / (high[varied] - low[varied])
+    if units.shape[1] <= _MOST_NUMBERS:
+        return units
+    centred = units - units.mean(axis=0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     return _unit_numbers(centred @ vectors[:, ::-1][:, :_COMPONENTS])
 
@@ -261,12 +263,14 @@ def _differences(times: Floats, units: Floats) -> tuple[Floats, float]:
     for place in range(times.shape[1]):
         others = np.column_stack([np.delete(times, place, axis=1), np.ones(len(times))])
         rest.append(times[:, place] - others @ np.linalg.lstsq(others, times[:, place], rcond=None)[0])
-    left = np.column_stack(rest)
-    variances = left.var(axis=0)
+    residuals = np.column_stack(rest)
+    variances = residuals.var(axis=0)
     if not variances.all():
         return lengths, _VARIANCE
     for place in range(units.shape[1]):
-        apart, drop = _neighbours(np.delete(units, place, axis=1), units[:, place], left / np.sqrt(variances))
+        apart, drop = _neighbours(
+            np.delete(units, place, axis=1), units[:, place], residuals / np.sqrt(variances)
+        )
         if len(apart):
             lengths[place] = _length_of(apart, float(drop.mean()))
     return lengths, float(variances.mean())

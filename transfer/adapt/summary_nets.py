@@ -58,16 +58,16 @@ class SummaryNets:
 
     def log_scores(self, summary: NDArray[np.floating]) -> NDArray[np.float64]:
         """(M, N) logarithms of relative speeds in (0, 1) of candidates with (N, P) summaries."""
-        found = np.empty((len(self.nets_in), len(summary)))
+        scores = np.empty((len(self.nets_in), len(summary)))
         for start in range(0, len(summary), _ROWS):
             part = slice(start, start + _ROWS)
             x = _standardised(np.asarray(summary[part]), self.nets_mean, self.nets_std)
-            for place in range(len(found)):
+            for place in range(len(scores)):
                 hidden = _gelu(x @ self.nets_in[place] + self.nets_in_bias[place])
                 hidden = _gelu(hidden @ self.nets_mid[place] + self.nets_mid_bias[place])
                 logits = (hidden @ self.nets_out[place] + self.nets_out_bias[place]).astype(np.float64)
-                found[place, part] = -np.logaddexp(0.0, -logits)
-        return found
+                scores[place, part] = -np.logaddexp(0.0, -logits)
+        return scores
 
 
 def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed: int) -> SummaryNets:
@@ -121,8 +121,8 @@ def _taught(
 def _standardised(
     summary: NDArray[np.floating], mean: NDArray[np.float32], std: NDArray[np.float32]
 ) -> NDArray[np.floating]:
-    found: NDArray[np.floating] = np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
-    return found
+    scaled: NDArray[np.floating] = np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
+    return scaled
 
 
 def _learn(
@@ -169,7 +169,7 @@ def _set(net: nn.Sequential, nets: SummaryNets, place: int) -> None:
 def _as_arrays(
     nets: Sequence[nn.Sequential], mean: NDArray[np.float32], std: NDArray[np.float32]
 ) -> SummaryNets:
-    parameters = [[one.detach().numpy() for one in net.parameters()] for net in nets]
+    parameters = [[parameter.detach().numpy() for parameter in net.parameters()] for net in nets]
     first, first_bias, second, second_bias, last, last_bias = (
         np.stack(several).astype(np.float32) for several in zip(*parameters, strict=True)
     )

@@ -104,16 +104,18 @@ def choose_rate(
     able = np.random.default_rng(seed).permutation(groups[counts >= 2])
     if len(able) < 2:
         return min(rates), {}
-    found = dict.fromkeys((0.0, *rates), 0.0)
+    agreement = dict.fromkeys((0.0, *rates), 0.0)
     for held in (able[::2], able[1::2]):
-        there = rows[np.isin(part.group[rows], held)]
+        held_rows = rows[np.isin(part.group[rows], held)]
         latency = part.latency_secs.copy()
-        latency[there, column] = np.nan
-        kept = replace(part, latency_secs=latency)
-        features = part.features.take(there)
-        truth = -part.latency_secs[there, column]
-        for rate in found:
-            model = start if rate == 0.0 else fit(kept, rate)
-            found[rate] += rank_agreement(model.score(features, device_id), truth, part.group[there]) / 2
+        latency[held_rows, column] = np.nan
+        visible = replace(part, latency_secs=latency)
+        features = part.features.take(held_rows)
+        truth = -part.latency_secs[held_rows, column]
+        for rate in agreement:
+            model = start if rate == 0.0 else fit(visible, rate)
+            agreement[rate] += (
+                rank_agreement(model.score(features, device_id), truth, part.group[held_rows]) / 2
+            )
     # The first of equals: to leave the model alone, then the smaller rates.
-    return max(sorted(found), key=lambda rate: found[rate]), found
+    return max(sorted(agreement), key=lambda rate: agreement[rate]), agreement

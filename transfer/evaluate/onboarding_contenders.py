@@ -203,9 +203,9 @@ def choose_few_shot(
         source_model=source_model,
         seed=situation.seed,
     )
-    taken = choice.taken
+    taken = choice.measured
     for so_far in rounds(selector.name, count):
-        choice = replace(choice, taken=taken, taken_secs=truth[taken])
+        choice = replace(choice, measured=taken, measured_secs=truth[taken])
         taken = np.concatenate([taken, selector.choose(choice, so_far - len(taken))])
     return np.sort(taken)
 

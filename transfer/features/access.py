@@ -71,7 +71,7 @@ class _Blocks:
 
     def blocks(self) -> dict[str, BlockAccess]:
         """Every block that can be told, by name."""
-        found: dict[str, BlockAccess] = {}
+        accesses: dict[str, BlockAccess] = {}
         data = self._graph.data
         for index in range(len(self._graph)):
             if self._graph.type(index) in ("SBlockRealize", "BlockRealize"):
@@ -79,8 +79,8 @@ class _Blocks:
                 block = data(realize["block"])
                 access = self._block(index, realize, block)
                 if access is not None:
-                    found[self._graph.text(block["name_hint"])] = access
-        return found
+                    accesses[self._graph.text(block["name_hint"])] = access
+        return accesses
 
     def _block(self, index: int, realize: dict[str, Any], block: dict[str, Any]) -> BlockAccess | None:
         data = self._graph.data
@@ -125,14 +125,14 @@ class _Blocks:
         kind = data(data(region["source"])["ty"])
         dtype = data(kind["dtype"])["dtype"]
         shape = tuple(integer(extent, 1) for extent in data(kind["shape"]))
-        ranges = [data(one) for one in data(region["region"])]
+        ranges = [data(index) for index in data(region["region"])]
         if len(shape) != len(ranges) or len(shape) > _MOST_DIMENSIONS:
             return None
         self._graph.budget.spend(len(ranges) * len(place))
         coefficients = np.zeros((len(ranges), len(place)))
         divisors = np.ones(coefficients.shape)
-        for row, one in enumerate(ranges):
-            for variable, (slope, divisor) in self._slopes(one["min"]).items():
+        for row, dimension in enumerate(ranges):
+            for variable, (slope, divisor) in self._slopes(dimension["min"]).items():
                 if variable in place:
                     coefficients[row, place[variable]] = abs(slope)
                     divisors[row, place[variable]] = divisor
@@ -141,17 +141,17 @@ class _Blocks:
             shape=shape,
             coefficients=coefficients,
             divisors=divisors,
-            base=np.array([integer(one["extent"], 1) for one in ranges], dtype=np.float64),
+            base=np.array([integer(dimension["extent"], 1) for dimension in ranges], dtype=np.float64),
             is_write=is_write,
         )
 
     def _slopes(self, index: int, depth: int = 0) -> _Slopes:
         """Slopes of an index expression in its variables."""
-        found = self._slopes_of.get(index)
-        if found is None:
-            found = self._slopes_of[index] = self._new_slopes(index, depth)
-        self._graph.budget.spend(1 + len(found))
-        return found
+        slopes = self._slopes_of.get(index)
+        if slopes is None:
+            slopes = self._slopes_of[index] = self._new_slopes(index, depth)
+        self._graph.budget.spend(1 + len(slopes))
+        return slopes
 
     def _new_slopes(self, index: int, depth: int) -> _Slopes:
         kind, data = self._graph.type(index), self._graph.nodes[index].get("data")
@@ -159,22 +159,22 @@ class _Blocks:
             return {index: (1.0, 1)}
         if depth > _DEPTH_LIMIT or not isinstance(data, dict) or "a" not in data or "b" not in data:
             return {}
-        left, right = self._slopes(data["a"], depth + 1), self._slopes(data["b"], depth + 1)
+        first, second = self._slopes(data["a"], depth + 1), self._slopes(data["b"], depth + 1)
         if kind in ("Add", "Sub"):
             # An axis on both sides (padding tricks) keeps its steeper side.
             return {
-                variable: max(left.get(variable, (0.0, 1)), right.get(variable, (0.0, 1)))
-                for variable in {**left, **right}
+                variable: max(first.get(variable, (0.0, 1)), second.get(variable, (0.0, 1)))
+                for variable in {**first, **second}
             }
         if kind == "Mul":
-            slopes, factor = (left, data["b"]) if left else (right, data["a"])
+            slopes, factor = (first, data["b"]) if first else (second, data["a"])
             scale = self._graph.integer(factor, 1)
             return {variable: (slope * scale, divisor) for variable, (slope, divisor) in slopes.items()}
         if kind in ("FloorDiv", "Div"):
             whole = max(1, self._graph.integer(data["b"], 1))
             return {
                 variable: (slope, divisor * whole) if slope == 1 else (slope / whole, divisor)
-                for variable, (slope, divisor) in left.items()
+                for variable, (slope, divisor) in first.items()
             }
         # FloorMod keeps the slope; the shape of the buffer bounds the rest.
-        return left
+        return first

@@ -124,16 +124,18 @@ class BlockBuilder:
         self._places.append(place_rows[:, None])
         self._steps.append(steps)
         self._summary.append(summary)
-        self._workloads.append(np.array([[self._workload_row(one)] for one in workloads], dtype=np.int32))
+        self._workloads.append(
+            np.array([[self._workload_row(workload)] for workload in workloads], dtype=np.int32)
+        )
         self._pending.clear()
         self._pending_numbers = 0
 
     def _workload_row(self, workload: Workload) -> int:
-        found = self._vectors.get(workload.workload_id)
-        if found is None:
-            found = len(self._vectors), self._extractor.workload_vector(workload)
-            self._vectors[workload.workload_id] = found
-        return found[0]
+        row_and_vector = self._vectors.get(workload.workload_id)
+        if row_and_vector is None:
+            row_and_vector = len(self._vectors), self._extractor.workload_vector(workload)
+            self._vectors[workload.workload_id] = row_and_vector
+        return row_and_vector[0]
 
 
 class _Rows:

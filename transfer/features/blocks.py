@@ -88,10 +88,10 @@ class FeatureBlock:
             )
         scales = self.place_scales[self.place_rows]
         apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]
-        found: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(
+        places: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(
             np.float32, copy=False
         )
-        return found
+        return places
 
     @property
     def described(self) -> NDArray[np.float32]:
@@ -121,18 +121,18 @@ class FeatureBlock:
 
     def not_finite(self) -> tuple[str, ...]:
         """Which of `numbers`, `workload` and `summary` hold NaN or infinity; only what rows use counts."""
-        found = []
+        names = []
         if not np.isfinite(self.step_numbers[self.step_counts() > 0]).all():
-            found.append("numbers")
+            names.append("numbers")
         if not np.isfinite(self.workload_vectors[np.unique(self.workload_rows)]).all():
-            found.append("workload")
+            names.append("workload")
         if not all(
             np.isfinite(self.summary[start : start + _CHUNK]).all() for start in range(0, len(self), _CHUNK)
         ):
-            found.append("summary")
-        return tuple(found)
+            names.append("summary")
+        return tuple(names)
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What it is made of, by name."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: array for name, array in found.items() if array is not None}
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: array for name, array in arrays.items() if array is not None}

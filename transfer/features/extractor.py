@@ -94,7 +94,7 @@ class Extractor:
         self._readers = default_readers()
         self._live = LiveReader()
         self._table = StepTable(_TABLE_LIMIT)
-        self._rows = StepRows(self._table, self._kept)
+        self._rows = StepRows(self._table, self._crop_places)
         self._decided = MetaScheduleReader()
         self._summariser = Summariser()
         self._vectors: dict[WorkloadId, NDArray[np.float32]] = {}
@@ -146,8 +146,8 @@ class Extractor:
         Raises:
             TraceError: A trace cannot be read.
         """
-        found = [self._live.read(schedule.trace, workload) for schedule in schedules]
-        return self.extract_decided(workload, found, layout, places=places)
+        candidates = [self._live.read(schedule.trace, workload) for schedule in schedules]
+        return self.extract_decided(workload, candidates, layout, places=places)
 
     def extract_decided(
         self,
@@ -174,13 +174,13 @@ class Extractor:
         workloads = [workload] * len(candidates)
         if layout is not None:
             # Published features are made of the steps themselves.
-            sequences = [one.space.fill(one.decisions) for one in candidates]
+            sequences = [candidate.space.fill(candidate.decisions) for candidate in candidates]
             encoded = self.encode(workloads, sequences, self._table, places=places)
             return self._block(workloads, *encoded, sequences, layout, places=places)
-        found = self._rows.find(candidates)
-        lengths = [len(rows) for _, rows in found]
-        steps = laid_out([row for _, rows in found for row in rows], lengths, self.spec.max_steps)
-        tiled = [form.tiled for form, _ in found]
+        form_rows = self._rows.find(candidates)
+        lengths = [len(rows) for _, rows in form_rows]
+        steps = laid_out([row for _, rows in form_rows for row in rows], lengths, self.spec.max_steps)
+        tiled = [form.tiled for form, _ in form_rows]
         summary = self._summary(workloads, steps, tiled, lengths, self._table, places=places)
         return self._block(workloads, steps, *summary, places=places)
 
@@ -205,8 +205,8 @@ class Extractor:
         """
         reader = self._readers.get(candidate.dialect)
         if reader is None:
-            known = ", ".join(sorted(self._readers))
-            raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {known}")
+            dialects = ", ".join(sorted(self._readers))
+            raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {dialects}")
         try:
             if workload is not None:
                 self._summariser.check(workload)
@@ -237,7 +237,10 @@ class Extractor:
         """
         cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
-        tiled, lengths = [tiled_block(one) for one in cropped], [len(one) for one in cropped]
+        tiled, lengths = (
+            [tiled_block(sequence) for sequence in cropped],
+            [len(sequence) for sequence in cropped],
+        )
         return steps, *self._summary(workloads, steps, tiled, lengths, table, places=places)
 
     def place_scales(self) -> NDArray[np.float32]:
@@ -287,11 +290,11 @@ class Extractor:
         """The block of rows of the extractor's own table; `sequences` only where there is a layout."""
         categories, numbers = self._table.rows()
         distinct: dict[WorkloadId, int] = {}
-        rows = [distinct.setdefault(one.workload_id, len(distinct)) for one in workloads]
-        known = {one.workload_id: one for one in workloads}
+        rows = [distinct.setdefault(workload.workload_id, len(distinct)) for workload in workloads]
+        workload_by_id = {workload.workload_id: workload for workload in workloads}
         vectors = np.zeros((len(distinct), len(self.spec.workload_names)), dtype=np.float32)
         for workload_id, row in distinct.items():
-            vectors[row] = self.workload_vector(known[workload_id])
+            vectors[row] = self.workload_vector(workload_by_id[workload_id])
         return FeatureBlock(
             steps=steps,
             step_categories=categories,
@@ -308,9 +311,9 @@ class Extractor:
         """Drop the least telling steps of a sequence that is longer than L; the order stays."""
         if len(sequence) <= self.spec.max_steps:
             return sequence
-        return tuple(sequence[place] for place in self._kept(sequence))
+        return tuple(sequence[place] for place in self._crop_places(sequence))
 
-    def _kept(self, sequence: Sequence[Primitive]) -> list[int]:
+    def _crop_places(self, sequence: Sequence[Primitive]) -> list[int]:
         """Places of the steps that `crop` leaves; of their kinds only depends which they are."""
         excess = len(sequence) - self.spec.max_steps
         drop: set[int] = set()
@@ -337,10 +340,10 @@ def _rows_of(
 ) -> list[Workload]:
     """The workload of each candidate."""
     if isinstance(workloads, Mapping):
-        missing = {one.workload_id for one in candidates} - workloads.keys()
+        missing = {candidate.workload_id for candidate in candidates} - workloads.keys()
         if missing:
             raise TransferError(f"{len(missing)} workloads are not given, first: {min(missing)}")
-        return [workloads[one.workload_id] for one in candidates]
+        return [workloads[candidate.workload_id] for candidate in candidates]
     if len(workloads) != len(candidates):
         raise TransferError(f"{len(workloads)} workloads for {len(candidates)} candidates: give one each")
     for workload, candidate in zip(workloads, candidates, strict=True):

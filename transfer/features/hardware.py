@@ -215,9 +215,9 @@ def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32
         vectors: Of each device, with the measured numbers or without.
     """
     named, whole = WIDTHS
-    if all(len(one) == whole and one[named:].all() for one in vectors):
+    if all(len(vector) == whole and vector[named:].all() for vector in vectors):
         return np.stack(vectors)
-    return np.stack([one[:named] if len(one) in WIDTHS else one for one in vectors])
+    return np.stack([vector[:named] if len(vector) in WIDTHS else vector for vector in vectors])
 
 
 def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.float64]:
@@ -238,12 +238,12 @@ def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float
     Numbers that it does not read are cut off, those that nobody measured are NaN, which trees take as
     unknown. Another width stays as it is: the model says what is wrong.
     """
-    known = vector.shape[-1]
-    if known == width or known not in WIDTHS or width not in WIDTHS:
+    length = vector.shape[-1]
+    if length == width or length not in WIDTHS or width not in WIDTHS:
         return vector
-    if known > width:
+    if length > width:
         return vector[..., :width]
-    unknown = np.full((*vector.shape[:-1], width - known), np.nan, dtype=np.float32)
+    unknown = np.full((*vector.shape[:-1], width - length), np.nan, dtype=np.float32)
     return np.concatenate([vector, unknown], axis=-1)
 
 

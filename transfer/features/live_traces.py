@@ -71,20 +71,20 @@ class LiveReader:
             self._form = _tvm_form()
         form, owner = self._form, workload.workload_id
         instructions, decisions = form.parts(self._beginning(trace, owner))
-        space = self._known(owner, instructions, form.is_equal)
+        space = self._compiled(owner, instructions, form.is_equal)
         if space is None:
             instructions, decisions = form.parts(self._cut_off(trace, owner))
-            space = self._known(owner, instructions, form.is_equal) or self._new(workload, instructions)
+            space = self._compiled(owner, instructions, form.is_equal) or self._new(workload, instructions)
         return Decided(space, dict([_decision(pair, form.entry) for pair in decisions[:]]))
 
-    def _known(
+    def _compiled(
         self, owner: str, instructions: Any, is_equal: Callable[[Any, Any], bool]
     ) -> CompiledSpace | None:
         # Most comparisons end at the first instruction that differs; a structural hash would read all, and
         # is the same for some instructions that differ in small numbers.
         spaces = self._spaces.get(owner, [])
-        for place, (known, space) in enumerate(spaces):
-            if is_equal(known, instructions):
+        for place, (cached, space) in enumerate(spaces):
+            if is_equal(cached, instructions):
                 spaces.insert(0, spaces.pop(place))
                 return space
         return None
@@ -143,7 +143,7 @@ def _tvm_form() -> TraceForm:
         # `Trace.as_json` would turn all of the result into Python's lists, in thirty times the time.
         parts=lambda trace: as_json(trace, False),
         entry=get_global_func("ffi.ArrayGetItem"),
-        is_equal=lambda one, other: is_equal(one, other, False, False),
+        is_equal=lambda first, second: is_equal(first, second, False, False),
     )
 
 
@@ -153,7 +153,7 @@ def _cut(trace: Any, steps: int) -> Any:
 
 def _first_postprocessing(instructions: Any) -> int:
     """How many instructions stand before post-processing."""
-    places = (place for place, one in enumerate(instructions) if _is_postprocessing(one))
+    places = (place for place, instruction in enumerate(instructions) if _is_postprocessing(instruction))
     return next(places, len(instructions))
 
 
@@ -167,4 +167,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, int | float):
         return value
-    return _plain(value.value) if hasattr(value, "value") else [_plain(one) for one in value[:]]
+    return _plain(value.value) if hasattr(value, "value") else [_plain(entry) for entry in value[:]]

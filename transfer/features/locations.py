@@ -46,7 +46,9 @@ def describe_locations(
         Q columns (N,) in the order of `LOCATION_NAMES`; 0 where a candidate has no such step.
     """
     kind, role = (categories[:, :, CATEGORY_PLACE[name]] for name in ("kind", "role"))
-    is_kind = {one: kind == kind_index(one) for one in (*_WAYS.values(), Kind.AN, Kind.RF, Kind.SP)}
+    is_kind = {
+        step_kind: kind == kind_index(step_kind) for step_kind in (*_WAYS.values(), Kind.AN, Kind.RF, Kind.SP)
+    }
     # What is inlined before the first annotation is inlined in all candidates of the design space.
     is_chosen = np.cumsum(is_kind[Kind.AN], axis=1) > 0
     is_producer = is_kind[Kind.CA] & (role != role_index(Role.WRITE_CACHE))
@@ -67,9 +69,11 @@ def describe_locations(
     return columns
 
 
-def _first(wanted: NDArray[np.bool_], count: int) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
+def _first(
+    is_selected: NDArray[np.bool_], count: int
+) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
     """(N,) whether there is a first, second ... wanted step, and (N,) its place, 0 where there is none."""
-    number = np.cumsum(wanted, axis=1)
+    number = np.cumsum(is_selected, axis=1)
     for place in range(count):
-        found = wanted & (number == place + 1)
-        yield found.any(axis=1), found.argmax(axis=1)
+        matches = is_selected & (number == place + 1)
+        yield matches.any(axis=1), matches.argmax(axis=1)

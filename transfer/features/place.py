@@ -71,39 +71,39 @@ def place_scale(
 
 def _drawn(factors: Floats, levels: Sequence[Sequence[int]]) -> Floats:
     """(n, A, J) random tilings of the loops that (A, J) factors tile; an axis without levels stays."""
-    found = np.repeat(factors[None], _TILINGS, axis=0)
+    tilings = np.repeat(factors[None], _TILINGS, axis=0)
     for axis, of_axis in enumerate(levels):
         if len(of_axis) > 1:
             extent = int(factors[axis].prod())
             # Python's own generator: its numbers are the same in every version.
             draws = random.Random(f"{axis}/{extent}/{len(of_axis)}")
-            found[:, axis] = 1.0
+            tilings[:, axis] = 1.0
             for tiling in range(_TILINGS):
-                found[tiling, axis, list(of_axis)] = _factors(primes(extent), len(of_axis), draws)
-    return found
+                tilings[tiling, axis, list(of_axis)] = _factors(primes(extent), len(of_axis), draws)
+    return tilings
 
 
 def _factors(prime_factors: Sequence[int], count: int, draws: random.Random) -> list[int]:
     """A product of primes as `count` factors, innermost first: each prime goes to any of them."""
     for _ in range(_MOST_DRAWS):
-        found = [1] * count
+        factors = [1] * count
         for prime in prime_factors:
-            found[draws.randrange(count)] *= prime
-        if found[0] <= _MOST_INNERMOST:
-            return found
-    found[-1] *= found[0]
-    found[0] = 1
-    return found
+            factors[draws.randrange(count)] *= prime
+        if factors[0] <= _MOST_INNERMOST:
+            return factors
+    factors[-1] *= factors[0]
+    factors[0] = 1
+    return factors
 
 
 @lru_cache(maxsize=4096)
 def primes(extent: int) -> tuple[int, ...]:
     """Prime factors, ascending, with repetitions; what has no small ones counts as a prime."""
-    found: list[int] = []
+    factors: list[int] = []
     divisor = 2
     while divisor <= _LARGEST_PRIME and divisor * divisor <= extent:
         while extent % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             extent //= divisor
         divisor += 1
-    return (*found, extent) if extent > 1 else tuple(found)
+    return (*factors, extent) if extent > 1 else tuple(factors)

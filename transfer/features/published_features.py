@@ -75,7 +75,7 @@ GPU_LAYOUT = PublishedLayout(
 )
 
 #: The layout of each family.
-LAYOUTS: Mapping[str, PublishedLayout] = {one.family: one for one in (CPU_LAYOUT, GPU_LAYOUT)}
+LAYOUTS: Mapping[str, PublishedLayout] = {layout.family: layout for layout in (CPU_LAYOUT, GPU_LAYOUT)}
 
 
 def published_features(
@@ -107,7 +107,7 @@ def step_vector(step: Sequence[Any], layout: PublishedLayout) -> list[int]:
         layout: Which of the two.
     """
     tag = str(step[0])
-    row = [int(tag == known) for known in layout.tags]
+    row = [int(tag == layout_tag) for layout_tag in layout.tags]
     for place, field in enumerate(step[1:], start=1):
         if place == _WORD_PLACE.get(tag):
             row.append(layout.words.get(tag, {}).get(field, 0))

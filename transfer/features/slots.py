@@ -182,12 +182,12 @@ class StepTable:
             (N, L) rows of what `rows` returns after this call, 0 where there is no step.
         """
         self.make_room()
-        known = self._ids
+        row_by_step = self._ids
         flat: list[int] = []
         for sequence in sequences:
             for step in sequence:
                 # What a step does to which stage is left out: encoders do not read it.
-                row = known.get(step[:3])
+                row = row_by_step.get(step[:3])
                 flat.append(self._add(step) if row is None else row)
         return laid_out(flat, [len(sequence) for sequence in sequences], max_steps)
 

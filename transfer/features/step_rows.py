@@ -50,16 +50,16 @@ class StepRows:
 
     Args:
         table: Takes up steps that it has not met.
-        kept: Places of the steps that features are made of, of all steps of a candidate; which they are must
-            depend on the kinds of the steps only.
+        crop_places: Places of the steps that features are made of, of all steps of a candidate; which they
+            are must depend on the kinds of the steps only.
     """
 
-    def __init__(self, table: StepTable, kept: Callable[[Sequence[Primitive]], Sequence[int]]) -> None:
+    def __init__(self, table: StepTable, crop_places: Callable[[Sequence[Primitive]], Sequence[int]]) -> None:
         self._table = table
-        self._kept = kept
+        self._crop_places = crop_places
         #: By identity of the space, which is kept alive beside it, and by locations.
         self._forms: dict[tuple[int, tuple[int, ...]], tuple[CompiledSpace, Form]] = {}
-        self._known = 0
+        self._row_count = 0
         self._restarts = table.restarts
 
     def find(self, candidates: Sequence[Decided]) -> list[tuple[Form, list[int]]]:
@@ -72,30 +72,34 @@ class StepRows:
         if (
             self._restarts != self._table.restarts
             or len(self._forms) >= _FORM_LIMIT
-            or self._known > _ROW_LIMIT
+            or self._row_count > _ROW_LIMIT
         ):
             self._forms.clear()
-            self._known, self._restarts = 0, self._table.restarts
-        return [self._of(*one) for one in candidates]
+            self._row_count, self._restarts = 0, self._table.restarts
+        return [self._of(*candidate) for candidate in candidates]
 
     def _of(self, space: CompiledSpace, decisions: Decisions) -> tuple[Form, list[int]]:
         key = id(space), space.sampled_locations(decisions)
-        found = self._forms.get(key)
-        if found is None:
-            found = self._forms[key] = space, self._form(space, decisions)
-        form = found[1]
+        entry = self._forms.get(key)
+        if entry is None:
+            entry = self._forms[key] = space, self._form(space, decisions)
+        form = entry[1]
         rows = form.rows.copy()
-        for place, reads, make, known in form.holes:
+        for place, reads, make, row_by_value in form.holes:
             try:
-                read = decisions[reads[0]] if len(reads) == 1 else tuple([decisions[one] for one in reads])
-                row = known.get(read)
+                read = (
+                    decisions[reads[0]]
+                    if len(reads) == 1
+                    else tuple([decisions[instruction] for instruction in reads])
+                )
+                row = row_by_value.get(read)
             except (KeyError, TypeError):
                 # Missing, or a list where a tuple should be: the step itself says what is wrong.
                 row = self._table.row(make(decisions))
             else:
                 if row is None:
-                    row = known[read] = self._table.row(make(decisions))
-                    self._known += 1
+                    row = row_by_value[read] = self._table.row(make(decisions))
+                    self._row_count += 1
             rows[place] = row
         return form, rows
 
@@ -105,9 +109,9 @@ class StepRows:
         for part in space.parts(decisions):
             holes |= {len(steps) + hole.place: (hole.reads, hole.make) for hole in part.holes}
             steps += part.fill(decisions)
-        kept = self._kept(steps)
+        cropped = self._crop_places(steps)
         return Form(
-            rows=[0 if place in holes else self._table.row(steps[place]) for place in kept],
-            holes=[_Hole(new, *holes[old], {}) for new, old in enumerate(kept) if old in holes],
-            tiled=tiled_block([steps[place] for place in kept]),
+            rows=[0 if place in holes else self._table.row(steps[place]) for place in cropped],
+            holes=[_Hole(new, *holes[old], {}) for new, old in enumerate(cropped) if old in holes],
+            tiled=tiled_block([steps[place] for place in cropped]),
         )

@@ -133,26 +133,26 @@ class Summariser:
         for row, (workload, block) in enumerate(zip(workloads, tiled, strict=True)):
             if block is not None:
                 groups[workload.workload_id, block].append(row)
-        found = {
+        accesses = {
             (workload_id, block): self._of(workloads[members[0]]).get(block)
             for (workload_id, block), members in groups.items()
         }
         on_gpu = np.zeros(len(workloads), dtype=np.bool_)
-        for key, access in found.items():
+        for key, access in accesses.items():
             on_gpu[groups[key]] = access is not None and access.on_gpu
         splits = read_tiles(categories, numbers, on_gpu)
-        factors, reduction, known, _ = splits
+        factors, reduction, is_split, _ = splits
         # Factors that no program has may overflow; what comes of them is cut to the bound.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for key, members in groups.items():
-                for rows in _same_axes(np.array(members), known, reduction):
-                    first, access = rows[0], found[key]
+                for rows in _same_axes(np.array(members), is_split, reduction):
+                    first, access = rows[0], accesses[key]
                     whole = (
-                        tiles_of_access(factors[rows], known[first], reduction[first], access)
+                        tiles_of_access(factors[rows], is_split[first], reduction[first], access)
                         if access is not None
                         else None
                     )
-                    axes = np.flatnonzero(known[first])
+                    axes = np.flatnonzero(is_split[first])
                     tiles = whole or Tiles(factors=factors[rows][:, axes], reduction=reduction[first, axes])
                     summary[rows, _PLACE["tiled"]] = 1
                     columns = describe_tiles(tiles)
@@ -161,7 +161,7 @@ class Summariser:
                     for name, values in columns.items():
                         summary[rows, _PLACE[name]] = values
                     if places:
-                        levels = splits.counts[rows][:, _axes_of(access, known[first], whole)]
+                        levels = splits.counts[rows][:, _axes_of(access, is_split[first], whole)]
                         about = (*key, on_gpu[first])
                         place_rows[rows] = self._places(about, tiles, levels, access if whole else None)
             _relate_unrolling(summary)
@@ -187,34 +187,34 @@ class Summariser:
         alike, first, place = np.unique(
             np.concatenate([extents, counts], axis=1), axis=0, return_index=True, return_inverse=True
         )
-        found = np.zeros(len(alike), dtype=np.int32)
+        scale_rows = np.zeros(len(alike), dtype=np.int32)
         for number, (row, values) in enumerate(zip(first.tolist(), alike.tolist(), strict=True)):
             of_all = (*key, access is not None, *tiles.reduction.tolist(), *values)
             if of_all not in self._scale_rows:
-                one = Tiles(factors=tiles.factors[row : row + 1], reduction=tiles.reduction)
+                sample = Tiles(factors=tiles.factors[row : row + 1], reduction=tiles.reduction)
                 levels = [
                     levels_of(int(count), bool(is_reduction), bool(key[-1])).tolist()
                     for count, is_reduction in zip(counts[row], tiles.reduction, strict=True)
                 ]
-                scale = place_scale(one, levels, access)
+                scale = place_scale(sample, levels, access)
                 self._scale_rows[of_all] = 0 if scale is None else len(self._scales)
                 if scale is not None:
                     self._scales.append(scale)
-            found[number] = self._scale_rows[of_all]
-        return found[place.ravel()]
+            scale_rows[number] = self._scale_rows[of_all]
+        return scale_rows[place.ravel()]
 
     def _of(self, workload: Workload) -> dict[str, BlockAccess]:
         """Memory accesses of a workload's blocks by name, parsed at the first call."""
-        found = self._accesses.get(workload.workload_id)
-        if found is None:
+        accesses = self._accesses.get(workload.workload_id)
+        if accesses is None:
             try:
-                found = block_accesses(workload.module_json)
+                accesses = block_accesses(workload.module_json)
             except BudgetError as error:
-                found = error
-            self._accesses[workload.workload_id] = found
-        if isinstance(found, BudgetError):
-            raise BudgetError(str(found))
-        return found
+                accesses = error
+            self._accesses[workload.workload_id] = accesses
+        if isinstance(accesses, BudgetError):
+            raise BudgetError(str(accesses))
+        return accesses
 
 
 def tiled_block(sequence: Sequence[Primitive]) -> str | None:
@@ -225,19 +225,21 @@ def tiled_block(sequence: Sequence[Primitive]) -> str | None:
     return None
 
 
-def _axes_of(access: BlockAccess | None, known: NDArray[np.bool_], whole: Tiles | None) -> NDArray[np.int64]:
+def _axes_of(
+    access: BlockAccess | None, is_split: NDArray[np.bool_], whole: Tiles | None
+) -> NDArray[np.int64]:
     """Number that the steps give each axis of the tiles."""
     if access is None or whole is None:
-        return np.flatnonzero(known)
+        return np.flatnonzero(is_split)
     return np.array(access.axes or range(len(access.extents)), dtype=np.int64)
 
 
 def _same_axes(
-    rows: NDArray[np.int64], known: NDArray[np.bool_], reduction: NDArray[np.bool_]
+    rows: NDArray[np.int64], is_split: NDArray[np.bool_], reduction: NDArray[np.bool_]
 ) -> list[NDArray[np.int64]]:
     """Rows parted by the axes that they tile, rows without any left out."""
     patterns, part = np.unique(
-        np.concatenate([known[rows], reduction[rows]], axis=1), axis=0, return_inverse=True
+        np.concatenate([is_split[rows], reduction[rows]], axis=1), axis=0, return_inverse=True
     )
     return [rows[part.ravel() == place] for place in range(len(patterns)) if patterns[place].any()]
 
@@ -249,8 +251,8 @@ def _describe_steps(
     kind, role, detail = (categories[:, :, CATEGORY_PLACE[name]] for name in ("kind", "role", "detail"))
     value, extent = (numbers[:, :, NUMBER_PLACE[name]] for name in ("value", "extent"))
 
-    def is_kind(wanted: Kind) -> NDArray[np.bool_]:
-        return np.asarray(kind == kind_index(wanted))
+    def is_kind(step_kind: Kind) -> NDArray[np.bool_]:
+        return np.asarray(kind == kind_index(step_kind))
 
     def largest(values: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
         return np.asarray(np.where(where, values, 0).max(axis=1, initial=0))

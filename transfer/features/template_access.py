@@ -125,8 +125,8 @@ def _batch_matmul(arguments: Sequence[Any], extents: Sequence[int]) -> _Buffers:
     if any(len(matrices[1]) != 3 for matrices in arguments[:2]):
         raise ValueError("not two batches of matrices")
     first, second = are_transposed(arguments)
-    left, right = (b, k, y) if first else (b, y, k), (b, x, k) if second else (b, k, x)
-    return (left, False), (right, False), ((b, y, x), True)
+    first_axes, second_axes = (b, k, y) if first else (b, y, k), (b, x, k) if second else (b, k, x)
+    return (first_axes, False), (second_axes, False), ((b, y, x), True)
 
 
 def _buffer(indexes: Sequence[_Index], order: Sequence[int], size: int, is_write: bool) -> BufferAccess:

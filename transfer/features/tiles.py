@@ -78,7 +78,7 @@ class Splits(NamedTuple):
     #: (N, AXES) True at reductions.
     reduction: NDArray[np.bool_]
     #: (N, AXES) True at axes that are split.
-    known: NDArray[np.bool_]
+    is_split: NDArray[np.bool_]
     #: (N, AXES) factors of each split.
     counts: NDArray[np.int64]
 
@@ -95,8 +95,8 @@ class Tiles:
     def inside(self, spatial_levels: int, reduction_levels: int) -> Floats:
         """(n, A) iterations of each axis inside so many of its innermost levels."""
         levels = np.where(self.reduction, reduction_levels, spatial_levels)
-        kept = np.arange(self.factors.shape[2]) < levels[:, None]
-        return np.asarray(np.where(kept, self.factors, 1).prod(axis=2))
+        is_inside = np.arange(self.factors.shape[2]) < levels[:, None]
+        return np.asarray(np.where(is_inside, self.factors, 1).prod(axis=2))
 
 
 def read_tiles(
@@ -128,11 +128,11 @@ def read_tiles(
     tiles[row[:, None], place[:, None], levels] = np.maximum(1, factors)
     reduction = np.zeros(tiles.shape[:2], dtype=np.bool_)
     reduction[row, place] = reduces
-    known = np.zeros_like(reduction)
-    known[row, place] = True
+    is_split = np.zeros_like(reduction)
+    is_split[row, place] = True
     counts = np.zeros(reduction.shape, dtype=np.int64)
     counts[row, place] = count
-    return Splits(tiles, reduction, known, counts)
+    return Splits(tiles, reduction, is_split, counts)
 
 
 def levels_of(count: int, is_reduction: bool, on_gpu: bool) -> NDArray[np.int64]:
@@ -141,28 +141,28 @@ def levels_of(count: int, is_reduction: bool, on_gpu: bool) -> NDArray[np.int64]
 
 
 def tiles_of_access(
-    factors: Floats, known: NDArray[np.bool_], reduction: NDArray[np.bool_], access: BlockAccess
+    factors: Floats, is_split: NDArray[np.bool_], reduction: NDArray[np.bool_], access: BlockAccess
 ) -> Tiles | None:
     """Tiles of every axis of an access; None where the schedule tiles other axes than it has.
 
     Args:
         factors: (n, AXES, J) factors of candidates that tile the same axes.
-        known: (AXES,) True at axes that are split.
+        is_split: (AXES,) True at axes that are split.
         reduction: (AXES,) True at reductions.
         access: Where it numbers its axes, those that the schedule does not split count as one level.
     """
     axes = np.array(access.axes or range(len(access.extents)))
     is_reduction = ~np.array(access.spatial)
-    split = known[axes] if len(axes) <= AXES else np.zeros(0, dtype=np.bool_)
-    if not len(split) or split.sum() != known.sum() or (not access.axes and not split.all()):
+    split = is_split[axes] if len(axes) <= AXES else np.zeros(0, dtype=np.bool_)
+    if not len(split) or split.sum() != is_split.sum() or (not access.axes and not split.all()):
         return None
     if access.axes and (reduction[axes] != is_reduction)[split].any():
         return None
-    found = factors[:, axes]
+    completed = factors[:, axes]
     for place in np.flatnonzero(~split):
         level = _WHOLE_REDUCTION if is_reduction[place] else _WHOLE_SPATIAL[access.on_gpu]
-        found[:, place, level] = access.extents[place]
-    return Tiles(factors=found, reduction=is_reduction if access.axes else reduction[axes])
+        completed[:, place, level] = access.extents[place]
+    return Tiles(factors=completed, reduction=is_reduction if access.axes else reduction[axes])
 
 
 def describe_tiles(tiles: Tiles) -> dict[str, Floats]:
@@ -211,7 +211,9 @@ def describe_memory(tiles: Tiles, access: BlockAccess) -> dict[str, Floats]:
     insides = np.stack([tiles.inside(*levels) for levels in _CUTS])
     sizes = [buffer.elements(insides) * buffer.element_bytes for buffer in access.buffers]
     total = np.maximum(1, np.sum(sizes, axis=0))
-    written = np.sum([size for size, one in zip(sizes, access.buffers, strict=True) if one.is_write], axis=0)
+    written = np.sum(
+        [size for size, buffer in zip(sizes, access.buffers, strict=True) if buffer.is_write], axis=0
+    )
     iterations = insides.prod(axis=2)
     trips = iterations[-1] / iterations
     for cut in range(len(_CUTS)):
@@ -226,8 +228,10 @@ def describe_memory(tiles: Tiles, access: BlockAccess) -> dict[str, Floats]:
         largest = np.where(fits.any(axis=0), len(fits) - 1 - fits[::-1].argmax(axis=0), 0)
         columns[f"traffic_{name}"] = np.log2(1 + total[largest, each] * trips[largest, each])
     # (buffers, A) elements between neighbouring iterations of each axis.
-    strides = np.array([[one.stride(axis) for axis in range(len(tiles.reduction))] for one in access.buffers])
-    writes = np.array([one.is_write for one in access.buffers])
+    strides = np.array(
+        [[buffer.stride(axis) for axis in range(len(tiles.reduction))] for buffer in access.buffers]
+    )
+    writes = np.array([buffer.is_write for buffer in access.buffers])
     spatial = np.flatnonzero(~tiles.reduction)
     if len(spatial):
         last = strides[:, spatial[-1]]

@@ -43,7 +43,7 @@ def workload_vector(workload: Workload) -> NDArray[np.float32]:
     Returns:
         (V,) values in the order of `WORKLOAD_NAMES`.
     """
-    known = workload.operator in _OPERATORS
+    is_listed = workload.operator in _OPERATORS
     bucket = zlib.crc32(workload.operator.encode()) % _OPERATOR_BUCKETS
     shapes = workload.arg_shapes
     output = shapes[-1] if shapes else ()
@@ -52,7 +52,7 @@ def workload_vector(workload: Workload) -> NDArray[np.float32]:
     flops = max(0.0, workload.flops)
     values = [
         *(float(workload.operator == name) for name in _OPERATORS),
-        *(float(not known and bucket == place) for place in range(_OPERATOR_BUCKETS)),
+        *(float(not is_listed and bucket == place) for place in range(_OPERATOR_BUCKETS)),
         math.log2(1 + flops),
         math.log2(1 + moved),
         math.log2((1 + flops) / moved),

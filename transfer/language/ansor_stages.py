@@ -40,27 +40,27 @@ class AnsorLoop(NamedTuple):
 class StageOrder:
     """Stable numbers of the stages, by position."""
 
-    __slots__ = ("_created", "_known", "_numbers")
+    __slots__ = ("_created", "_numbers", "_originals")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._known = 0
+        self._originals = 0
         self._created = 0
 
     def number_at(self, position: int) -> int:
         """Stable number of the stage at a position."""
         numbers = self._numbers
         while position >= len(numbers):
-            numbers.append(self._known)
-            self._known += 1
+            numbers.append(self._originals)
+            self._originals += 1
         return numbers[position]
 
     def position_of(self, number: int) -> int:
         """Position of a stage; -1 for a created stage that does not exist."""
         if 0 <= number < CREATED:
-            while number >= self._known:
-                self._numbers.append(self._known)
-                self._known += 1
+            while number >= self._originals:
+                self._numbers.append(self._originals)
+                self._originals += 1
         try:
             return self._numbers.index(number)
         except ValueError:
@@ -175,10 +175,10 @@ class StageLoops:
                 axis, extent, fixed = loops[place]
                 if axis in needed:
                     # From the innermost piece outwards: each takes its factor of what is left to run over.
-                    left = needed[axis]
-                    taken = min(extent, left) if fixed else left
-                    needed[axis] = -(-left // max(1, taken))
-                    loops[place] = AnsorLoop(axis, taken, fixed)
+                    remaining = needed[axis]
+                    factor = min(extent, remaining) if fixed else remaining
+                    needed[axis] = -(-remaining // max(1, factor))
+                    loops[place] = AnsorLoop(axis, factor, fixed)
         else:
             self._forget(stage)
         self._moved.add(stage)
@@ -202,13 +202,13 @@ class StageLoops:
         """
         loops = self.upto(stage, max(position + 1, spatial))
         factored = loops[position]
-        kept = [loop for place, loop in enumerate(loops) if place != position]
+        others = [loop for place, loop in enumerate(loops) if place != position]
         self._loops[partial] = [
             AnsorLoop(axis, loop.extent, False)
-            for axis, loop in enumerate([*kept[:spatial], factored, *kept[spatial:]])
+            for axis, loop in enumerate([*others[:spatial], factored, *others[spatial:]])
         ]
         self._loops[stage] = [
-            AnsorLoop(axis, loop.extent, False) for axis, loop in enumerate([*kept[:spatial], factored])
+            AnsorLoop(axis, loop.extent, False) for axis, loop in enumerate([*others[:spatial], factored])
         ]
         self._axes[partial], self._axes[stage] = len(self._loops[partial]), len(self._loops[stage])
         return factored.extent

@@ -107,7 +107,7 @@ _CANONICAL_FORMS = (
 
 def _canonical() -> re.Pattern[str]:
     forms = "|".join(
-        re.sub(",([PNTLF])", lambda found: "," + _FIELDS[found[1]], form) for form in _CANONICAL_FORMS
+        re.sub(",([PNTLF])", lambda match: "," + _FIELDS[match[1]], form) for form in _CANONICAL_FORMS
     )
     step = rf'\["(?:{forms})\]'
     return re.compile(rf"\[(?:{step}(?:,{step})*+)?\]")

@@ -108,14 +108,14 @@ class AutoTVMReader:
 
     def _call(self, module_json: str) -> tuple[Template, list[Any] | None]:
         """Template of a workload, and the Ansor steps among its arguments if there are any."""
-        found = self._calls.get(module_json)
-        if found is None:
+        call = self._calls.get(module_json)
+        if call is None:
             name, arguments = _call_of(module_json)
-            steps = next((one for one in arguments if _holds_steps(one)), None)
+            steps = next((argument for argument in arguments if _holds_steps(argument)), None)
             if len(self._calls) >= _CALL_LIMIT:
                 self._calls.clear()
-            found = self._calls[module_json] = find_template(name, arguments), steps
-        return found
+            call = self._calls[module_json] = find_template(name, arguments), steps
+        return call
 
 
 def _call_of(module_json: str) -> tuple[str, list[Any]]:
@@ -150,6 +150,6 @@ def _fill_steps(steps: list[Any], entity: list[Any]) -> list[Any] | None:
     if not factors:
         return None
     filled = copy.deepcopy(steps)
-    for number, step in enumerate(one for one in filled if one[0] == "SP"):
+    for number, step in enumerate(step for step in filled if step[0] == "SP"):
         step[4] = [factors.get((number, place), length) for place, length in enumerate(step[4])]
     return filled

@@ -244,13 +244,13 @@ def are_transposed(arguments: Sequence[Any]) -> tuple[bool, bool]:
 
 
 def _batch_matmul(name: str, arguments: Sequence[Any]) -> Template:
-    left, right = _shape(arguments[0]), _shape(arguments[1])
+    first_shape, second_shape = _shape(arguments[0]), _shape(arguments[1])
     first, second = are_transposed(arguments)
-    rows, depth = (left[2], left[1]) if first else (left[1], left[2])
-    columns = right[1] if second else right[2]
+    rows, depth = (first_shape[2], first_shape[1]) if first else (first_shape[1], first_shape[2])
+    columns = second_shape[1] if second else second_shape[2]
     return Template(
         (
-            Axis(("tile_b",), max(left[0], right[0])),
+            Axis(("tile_b",), max(first_shape[0], second_shape[0])),
             Axis(("tile_y",), rows),
             Axis(("tile_x",), columns),
             Axis(("tile_k",), depth, True),

@@ -62,8 +62,8 @@ class _Walk:
 
     def take(self, entity: list[Any]) -> tuple[Primitive, ...]:
         """Read all knobs."""
-        known = [knob for knob in entity if _is_knob(knob)]
-        chosen = {knob[0]: knob[2] for knob in known}
+        knobs = [knob for knob in entity if _is_knob(knob)]
+        chosen = {knob[0]: knob[2] for knob in knobs}
         tensor_core = len(self._template.axes) == 3 and chosen.keys() >= _TENSOR_CORE_KNOBS
         if tensor_core:
             self._tensor_core(chosen)

@@ -25,10 +25,10 @@ class WalkBudget:
         what: What it is, for the message.
     """
 
-    __slots__ = ("_left", "_what")
+    __slots__ = ("_remaining", "_what")
 
     def __init__(self, text_chars: int, what: str) -> None:
-        self._left = _LEAST_VISITS + _VISITS_A_CHARACTER * text_chars
+        self._remaining = _LEAST_VISITS + _VISITS_A_CHARACTER * text_chars
         self._what = what
 
     def spend(self, visits: int) -> None:
@@ -37,8 +37,8 @@ class WalkBudget:
         Raises:
             BudgetError: That many are not left.
         """
-        self._left -= visits
-        if self._left < 0:
+        self._remaining -= visits
+        if self._remaining < 0:
             raise BudgetError(f"{self._what} takes more work to read than any real one of its size")
 
 

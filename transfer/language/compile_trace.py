@@ -46,26 +46,32 @@ def compile_plan(
     Raises:
         BudgetError: They cause more, at once or under some sampled locations.
     """
-    taken: list[Instruction] = []
+    parsed: list[Instruction] = []
     for index, (kind, inputs, attributes, outputs) in enumerate(instructions):
         if begins_postprocessing(kind, attributes):
             break
-        taken.append(Instruction(index, kind, inputs, attributes, outputs))
-    locations = tuple(one.place for one in taken if one.kind == _LOCATION)
-    cut = next((number for number, one in enumerate(taken) if one.kind == _LOCATION), len(taken))
+        parsed.append(Instruction(index, kind, inputs, attributes, outputs))
+    locations = tuple(instruction.place for instruction in parsed if instruction.kind == _LOCATION)
+    cut = next(
+        (number for number, instruction in enumerate(parsed) if instruction.kind == _LOCATION), len(parsed)
+    )
     head = Walker(StageTable(program, WalkBudget(text_chars, "the MetaSchedule trace")))
-    for instruction in taken[:cut]:
+    for instruction in parsed[:cut]:
         _take(head, instruction)
-    rest = taken[cut:]
+    rest = parsed[cut:]
 
-    def follow(found: tuple[int, ...]) -> Tail:
+    def follow(sampled: tuple[int, ...]) -> Tail:
         budget = WalkBudget(text_chars, "the MetaSchedule trace")
-        walker = head.fork(dict(zip(locations, found, strict=True)), budget)
+        walker = head.fork(dict(zip(locations, sampled, strict=True)), budget)
         for instruction in rest:
             _take(walker, instruction)
         return walker.result()
 
-    unknown = Counter(one.kind for one in taken if one.kind not in _HANDLERS and one.kind not in PLAIN)
+    unknown = Counter(
+        instruction.kind
+        for instruction in parsed
+        if instruction.kind not in _HANDLERS and instruction.kind not in PLAIN
+    )
     return CompiledSpace(head.result(), unknown, locations, follow)
 
 

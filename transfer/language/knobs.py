@@ -85,7 +85,7 @@ def check_knobs(value: object) -> str:
         return "configuration is not an object"
     if len(value) > MAX_KNOBS:
         return "too many knobs"
-    left = MAX_VALUES
+    remaining = MAX_VALUES
     for name, chosen in value.items():
         if not 0 < len(name) <= MAX_NAME:
             return "name of a knob is empty or too long"
@@ -93,29 +93,29 @@ def check_knobs(value: object) -> str:
             if not -MAX_NUMBER <= chosen <= MAX_NUMBER:
                 return "a knob is out of range"
             continue
-        left = _check_value(chosen, left, _LEVELS)
-        if left < 0:
+        remaining = _check_value(chosen, remaining, _LEVELS)
+        if remaining < 0:
             return "value of a knob is not a number, a word or a short list"
     return ""
 
 
-def _check_value(value: Any, left: int, levels: int) -> int:
+def _check_value(value: Any, remaining: int, levels: int) -> int:
     """How many values may still come, negative for a faulty one."""
     if value is None or type(value) is bool:
-        return left - 1
+        return remaining - 1
     if type(value) is str:
-        return left - 1 if len(value) <= MAX_WORD else -1
+        return remaining - 1 if len(value) <= MAX_WORD else -1
     if type(value) is int:
-        return left - 1 if -MAX_NUMBER <= value <= MAX_NUMBER else -1
+        return remaining - 1 if -MAX_NUMBER <= value <= MAX_NUMBER else -1
     if type(value) is float:
-        return left - 1 if math.isfinite(value) else -1
+        return remaining - 1 if math.isfinite(value) else -1
     if type(value) is not list or levels == 0:
         return -1
-    for one in value:
-        left = _check_value(one, left - 1, levels - 1)
-        if left < 0:
+    for member in value:
+        remaining = _check_value(member, remaining - 1, levels - 1)
+        if remaining < 0:
             return -1
-    return left
+    return remaining
 
 
 class KnobReader:
@@ -153,8 +153,8 @@ class KnobReader:
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A knob by its name, the items of a list by place."""
     if isinstance(value, list):
-        for place, one in enumerate(value):
-            yield from _items(f"{name}[{place}]", one)
+        for place, member in enumerate(value):
+            yield from _items(f"{name}[{place}]", member)
     else:
         yield name, value
 
@@ -168,9 +168,9 @@ def _problem_of(module_json: str) -> tuple[tuple[int, ...], int]:
         return (), _ELEMENT_BYTES
     problem = value.get("problem") if isinstance(value, dict) else None
     listed = problem if isinstance(problem, list) else [problem]
-    size = tuple(one if type(one) is int and 0 < one <= MAX_NUMBER else 0 for one in listed[:8])
-    told = str(problem)
-    width = next((size for name, size in _TYPE_BYTES.items() if name in told), _ELEMENT_BYTES)
+    size = tuple(extent if type(extent) is int and 0 < extent <= MAX_NUMBER else 0 for extent in listed[:8])
+    problem_text = str(problem)
+    width = next((size for name, size in _TYPE_BYTES.items() if name in problem_text), _ELEMENT_BYTES)
     return size, width
 
 
@@ -179,10 +179,10 @@ def _meaning(name: str) -> _Meaning:
     """What a knob is, by its name."""
     lower = name.lower()
     for role, pattern in (("threads", _THREADS), ("elements", _ELEMENTS), ("tile", _TILES)):
-        if found := pattern.fullmatch(lower):
-            return _Meaning(role, next(one for one in found.groups() if one))
-    if found := _BLOCK_TILES.fullmatch(lower):
-        return _Meaning("tile", found[1])
+        if match := pattern.fullmatch(lower):
+            return _Meaning(role, next(group for group in match.groups() if group))
+    if match := _BLOCK_TILES.fullmatch(lower):
+        return _Meaning("tile", match[1])
     for role, pattern in (
         ("all_threads", _ALL_THREADS),
         ("unroll", _UNROLL),
@@ -230,12 +230,12 @@ def _read(knobs: Mapping[str, Any], problem: tuple[int, ...], element_bytes: int
         ("area", "tiling_structure", area),
         ("shared", "shared", _shared_bytes(knobs, threads, elements, tiles, counts, element_bytes)),
     ]
-    made = [
+    annotations = [
         Primitive(Kind.AN, (-1, number), (name, Role.TILED.value, detail))
         for name, detail, number in derived
         if number
     ]
-    return (*splits, *made, *steps)
+    return (*splits, *annotations, *steps)
 
 
 def _split(axis: str, problem: tuple[int, ...], factors: tuple[int, ...]) -> Primitive:
@@ -273,7 +273,7 @@ def _shared_bytes(
         stage = (tiles["m"] + tiles["n"]) * tiles["k"] * element_bytes
         return min(MAX_NUMBER, stage * max(1, counts.get("stages", 1)))
     filter_size = (knobs.get("filter_width"), knobs.get("filter_height"))
-    border = [one for one in filter_size if type(one) is int and one > 0]
+    border = [side for side in filter_size if type(side) is int and side > 0]
     if knobs.get("use_shmem") == 1 and len(border) == len(filter_size):
         sides = [
             threads.get(axis, 1) * elements.get(axis, 1) + size - 1

@@ -141,20 +141,20 @@ class MetaScheduleReader:
         Raises:
             BudgetError: The module takes more work to read than any real one.
         """
-        found = self._programs.get(workload.workload_id)
-        if found is None:
+        stages = self._programs.get(workload.workload_id)
+        if stages is None:
             if len(self._programs) >= _PROGRAM_LIMIT or self._stages > _STAGE_LIMIT:
                 self._programs.clear()
                 self._stages = 0
             try:
-                found = program_stages(workload.module_json)
-                self._stages += len(found)
+                stages = program_stages(workload.module_json)
+                self._stages += len(stages)
             except BudgetError as error:
-                found = error
-            self._programs[workload.workload_id] = found
-        if isinstance(found, BudgetError):
-            raise BudgetError(str(found))
-        return found
+                stages = error
+            self._programs[workload.workload_id] = stages
+        if isinstance(stages, BudgetError):
+            raise BudgetError(str(stages))
+        return stages
 
 
 def _split_text(trace: str) -> tuple[str, list[Any]] | None:
@@ -215,7 +215,7 @@ def _by_instruction(decisions: list[Any]) -> dict[int, Any]:
     Raises:
         TraceError: One is not `[instruction index, integer or list of integers]`.
     """
-    found: dict[int, Any] = {}
+    value_by_instruction: dict[int, Any] = {}
     for decision in decisions:
         try:
             index, value = decision
@@ -225,5 +225,5 @@ def _by_instruction(decisions: list[Any]) -> dict[int, Any]:
             # Booleans are no numbers here, and what exceeds 64 bits is no extent.
             if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
                 raise TraceError(f"MetaSchedule decision {decision!r:.80} must hold 64-bit integers only")
-        found[index] = value
-    return found
+        value_by_instruction[index] = value
+    return value_by_instruction

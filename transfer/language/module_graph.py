@@ -58,10 +58,10 @@ class ModuleGraph:
         """
         # Name spaces of types change between TVM versions (tir, tirx, s_tir); their names hardly do.
         self.budget.spend(1)
-        found = self.nodes[index]["type"]
-        if type(found) is not str or len(found) > _MOST_NAME_CHARS:
+        name = self.nodes[index]["type"]
+        if type(name) is not str or len(name) > _MOST_NAME_CHARS:
             raise TypeError("the type of a node is no name")
-        return found.rpartition(".")[2]
+        return name.rpartition(".")[2]
 
     def data(self, index: int) -> Any:
         """What a node holds.
@@ -69,10 +69,10 @@ class ModuleGraph:
         Raises:
             BudgetError: The walk has looked at too much.
         """
-        found = self.nodes[index]["data"]
+        content = self.nodes[index]["data"]
         # Many nodes may share one long list.
-        self.budget.spend(1 + len(found) if isinstance(found, list) else 1)
-        return found
+        self.budget.spend(1 + len(content) if isinstance(content, list) else 1)
+        return content
 
     def text(self, index: int) -> str:
         """The text that a node holds.
@@ -80,10 +80,10 @@ class ModuleGraph:
         Raises:
             TypeError: It holds something else.
         """
-        found = self.data(index)
-        if not isinstance(found, str):
+        text = self.data(index)
+        if not isinstance(text, str):
             raise TypeError("not a text")
-        return found
+        return text
 
     def integer(self, index: int, otherwise: int) -> int:
         """Value of an integer constant, cut to 64 bits; `otherwise` for anything symbolic."""

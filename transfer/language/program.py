@@ -76,18 +76,18 @@ class _Program:
         if len(functions) != 1:
             return ()
         owners: dict[int, tuple[int, int]] = {}
-        found: list[ProgramStage] = []
+        stages: list[ProgramStage] = []
         for nest, realize in self._blocks(graph.data(functions[0])["body"], (), 0):
-            if len(found) >= _MOST_STAGES:
+            if len(stages) >= _MOST_STAGES:
                 raise BudgetError(f"the module has more than {_MOST_STAGES} blocks")
             shared = 0
             while shared < len(nest) and nest[shared] in owners:
                 shared += 1
             at = owners[nest[shared - 1]] if shared else None
             own = nest[shared:]
-            owners.update({loop: (len(found), place) for place, loop in enumerate(own)})
-            found.append(self._stage(own, at, realize))
-        return tuple(found)
+            owners.update({loop: (len(stages), place) for place, loop in enumerate(own)})
+            stages.append(self._stage(own, at, realize))
+        return tuple(stages)
 
     def _blocks(
         self, index: int, nest: tuple[int, ...], depth: int

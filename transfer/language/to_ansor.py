@@ -128,9 +128,9 @@ class _Writer:
         inner_to_outer = _is_inner_to_outer(extent, factors)
         lengths = tuple(factors[1:] if inner_to_outer else factors[:-1])
         if step.kind is Kind.SP:
-            known = self._splits.setdefault(step.stage, [])
-            if len(known) < _MOST_SPLITS:
-                known.append(_Split(len(self.steps), axis, extent, lengths))
+            splits = self._splits.setdefault(step.stage, [])
+            if len(splits) < _MOST_SPLITS:
+                splits.append(_Split(len(self.steps), axis, extent, lengths))
         return [Kind.SP.value, *head[1:], extent, list(lengths), int(inner_to_outer)]
 
     def _follow(self, step: Primitive) -> Step | None:

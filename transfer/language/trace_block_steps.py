@@ -56,10 +56,10 @@ def _name_blocks(walker: Walker, instruction: Instruction) -> None:
 
 def _relate_blocks(walker: Walker, instruction: Instruction) -> None:
     stage = walker.stage_at(instruction.inputs)
-    found = {"GetConsumers": walker.table.consumers, "GetProducers": walker.table.producers}.get(
+    relation = {"GetConsumers": walker.table.consumers, "GetProducers": walker.table.producers}.get(
         instruction.kind
     )
-    walker.table.relate(instruction.outputs, found(stage) if found else ())
+    walker.table.relate(instruction.outputs, relation(stage) if relation else ())
 
 
 def _compute_at(walker: Walker, instruction: Instruction) -> None:
@@ -84,23 +84,25 @@ def _compute_at(walker: Walker, instruction: Instruction) -> None:
         nest = table.path(target) if target is not stage else None
         place = nest.index(loop) if nest and loop in nest else -1
     names = (stage.name, str(stage.role), target.name if target and target is not stage else "")
-    infos = [walker.info(one) for one in nest or ()]
+    infos = [walker.info(loop) for loop in nest or ()]
     # Every candidate will multiply them.
-    table.budget.spend(sum(len(one.extent.parts) if isinstance(one.extent, Product) else 1 for one in infos))
+    table.budget.spend(
+        sum(len(info.extent.parts) if isinstance(info.extent, Product) else 1 for info in infos)
+    )
     owner = walker.owner(loop)
-    known = not owner.lost and owner is not stage
+    has_owner = not owner.lost and owner is not stage
     step = Step(
         Kind.CA,
         names,
         stage.number,
-        table.position(loop) if known and loop >= 0 else (),
-        (owner.number,) if known else (),
+        table.position(loop) if has_owner and loop >= 0 else (),
+        (owner.number,) if has_owner else (),
     )
     # The tile that a write cache holds has no reduction axes.
     counted = [info.spatial or stage.role is not Role.WRITE_CACHE for info in infos]
     extents = [info.extent for info in infos]
     walker.hole(instructions_of(extents), location_maker(place, extents, counted, step))
-    if known and loop >= 0:
+    if has_owner and loop >= 0:
         table.move(stage, loop)
     else:
         table.lose(stage)
@@ -120,18 +122,18 @@ def _cache(walker: Walker, instruction: Instruction) -> None:
     numbers = [as_int(item) for item in instruction.attributes[:1]]
     scope = str(instruction.attributes[1]) if len(instruction.attributes) > 1 else ""
     buffer = numbers[0] if numbers else 0
-    made = table.create(
+    cache = table.create(
         instruction.outputs, source.name, Role.READ_CACHE if kind is Kind.CHR else Role.WRITE_CACHE
     )
     targets: tuple[int, ...] = ()
     if kind is Kind.CHR:
         named = instruction.inputs[1] if len(instruction.inputs) > 1 else []
-        found = [table.stage_of(str(one)) for one in named] if isinstance(named, list) else []
-        readers = [one for one in found if one is not None] or [source]
-        targets = tuple(one.number for one in readers)
-        table.put_between(made, source, buffer, readers)
+        named_stages = [table.stage_of(str(name)) for name in named] if isinstance(named, list) else []
+        readers = [reader for reader in named_stages if reader is not None] or [source]
+        targets = tuple(reader.number for reader in readers)
+        table.put_between(cache, source, buffer, readers)
     else:
-        table.put_behind(made, source, buffer)
+        table.put_behind(cache, source, buffer)
     names = (source.name, str(source.role), scope)
     walker.emit(Step(kind, names, source.number, targets=targets), numbers)
 
@@ -141,24 +143,24 @@ def _rfactor(walker: Walker, instruction: Instruction) -> None:
     loop = walker.loop_at(instruction.inputs)
     info, stage = walker.info(loop), walker.owner(loop)
     step = walker.loop_step(Kind.RF, loop, "")
-    made = table.create(instruction.outputs, stage.name, Role.RFACTOR)
-    table.put_before(made, stage)
+    partial = table.create(instruction.outputs, stage.name, Role.RFACTOR)
+    table.put_before(partial, stage)
     factor_axis = as_int(instruction.attributes[0]) if instruction.attributes else 0
     walker.emit(step, (info.axis, factor_axis, info.extent))
-    made.at, made.lost = stage.at, stage.lost
+    partial.at, partial.lost = stage.at, stage.lost
     old = stage.own
     stage.own, stage.axes = None, -1
     if old is None or stage.lost:
         return
     # The partial result takes over the nest; the stage keeps its spatial loops and the factored one.
-    infos = [walker.info(one) for one in old]
-    made.own = [table.add_loop(one._replace(key=made.key)) for one in infos]
-    made.axes = len(old)
-    if all(one.reduction is not None for one in infos):
+    infos = [walker.info(loop) for loop in old]
+    partial.own = [table.add_loop(info._replace(key=partial.key)) for info in infos]
+    partial.axes = len(old)
+    if all(info.reduction is not None for info in infos):
         stage.own = [
-            table.add_loop(one)
-            for key, one in zip(old, infos, strict=True)
-            if key == loop or not one.reduction
+            table.add_loop(info)
+            for key, info in zip(old, infos, strict=True)
+            if key == loop or not info.reduction
         ]
         stage.axes = len(stage.own)
 

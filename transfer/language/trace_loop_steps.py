@@ -84,8 +84,8 @@ def _fuse(walker: Walker, instruction: Instruction) -> None:
         spatial=all(info.spatial for info in infos),
         extent=extent,
         reduction=None
-        if any(one.reduction is None for one in infos)
-        else all(one.reduction for one in infos),
+        if any(info.reduction is None for info in infos)
+        else all(info.reduction for info in infos),
     )
     walker.put(instruction, loops, [walker.table.add_loop(fused)] if loops else [])
     together = all(positions) and all(info.key == first.key for info in infos)
@@ -94,7 +94,7 @@ def _fuse(walker: Walker, instruction: Instruction) -> None:
             Kind.FU,
             (stage.name, str(stage.role), ""),
             stage.number,
-            tuple(place for one in positions for place in one) if together else (),
+            tuple(place for position in positions for place in position) if together else (),
         ),
         (len(loops), extent),
     )

@@ -84,21 +84,25 @@ class StageTable:
         self._created = 0
         self._next_buffer = -1
         self._has_program = bool(program)
-        for one in program:
+        for original in program:
             stage = self._add(
-                TraceStage(self._originals, one.name, reads=list(one.reads), writes=list(one.writes))
+                TraceStage(
+                    self._originals, original.name, reads=list(original.reads), writes=list(original.writes)
+                )
             )
             self._originals += 1
             depth = 0
-            if one.at is not None:
-                stage.at = (self._stages[one.at[0]].own or [])[one.at[1]]
+            if original.at is not None:
+                stage.at = (self._stages[original.at[0]].own or [])[original.at[1]]
                 depth = len(self.path(stage) or ())
-            stage.axes = one.axes
+            stage.axes = original.axes
             stage.own = [
                 self.add_loop(LoopInfo(stage.key, depth + place, extent=extent, reduction=reduction))
-                for place, (extent, reduction) in enumerate(zip(one.extents, one.reductions, strict=True))
+                for place, (extent, reduction) in enumerate(
+                    zip(original.extents, original.reductions, strict=True)
+                )
             ]
-            self._by_name.setdefault(one.name, stage.key)
+            self._by_name.setdefault(original.name, stage.key)
 
     def copy(self, budget: WalkBudget) -> StageTable:
         """A table that goes its own way from here, on another budget."""
@@ -158,9 +162,9 @@ class StageTable:
 
     def relate(self, variables: Sequence[str], stages: Sequence[TraceStage]) -> None:
         """Let variables stand for a block's relatives; for unknown blocks where their number differs."""
-        known = len(variables) == len(stages)
+        are_paired = len(variables) == len(stages)
         for place, variable in enumerate(variables):
-            stage = stages[place] if known else self._add(TraceStage(lost=True))
+            stage = stages[place] if are_paired else self._add(TraceStage(lost=True))
             self.blocks[variable] = stage.key
 
     def create(self, variables: Sequence[str], name: str, role: Role) -> TraceStage:
@@ -174,7 +178,7 @@ class StageTable:
     def path(self, stage: TraceStage) -> list[int] | None:
         """Loops around a stage, outermost first; None where they are not all known."""
         loops: list[int] = []
-        seen = 0
+        owner_count = 0
         while stage.own is not None and not stage.lost:
             self.budget.spend(1 + len(loops) + len(stage.own))
             loops[:0] = stage.own
@@ -189,8 +193,8 @@ class StageTable:
             loops[:0] = owner.own[: owner.own.index(stage.at) + 1]
             # Continue with the place of the owner: its own loops up to here are taken already.
             stage = TraceStage(own=[], at=owner.at, lost=owner.lost)
-            seen += 1
-            if seen > len(self._stages):
+            owner_count += 1
+            if owner_count > len(self._stages):
                 return None
         return None
 
@@ -270,47 +274,47 @@ class StageTable:
 
     def consumers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that read what a stage writes, as far as the program or the trace tells."""
-        return [one for one in self._others(stage) if not set(one.reads).isdisjoint(stage.writes)]
+        return [other for other in self._others(stage) if not set(other.reads).isdisjoint(stage.writes)]
 
     def producers(self, stage: TraceStage) -> list[TraceStage]:
         """Stages that write what a stage reads."""
-        return [one for one in self._others(stage) if not set(one.writes).isdisjoint(stage.reads)]
+        return [other for other in self._others(stage) if not set(other.writes).isdisjoint(stage.reads)]
 
     def _others(self, stage: TraceStage) -> list[TraceStage]:
         """Stages but for this one and those inlined; pays for a look at the buffers of every stage."""
-        self.budget.spend(sum(1 + len(one.reads) + len(one.writes) for one in self._stages.values()))
-        return [one for one in self._stages.values() if one is not stage and not one.inlined]
+        self.budget.spend(sum(1 + len(other.reads) + len(other.writes) for other in self._stages.values()))
+        return [other for other in self._stages.values() if other is not stage and not other.inlined]
 
     def _new_buffer(self) -> int:
         self._next_buffer -= 1
         return self._next_buffer
 
     def put_between(
-        self, made: TraceStage, stage: TraceStage, buffer: int, readers: Iterable[TraceStage]
+        self, cache: TraceStage, stage: TraceStage, buffer: int, readers: Iterable[TraceStage]
     ) -> None:
         """Let a cache of one of the buffers that a stage reads feed some readers of it."""
         old = stage.reads[buffer] if 0 <= buffer < len(stage.reads) else self._new_buffer()
         new = self._new_buffer()
-        made.reads, made.writes = [old], [new]
+        cache.reads, cache.writes = [old], [new]
         for reader in readers:
             self.budget.spend(len(reader.reads))
             if old not in reader.reads:
                 reader.reads.append(old)
-            reader.reads = [new if one == old else one for one in reader.reads]
+            reader.reads = [new if read == old else read for read in reader.reads]
 
-    def put_behind(self, made: TraceStage, stage: TraceStage, buffer: int) -> None:
+    def put_behind(self, created: TraceStage, stage: TraceStage, buffer: int) -> None:
         """Let a created stage write one of the buffers of a stage, which writes a new one instead."""
         new = self._new_buffer()
         if not 0 <= buffer < len(stage.writes):
             buffer = len(stage.writes)
             stage.writes.append(self._new_buffer())
-        made.reads, made.writes = [new], [stage.writes[buffer]]
+        created.reads, created.writes = [new], [stage.writes[buffer]]
         stage.writes[buffer] = new
 
-    def put_before(self, made: TraceStage, stage: TraceStage) -> None:
+    def put_before(self, created: TraceStage, stage: TraceStage) -> None:
         """Let a created stage do what a stage did, which then only finishes its result."""
         new = self._new_buffer()
-        made.reads, made.writes = stage.reads, [new]
+        created.reads, created.writes = stage.reads, [new]
         stage.reads = [new]
 
     def inline(self, stage: TraceStage, *, reverse: bool) -> None:
@@ -318,12 +322,12 @@ class StageTable:
         if reverse:
             for producer in self.producers(stage):
                 self.budget.spend(len(stage.reads) + len(stage.writes))
-                merged = [one for one in stage.reads if one not in producer.writes]
+                merged = [read for read in stage.reads if read not in producer.writes]
                 producer.reads = list(dict.fromkeys([*producer.reads, *merged]))
                 producer.writes = stage.writes.copy()
         else:
             for consumer in self.consumers(stage):
                 self.budget.spend(len(stage.reads) + len(consumer.reads))
-                kept = [one for one in consumer.reads if one not in stage.writes]
-                consumer.reads = list(dict.fromkeys([*kept, *stage.reads]))
+                others = [read for read in consumer.reads if read not in stage.writes]
+                consumer.reads = list(dict.fromkeys([*others, *stage.reads]))
         stage.inlined, stage.own = True, []

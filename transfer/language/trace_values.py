@@ -134,12 +134,12 @@ class CompiledSpace:
         """
         if not self._locations:
             return (self._head,)
-        found = self.sampled_locations(decisions)
-        tail = self._tails.get(found)
+        locations = self.sampled_locations(decisions)
+        tail = self._tails.get(locations)
         if tail is None:
             if len(self._tails) >= _TAIL_LIMIT:
                 self._tails.clear()
-            tail = self._tails[found] = self._follow(found)
+            tail = self._tails[locations] = self._follow(locations)
             self.size += 2 * len(tail.template)
         return self._head, tail
 
@@ -211,13 +211,13 @@ def resolve(amount: Amount, decisions: Decisions) -> int:
 
 def instructions_of(amounts: Iterable[Amount]) -> tuple[int, ...]:
     """Instructions whose decisions give some amounts."""
-    found: set[int] = set()
+    instructions: set[int] = set()
     for amount in amounts:
         if isinstance(amount, Product):
-            found.update(instructions_of(amount.parts))
+            instructions.update(instructions_of(amount.parts))
         elif isinstance(amount, Sampled):
-            found.add(amount.instruction)
-    return tuple(sorted(found))
+            instructions.add(amount.instruction)
+    return tuple(sorted(instructions))
 
 
 def as_int(value: Any) -> int:
@@ -269,7 +269,11 @@ def location_maker(place: int, extents: Sequence[Amount], counted: Sequence[bool
 
 def _extents_maker(extents: Sequence[Amount]) -> Callable[[Decisions], list[int]]:
     """What resolves the extents of a loop nest; nearly all are tile factors, so that case is short."""
-    pairs = [(one.instruction, one.place) for one in extents if isinstance(one, Sampled) and one.place >= 0]
+    pairs = [
+        (extent.instruction, extent.place)
+        for extent in extents
+        if isinstance(extent, Sampled) and extent.place >= 0
+    ]
 
     def tiles(decisions: Decisions) -> list[int]:
         try:
@@ -279,4 +283,4 @@ def _extents_maker(extents: Sequence[Amount]) -> Callable[[Decisions], list[int]
 
     if len(pairs) == len(extents):
         return tiles
-    return lambda decisions: [resolve(one, decisions) for one in extents]
+    return lambda decisions: [resolve(extent, decisions) for extent in extents]

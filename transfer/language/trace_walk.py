@@ -71,16 +71,20 @@ class Walker:
 
     def emit(self, step: Step, amounts: Sequence[Amount]) -> None:
         """Add a step; one that waits for decisions leaves a hole."""
-        kept = tuple(amounts)
-        known = tuple(amount for amount in kept if isinstance(amount, int))
-        if len(known) == len(kept):
-            self._template.append(step.with_numbers(known))
+        all_amounts = tuple(amounts)
+        integers = tuple(amount for amount in all_amounts if isinstance(amount, int))
+        if len(integers) == len(all_amounts):
+            self._template.append(step.with_numbers(integers))
         else:
             # Every candidate will multiply what is fused.
-            self.table.budget.spend(sum(len(one.parts) for one in kept if isinstance(one, Product)))
+            self.table.budget.spend(
+                sum(len(amount.parts) for amount in all_amounts if isinstance(amount, Product))
+            )
             self.hole(
-                instructions_of(kept),
-                lambda decisions: step.with_numbers(tuple(resolve(one, decisions) for one in kept)),
+                instructions_of(all_amounts),
+                lambda decisions: step.with_numbers(
+                    tuple(resolve(amount, decisions) for amount in all_amounts)
+                ),
             )
 
     def hole(self, reads: tuple[int, ...], make: Fill) -> None:
@@ -94,8 +98,8 @@ class Walker:
 
     def stage_at(self, inputs: list[Any]) -> TraceStage:
         """Stage of the block variable that comes first; a lost one where nobody knows it."""
-        found = self.table.stage_of(str(inputs[0])) if inputs else None
-        return found or TraceStage(lost=True)
+        stage = self.table.stage_of(str(inputs[0])) if inputs else None
+        return stage or TraceStage(lost=True)
 
     def loop_at(self, inputs: list[Any], place: int = 0) -> int:
         """Identity of a loop variable, -1 unknown."""

@@ -61,9 +61,9 @@ class Design:
         """Note the compute locations of a candidate that exists."""
         for position, (kind, _) in enumerate(self.form):
             if kind == _LOCATION:
-                known = self.locations.setdefault(position, [])
-                if genes[position] not in known:
-                    known.append(int(genes[position]))  # type: ignore[arg-type]  # a location is a number
+                values = self.locations.setdefault(position, [])
+                if genes[position] not in values:
+                    values.append(int(genes[position]))  # type: ignore[arg-type]  # a location is a number
                     self._chances.clear()
 
     def decisions(self, genes: Genes) -> dict[int, Value]:
@@ -72,7 +72,9 @@ class Design:
 
     def trace(self, genes: Genes) -> str:
         """The candidate as a trace without post-processing, canonical JSON."""
-        return canonical_json([self.instructions, [list(one) for one in self.decisions(genes).items()]])
+        return canonical_json(
+            [self.instructions, [list(decision) for decision in self.decisions(genes).items()]]
+        )
 
     def draw(self, dice: random.Random) -> Genes:
         """Genes drawn at random; compute locations are among those that were met."""
@@ -96,23 +98,26 @@ class Design:
 
     def cross(self, first: Genes, second: Genes, dice: random.Random) -> Genes:
         """Each value from one of two parents of the same form; locations that were never met are drawn."""
-        mixed = [one if dice.random() < 0.5 else other for one, other in zip(first, second, strict=True)]
-        for position, known in self.locations.items():
-            if mixed[position] not in known:
-                mixed[position] = dice.choice(known)
+        mixed = [
+            first_value if dice.random() < 0.5 else second_value
+            for first_value, second_value in zip(first, second, strict=True)
+        ]
+        for position, values in self.locations.items():
+            if mixed[position] not in values:
+                mixed[position] = dice.choice(values)
         return tuple(mixed)
 
     def turned(self, genes: Genes) -> list[tuple[int, Genes]]:
         """Genes with one choice or compute location changed, each beside its position."""
-        found = []
+        neighbours = []
         for position, (kind, attributes) in enumerate(self.form):
             values = range(len(attributes[0])) if kind == _CHOICE else self.locations.get(position, ())
-            found += [
+            neighbours += [
                 (position, (*genes[:position], value, *genes[position + 1 :]))
                 for value in values
                 if value != genes[position]
             ]
-        return found
+        return neighbours
 
     def _weight(self, position: int) -> float:
         kind, attributes = self.form[position]
@@ -160,13 +165,23 @@ class DesignTable:
         try:
             instructions, decisions = json.loads(trace)
             end = next(
-                (place for place, one in enumerate(instructions) if begins_postprocessing(one[0], one[2])),
+                (
+                    place
+                    for place, instruction in enumerate(instructions)
+                    if begins_postprocessing(instruction[0], instruction[2])
+                ),
                 len(instructions),
             )
             values = {int(place): value for place, value in decisions if place < end}
-            kept = instructions[:end]
-            places = tuple(place for place, one in enumerate(kept) if one[0].startswith("Sample"))
-            form = tuple((kept[place][0], _frozen(kept[place][2])) for place in places)
+            own_instructions = instructions[:end]
+            places = tuple(
+                place
+                for place, instruction in enumerate(own_instructions)
+                if instruction[0].startswith("Sample")
+            )
+            form = tuple(
+                (own_instructions[place][0], _frozen(own_instructions[place][2])) for place in places
+            )
             genes: Genes = tuple(_frozen(values[place]) for place in places)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise TraceError(
@@ -175,13 +190,15 @@ class DesignTable:
         for (kind, attributes), value in zip(form, genes, strict=True):
             if not _fits(kind, attributes, value):
                 raise TraceError(f"a trace's {kind}{attributes} has the decision {value!r}")
-        extents = tuple(math.prod(one) if isinstance(one, tuple) else 0 for one in genes)
-        key = canonical_json([kept, extents])
+        extents = tuple(math.prod(gene) if isinstance(gene, tuple) else 0 for gene in genes)
+        key = canonical_json([own_instructions, extents])
         design = self._designs.get(key)
         if design is None:
-            design = self._designs[key] = Design(kept, places, form, extents)
-            known = self._alike.items()
-            alike = next((group for one, group in known if (one.form, one.extents) == (form, extents)), [])
+            design = self._designs[key] = Design(own_instructions, places, form, extents)
+            groups = self._alike.items()
+            alike = next(
+                (group for other, group in groups if (other.form, other.extents) == (form, extents)), []
+            )
             alike.append(design)
             self._alike[design] = alike
         design.meet(genes)
@@ -194,7 +211,7 @@ def _fits(kind: str, attributes: tuple[Any, ...], value: Any) -> bool:
         return (
             isinstance(value, tuple)
             and len(value) == attributes[0]
-            and all(isinstance(one, int) and one > 0 for one in value)
+            and all(isinstance(factor, int) and factor > 0 for factor in value)
         )
     if kind == _CHOICE:
         return isinstance(value, int) and 0 <= value < len(attributes[0])

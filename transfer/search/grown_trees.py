@@ -51,8 +51,8 @@ class GrownTrees:
     def mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
         """(N,) expected values of candidates with (N, P) features."""
         inputs = self._inputs(features, head)
-        found: Floats = np.asarray(self._booster.inplace_predict(inputs), dtype=np.float64)
-        return found
+        means: Floats = np.asarray(self._booster.inplace_predict(inputs), dtype=np.float64)
+        return means
 
     def _inputs(self, features: NDArray[np.float32], head: Floats) -> NDArray[np.float32]:
         return np.concatenate([features[:, self._used], head[:, None].astype(np.float32)], axis=1)
@@ -62,8 +62,8 @@ def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) 
     """(n,) expected values of measured candidates, each by trees that do not know it."""
     parts = _PARTS if len(values) < _MANY else _PARTS_OF_MANY
     part = np.random.default_rng(0).permutation(len(values)) % parts
-    found = np.empty(len(values))
-    for one in range(parts):
-        out = part == one
-        found[out] = GrownTrees(features[~out], head[~out], values[~out]).mean(features[out], head[out])
-    return found
+    means = np.empty(len(values))
+    for fold in range(parts):
+        out = part == fold
+        means[out] = GrownTrees(features[~out], head[~out], values[~out]).mean(features[out], head[out])
+    return means

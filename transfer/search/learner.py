@@ -66,7 +66,7 @@ class Learner:
     @property
     def best(self) -> float:
         """Highest logarithm of a speed that was measured; -infinity before."""
-        return max((float(one.max()) for one in self._speed), default=-np.inf)
+        return max((float(speeds.max()) for speeds in self._speed), default=-np.inf)
 
     def learn(self, features: NDArray[np.float32], head: Floats, latency_secs: Floats) -> None:
         """Take in a round.
@@ -172,8 +172,8 @@ class Learner:
         if len(speed) > _MOST:
             best = np.argsort(-speed, kind="stable")[: _MOST // 2]
             newest = np.setdiff1d(np.arange(len(speed)), best)[-(_MOST - len(best)) :]
-            kept = np.sort(np.concatenate([best, newest]))
-            features, head, speed = features[kept], head[kept], speed[kept]
+            fitted = np.sort(np.concatenate([best, newest]))
+            features, head, speed = features[fitted], head[fitted], speed[fitted]
         # How slow the slow ones are exactly is nothing to learn from.
         speed = np.maximum(speed, speed.max() - _SLOWEST)
         process = fit_process(features, head, speed, others)
@@ -181,7 +181,9 @@ class Learner:
             self._trees = GrownTrees(features, head, speed)
             if np.ptp(head) > 0 and self.count >= _JUDGED_AGAIN * self._judged:
                 self._judged = self.count
-                one = np.zeros(len(speed), dtype=np.int32)
+                one_group = np.zeros(len(speed), dtype=np.int32)
                 without = (process.left_out_means(speed) + left_out_means(features, head, speed)) / 2
-                self.is_trusted = rank_agreement(without, speed, one) >= rank_agreement(head, speed, one)
+                self.is_trusted = rank_agreement(without, speed, one_group) >= rank_agreement(
+                    head, speed, one_group
+                )
         return process

@@ -68,7 +68,7 @@ def evolve(
     table: DesignTable,
     elites: Sequence[Individual],
     score: Score,
-    known: Collection[Individual],
+    excluded: Collection[Individual],
     settings: EvolutionSettings,
     seed: str,
 ) -> Population:
@@ -78,21 +78,21 @@ def evolve(
         table: Designs to draw from; at least one.
         elites: The best measured candidates, best first.
         score: Logarithms of speeds, or anything that is higher for better ones; must not depend on company.
-        known: Candidates that are not wanted: measured, or refused.
+        excluded: Candidates that are not wanted: measured, or refused.
         settings: How many.
         seed: Equal arguments give equal populations.
     """
     dice = random.Random(f"evolution/{seed}")
-    seen = set(known)
+    drawn = set(excluded)
     designs = table.designs
-    fresh = _fresh(settings.drawn, seen, lambda: _drawn(dice.choice(designs), dice))
+    fresh = _fresh(settings.drawn, drawn, lambda: _drawn(dice.choice(designs), dice))
     if elites:
         ranks = _chances(len(elites), 1)
 
         def mutant() -> Individual:
             return _mutant(dice.choices(elites, cum_weights=ranks)[0], table, dice)
 
-        fresh += _fresh(settings.mutants, seen, mutant)
+        fresh += _fresh(settings.mutants, drawn, mutant)
     individuals, scores = fresh, score(fresh) if fresh else np.zeros(0)
     for _ in range(settings.generations):
         order = np.argsort(-scores, kind="stable")[: settings.parents]
@@ -107,7 +107,7 @@ def evolve(
                 return _crossed(first, dice.choices(parents, cum_weights=chances)[0], table, dice)
             return _mutant(first, table, dice)
 
-        children = _fresh(settings.children, seen, child)
+        children = _fresh(settings.children, drawn, child)
         if not children:
             break
         individuals = individuals + children
@@ -116,27 +116,31 @@ def evolve(
     return Population([individuals[place] for place in order.tolist()], scores[order])
 
 
-def turned(leaders: Iterable[Individual], known: Collection[Individual]) -> list[Individual]:
+def turned(leaders: Iterable[Individual], excluded: Collection[Individual]) -> list[Individual]:
     """Leaders with one choice or compute location changed to a value hardly ever tried in their design.
 
     A scorer that saw a value once, among bad tiles, holds it for bad and never asks for it beside good ones.
 
     Args:
         leaders: The best measured candidates, best first.
-        known: Candidates that are not wanted: measured, or refused.
+        excluded: Candidates that are not wanted: measured, or refused.
 
     Returns:
         Each of another value; those that were tried least come first.
     """
-    tries = Counter((one.design, place, gene) for one in known for place, gene in enumerate(one.genes))
-    found: dict[tuple[Design, int, Value], Individual] = {}
+    tries = Counter(
+        (individual.design, place, gene)
+        for individual in excluded
+        for place, gene in enumerate(individual.genes)
+    )
+    variants: dict[tuple[Design, int, Value], Individual] = {}
     for leader in leaders:
         for position, genes in leader.design.turned(leader.genes):
-            one = Individual(leader.design, genes)
-            if one not in known:
-                found.setdefault((leader.design, position, genes[position]), one)
-    rare = sorted((key for key in found if tries[key] < _RARE), key=tries.__getitem__)
-    return [found[key] for key in rare]
+            variant = Individual(leader.design, genes)
+            if variant not in excluded:
+                variants.setdefault((leader.design, position, genes[position]), variant)
+    rare = sorted((key for key in variants if tries[key] < _RARE), key=tries.__getitem__)
+    return [variants[key] for key in rare]
 
 
 def _chances(count: int, first: int) -> list[float]:
@@ -144,17 +148,17 @@ def _chances(count: int, first: int) -> list[float]:
     return list(accumulate(1 / (first + rank) for rank in range(count)))
 
 
-def _fresh(count: int, seen: set[Individual], make: Callable[[], Individual]) -> list[Individual]:
+def _fresh(count: int, drawn: set[Individual], make: Callable[[], Individual]) -> list[Individual]:
     """Up to `count` candidates that nobody has seen, which then are."""
-    found: list[Individual] = []
+    fresh: list[Individual] = []
     for _ in range(_TRIES * count):
-        if len(found) == count:
+        if len(fresh) == count:
             break
-        one = make()
-        if one not in seen:
-            seen.add(one)
-            found.append(one)
-    return found
+        individual = make()
+        if individual not in drawn:
+            drawn.add(individual)
+            fresh.append(individual)
+    return fresh
 
 
 def _drawn(design: Design, dice: random.Random) -> Individual:

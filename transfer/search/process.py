@@ -133,13 +133,13 @@ def _kernel(x: Floats, y: Floats, prior_x: Floats, prior_y: Floats, scale: float
 def _squares(x: Floats, y: Floats) -> Floats:
     """(N, n) squared distances."""
     products = x @ y.T
-    found: Floats = np.maximum(
+    squares: Floats = np.maximum(
         np.square(x).sum(axis=1)[:, None] + np.square(y).sum(axis=1) - 2 * products, 0.0
     )
-    return found
+    return squares
 
 
 def _matern(squares: Floats, scale: float) -> Floats:
     r = np.sqrt(5 * squares) / scale
-    found: Floats = (1 + r + r * r / 3) * np.exp(-r)
-    return found
+    kernel: Floats = (1 + r + r * r / 3) * np.exp(-r)
+    return kernel

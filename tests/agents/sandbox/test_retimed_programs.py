@@ -49,9 +49,9 @@ def test_a_program_is_timed_again_when_its_time_has_come_until_it_had_all_timing
     assert retiming.due() == []
     clock.now += GAP_SECS - 1
     [one] = retiming.due()
-    assert (one.job, retiming.time_again(one), one.left) == (1, (0.5,), 1)
+    assert (one.job, retiming.time_again(one), one.timings_left) == (1, (0.5,), 1)
     clock.now += GAP_SECS
-    assert [(one.job, retiming.time_again(one), one.left) for one in retiming.due()] == [
+    assert [(one.job, retiming.time_again(one), one.timings_left) for one in retiming.due()] == [
         (1, (0.5,), 0),
         (2, (0.6,), 0),
     ]
@@ -107,7 +107,7 @@ def test_at_the_end_every_program_has_its_last_timing(secs: tuple[float, ...], o
         keep(retiming, job, 7, each)
     timed = [(one, retiming.time_again(one)) for one in retiming.last()]
     assert [one.job for one, _ in timed] == order
-    assert {one.left for one, _ in timed} == {0}
+    assert {one.timings_left for one, _ in timed} == {0}
     assert retiming.last() == []
 
 
@@ -119,7 +119,7 @@ def test_of_too_many_programs_the_oldest_have_their_last_timing_at_once() -> Non
     assert [one.job for one in due] == list(range(6))
     for one in due:
         retiming.time_again(one)
-        assert one.left == 0
+        assert one.timings_left == 0
     assert retiming.due() == []
 
 
@@ -130,7 +130,7 @@ def test_a_program_that_raises_the_second_time_is_let_go() -> None:
     retiming = SpacedRetiming(Clock())
     retiming.keep(1, broken, 5, "one", 0.01)
     one, *others = retiming.last()
-    assert (retiming.time_again(one), one.left) == ((), 0)
+    assert (retiming.time_again(one), one.timings_left) == ((), 0)
     assert others == [one] * (LAST_FRONT_RUNNER_TIMINGS - 1), "they are passed over: nothing of it is left"
     assert retiming.last() == []
 

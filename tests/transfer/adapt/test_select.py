@@ -52,7 +52,7 @@ def test_as_many_as_asked_for_and_none_twice(name: str, count: int, source: Flee
 def test_goes_on_with_what_is_left(name: str, source: FleetTLP) -> None:
     selector = selector_named(name)
     first = selector.choose(choice_of(source), 24)
-    more = selector.choose(replace(choice_of(source), taken=first), len(POOL) - 24)
+    more = selector.choose(replace(choice_of(source), measured=first), len(POOL) - 24)
     assert set(first.tolist()) | set(more.tolist()) == set(POOL.tolist())
     assert not set(first.tolist()) & set(more.tolist())
 
@@ -60,7 +60,7 @@ def test_goes_on_with_what_is_left(name: str, source: FleetTLP) -> None:
 def test_search_gives_every_workload_its_turn(source: FleetTLP) -> None:
     taken = np.zeros(0, dtype=np.int64)
     for _ in range(4):
-        choice = replace(choice_of(source), taken=taken, taken_secs=np.full(len(taken), 1e-3))
+        choice = replace(choice_of(source), measured=taken, measured_secs=np.full(len(taken), 1e-3))
         taken = np.concatenate([taken, selector_named("search").choose(choice, 8)])
     assert np.unique(DATASET.group[taken], return_counts=True)[1].tolist() == [8] * 4
 
@@ -110,8 +110,8 @@ def test_a_way_that_looks_at_results_is_shown_them_a_few_at_a_time() -> None:
 
         def choose(self, choice: Choice, count: int) -> np.ndarray:
             asked.append(count)
-            np.testing.assert_array_equal(choice.taken_secs, truth[choice.taken])
-            return np.setdiff1d(choice.pool, choice.taken)[:count]
+            np.testing.assert_array_equal(choice.measured_secs, truth[choice.measured])
+            return np.setdiff1d(choice.pool, choice.measured)[:count]
 
     situation = Situation(
         dataset=DATASET,
