@@ -187,10 +187,10 @@ def _twice(folder: Path) -> dict[str, Any]:
             return list(batch_to_records(device_id, batch.select(list(RECORD_COLUMNS))))
 
         known = list(itertools.islice(store.records(device_id), 500))
-        found = store.known([*known, *new(500)])
+        found = store.are_stored([*known, *new(500)])
         asked = new(10_000)
         started = time.perf_counter()
-        store.known(asked)
+        store.are_stored(asked)
         secs = time.perf_counter() - started
     return {
         "known_found": sum(found[: len(known)]),

@@ -156,12 +156,12 @@ class Fleet:
                 protocol=PROTOCOL, spool_root=self.folder / "spool", heartbeat_secs=0.05
             )
             stack.callback(transport.close, 1.0)
-            say = mock.patch.object(notices, "say", lambda text, **_: self.lines.append(text))
+            log = mock.patch.object(notices, "log", lambda text, **_: self.lines.append(text))
             # Real time decides nothing: neither a search in the store nor how long a view takes, and records
             # are of the same day as all else.
             replay_time = SimpleNamespace(time=self.clock.wall)
             for patch in (
-                say,
+                log,
                 mock.patch.object(StoreThread, "poll", poll_answered),
                 mock.patch("fleet.engine.coordinator._VIEW_LEAST_WAIT", 0.0),
                 mock.patch("agents.device.replay_answers.time", replay_time),

@@ -83,11 +83,11 @@ def back_up(store: Path, folder: Path) -> BackedUp:
                     raise StoreError(
                         f"{error}; `fleet store verify` says more. An earlier backup in {folder} is as it was"
                     ) from error
-        for path in sorted({folder / OBJECTS / one.sha256[:2] for one in manifest.files.values()}):
+        for path in sorted({folder / OBJECTS / file.sha256[:2] for file in manifest.files.values()}):
             fsync(path)
         fsync(folder / OBJECTS)
         about = manifest.about
-        about.files, about.bytes = len(manifest.files), sum(one.bytes for one in manifest.files.values())
+        about.files, about.bytes = len(manifest.files), sum(file.bytes for file in manifest.files.values())
         about.secs = round(time.monotonic() - began, 3)
         write_manifest(folder, manifest)
         sweep(folder, manifest)
@@ -121,8 +121,8 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
 
     copied += new
     with ThreadPoolExecutor(_THREADS) as threads:
-        for path, (kept, new) in zip(sums, threads.map(keep, sums), strict=True):
-            files[path] = kept
+        for path, (backed_up, new) in zip(sums, threads.map(keep, sums), strict=True):
+            files[path] = backed_up
             copied += new
     about = BackedUp(
         version=state.version,
@@ -220,13 +220,13 @@ def verify_backup(folder: Path) -> Verified:
     with disk_errors("verifying the backup", folder):
         manifest = read_manifest(folder)
         about = manifest.about
-        found = Verified(version=about.version, records=about.records, waiting=about.waiting)
-        found.files, found.bytes = len(manifest.files), about.bytes
+        verified = Verified(version=about.version, records=about.records, waiting=about.waiting)
+        verified.files, verified.bytes = len(manifest.files), about.bytes
         places = [PurePosixPath(path).parts[0] for path in manifest.files]
-        found.devices, found.workloads = places.count(DEVICES), places.count(WORKLOADS)
-        for path, kept in manifest.files.items():
+        verified.devices, verified.workloads = places.count(DEVICES), places.count(WORKLOADS)
+        for path, file in manifest.files.items():
             try:
-                is_good = file_sum(object_path(folder, kept.sha256)) == kept.sha256
+                is_good = file_sum(object_path(folder, file.sha256)) == file.sha256
                 what = "" if is_good else "bits have changed"
             except OSError as error:
                 what = error.strerror or type(error).__name__
@@ -234,21 +234,21 @@ def verify_backup(folder: Path) -> Verified:
                 step = (
                     "make the backup again: `fleet store backup` copies it anew once this object is deleted"
                 )
-                found.add(f"{OBJECTS}/{kept.sha256[:2]}/{kept.sha256}", f"{what}; it holds {path}", step)
-    found.secs = round(time.monotonic() - began, 3)
-    return found
+                verified.add(f"{OBJECTS}/{file.sha256[:2]}/{file.sha256}", f"{what}; it holds {path}", step)
+    verified.secs = round(time.monotonic() - began, 3)
+    return verified
 
 
 def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
     folders = {folder / PurePosixPath(path).parent for path in manifest.files}
-    for one in sorted(folders | {folder / part for part in (RECORDS, WORKLOADS, DEVICES)}):
-        one.mkdir(parents=True, exist_ok=True)
+    for directory in sorted(folders | {folder / part for part in (RECORDS, WORKLOADS, DEVICES)}):
+        directory.mkdir(parents=True, exist_ok=True)
 
     def put(path: str) -> None:
-        kept = manifest.files[path]
-        source = object_path(backup, kept.sha256)
+        file = manifest.files[path]
+        source = object_path(backup, file.sha256)
         try:
-            found, _ = copy_durably(regular_chunks(source, kept.bytes), folder / path)
+            copied_sum, _ = copy_durably(regular_chunks(source, file.bytes), folder / path)
         except FileNotFoundError as error:
             raise StoreError(f"the backup {backup} lacks {source.name}, which holds {path}") from error
         except OSError as error:
@@ -257,7 +257,7 @@ def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
             raise StoreError(
                 f"the backup {backup}: {source.name}, which holds {path}: {error.strerror}"
             ) from error
-        if found != kept.sha256:
+        if copied_sum != file.sha256:
             raise StoreError(
                 f"the backup {backup} is damaged: {source} holds other bits than {path} had; "
                 f"`fleet store verify --store {backup}` says what else is"
@@ -265,6 +265,6 @@ def _restore_files(backup: Path, manifest: Manifest, folder: Path) -> None:
 
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(put, manifest.files))
-    for one in sorted(path for path in folder.rglob("*") if path.is_dir()):
-        fsync(one)
+    for directory in sorted(path for path in folder.rglob("*") if path.is_dir()):
+        fsync(directory)
     fsync(folder)

@@ -108,8 +108,8 @@ def held(store: Path, folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected a folder for the backup")
     ours = {MANIFEST, OBJECTS, LOCK}
-    there = [path.name for path in folder.iterdir()] if folder.exists() else []
-    others = sorted(one for one in there if one not in ours and not one.startswith(f".{MANIFEST}."))
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = sorted(name for name in names if name not in ours and not name.startswith(f".{MANIFEST}."))
     if others:
         raise StoreError(
             f"{folder} holds {', '.join(others[:3])}, which is no backup; give an empty or a new folder"
@@ -126,7 +126,7 @@ def held(store: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile, int]:
+def keep_file(folder: Path, path: Path, known_sum: str | None) -> tuple[BackedUpFile, int]:
     """Have a file as an object; return it and how many bytes had to be copied.
 
     If its SHA-256 is known, an object that is there already is not looked into.
@@ -134,16 +134,16 @@ def keep_file(folder: Path, path: Path, known: str | None) -> tuple[BackedUpFile
     Raises:
         StoreError: It is not what the log says.
     """
-    if known is not None:
+    if known_sum is not None:
         size = path.stat().st_size
-        there = object_path(folder, known)
-        if there.exists() and there.stat().st_size == size:
-            return BackedUpFile(known, size), 0
+        stored = object_path(folder, known_sum)
+        if stored.exists() and stored.stat().st_size == size:
+            return BackedUpFile(known_sum, size), 0
     if path.suffix == ".jsonl":
         data = path.read_bytes()
         # A line that is being written is not there yet.
         return keep_bytes(folder, data[: data.rfind(b"\n") + 1])
-    return _keep(folder, regular_chunks(path, _MOST_FILE_BYTES), path, known)
+    return _keep(folder, regular_chunks(path, _MOST_FILE_BYTES), path, known_sum)
 
 
 def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
@@ -152,17 +152,17 @@ def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
 
 
 def _keep(
-    folder: Path, source: Iterable[bytes], path: Path | None = None, known: str | None = None
+    folder: Path, source: Iterable[bytes], path: Path | None = None, known_sum: str | None = None
 ) -> tuple[BackedUpFile, int]:
     """Copy pieces into a file, and give that the name of its content unless there is one."""
     with new_file(folder) as temporary:
-        found, size = copy_durably(source, temporary)
-        if known is not None and found != known:
+        copied_sum, size = copy_durably(source, temporary)
+        if known_sum is not None and copied_sum != known_sum:
             raise StoreError(
-                f"{path} is damaged: its SHA-256 is {found[:12]}..., expected {known[:12]}...; "
+                f"{path} is damaged: its SHA-256 is {copied_sum[:12]}..., expected {known_sum[:12]}...; "
                 "`fleet store verify` says what else is. The backup that was there is as it was"
             )
-        return _name_by_content(folder, temporary, BackedUpFile(found, size))
+        return _name_by_content(folder, temporary, BackedUpFile(copied_sum, size))
 
 
 def keep_new_file(folder: Path, temporary: Path) -> tuple[BackedUpFile, int]:
@@ -183,11 +183,11 @@ def new_file(folder: Path) -> Iterator[Path]:
 
 
 def _name_by_content(folder: Path, temporary: Path, file: BackedUpFile) -> tuple[BackedUpFile, int]:
-    kept = object_path(folder, file.sha256)
-    kept.parent.mkdir(exist_ok=True)
-    if kept.exists() and kept.stat().st_size == file.bytes:
+    stored = object_path(folder, file.sha256)
+    stored.parent.mkdir(exist_ok=True)
+    if stored.exists() and stored.stat().st_size == file.bytes:
         return file, 0
-    temporary.replace(kept)
+    temporary.replace(stored)
     return file, file.bytes
 
 
@@ -210,7 +210,7 @@ def object_path(folder: Path, sha256: str) -> Path:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a backup the one that the folder holds; all of its objects are on the disk."""
-    files = {path: [one.sha256, one.bytes] for path, one in sorted(manifest.files.items())}
+    files = {path: [file.sha256, file.bytes] for path, file in sorted(manifest.files.items())}
     value = {"schema": BACKUP_SCHEMA, "about": asdict(manifest.about), "files": files}
     write_durably(folder / MANIFEST, json.dumps({**value, "sum": _sum_of(value)}).encode())
 
@@ -239,7 +239,7 @@ def read_manifest(folder: Path) -> Manifest:
                 raise ValueError(f"{name!r} is no file of a store")
         if STATE not in listed.files:
             raise ValueError(f"it lacks {STATE}")
-        files = {name: BackedUpFile(*kept) for name, kept in listed.files.items()}
+        files = {name: BackedUpFile(*entry) for name, entry in listed.files.items()}
         return Manifest(about=listed.about, files=files)
     except FileNotFoundError as error:
         raise StoreError(
@@ -264,7 +264,7 @@ def _sum_of(value: Mapping[str, Any]) -> str:
 
 def sweep(folder: Path, manifest: Manifest) -> None:
     """Delete objects that only earlier backups had, and what a kill has left."""
-    named = {one.sha256 for one in manifest.files.values()}
+    named = {file.sha256 for file in manifest.files.values()}
     for path in (folder / OBJECTS).glob("*/*"):
         if path.name not in named:
             path.unlink(missing_ok=True)

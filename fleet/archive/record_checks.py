@@ -38,7 +38,7 @@ def file_faults(
     table: Path,
     file: DataFile,
     known_sum: str | None,
-    seen: Seen,
+    totals: Seen,
     note: Callable[[pa.RecordBatch], None],
 ) -> Iterator[str]:
     """Read a data file from its first byte to its last.
@@ -47,7 +47,7 @@ def file_faults(
         table: Folder of the table.
         file: What the log says of it.
         known_sum: What the state file says of its bytes; None where that cannot be read.
-        seen: Gets what its rows say.
+        totals: Gets what its rows say.
         note: Gets its rows, some at a time.
 
     Yields:
@@ -68,24 +68,24 @@ def file_faults(
     except OSError as error:
         yield f"it cannot be read: {error.strerror}"
         return
-    before = seen.rows
+    before = totals.rows
     try:
         for batch in read_batches(path):
-            yield from row_faults(file.device_id, pa.Table.from_batches([batch]), seen)
+            yield from row_faults(file.device_id, pa.Table.from_batches([batch]), totals)
             note(batch)
     except (OSError, pa.ArrowException, StoreError, ValueError) as error:
         yield f"it cannot be decoded: {' '.join(str(error).split())}"
         return
-    if seen.rows - before != file.rows:
-        yield f"it has {seen.rows - before} rows, the log says {file.rows}"
+    if totals.rows - before != file.rows:
+        yield f"it has {totals.rows - before} rows, the log says {file.rows}"
 
 
-def row_faults(device_id: str, rows: pa.Table, seen: Seen) -> Iterator[str]:
+def row_faults(device_id: str, rows: pa.Table, totals: Seen) -> Iterator[str]:
     """Check some rows of one device."""
-    seen.rows += rows.num_rows
-    seen.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
+    totals.rows += rows.num_rows
+    totals.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
     for entry in pc.value_counts(rows.column("workload_id").combine_chunks()).to_pylist():
-        seen.workloads[entry["values"]] += entry["counts"]
+        totals.workloads[entry["values"]] += entry["counts"]
     try:
         check_columns(rows)
     except StoreError as error:

@@ -69,13 +69,13 @@ class StateSeen:
     waiting_by_device: dict[str, int] = field(default_factory=dict)
 
 
-def state_faults(path: Path, state: StateSeen, seen: Seen, outcomes: Outcomes) -> Iterator[str]:
+def state_faults(path: Path, state: StateSeen, totals: Seen, outcomes: Outcomes) -> Iterator[str]:
     """Read a state file as it is at one moment, beside the process that writes it.
 
     Args:
         path: The file.
         state: Gets what it says.
-        seen: Gets what the rows that wait say.
+        totals: Gets what the rows that wait say.
         outcomes: Likewise.
 
     Yields:
@@ -92,7 +92,7 @@ def state_faults(path: Path, state: StateSeen, seen: Seen, outcomes: Outcomes) -
                 yield fault
             state.version = reader.table_version()
             for piece in reader.waiting() if is_whole else ():
-                yield from _waiting_faults(piece, state, seen, outcomes)
+                yield from _waiting_faults(piece, state, totals, outcomes)
             state.files = {file.path: file for file in reader.files()}
             state.times = reader.times()
             if wrong := reader.wrong_tallies():
@@ -105,7 +105,7 @@ def state_faults(path: Path, state: StateSeen, seen: Seen, outcomes: Outcomes) -
         yield "rows of it hold other types of values than were written"
 
 
-def _waiting_faults(piece: WaitingRows, state: StateSeen, seen: Seen, outcomes: Outcomes) -> Iterator[str]:
+def _waiting_faults(piece: WaitingRows, state: StateSeen, totals: Seen, outcomes: Outcomes) -> Iterator[str]:
     where = f"waiting rows {piece.number}"
     try:
         rows = unpack(piece.body)
@@ -120,7 +120,7 @@ def _waiting_faults(piece: WaitingRows, state: StateSeen, seen: Seen, outcomes: 
             mine = rows_of(piece.body, device_id, FILE_SCHEMA.names)
             count = state.waiting_by_device.get(device_id, 0)
             state.waiting_by_device[device_id] = count + mine.num_rows
-            for fault in row_faults(device_id, mine, seen):
+            for fault in row_faults(device_id, mine, totals):
                 yield f"{where}: {fault}"
         outcomes.add(results_of_piece(rows))
     except (StoreError, ValueError, IndexError) as error:

@@ -140,14 +140,14 @@ class _Verification:
         self._folder, self._table = folder, folder / RECORDS
         self._log = TableLog(self._table)
         self._result = Verified()
-        self._state, self._seen, self._outcomes = StateSeen(), Seen(), Outcomes()
+        self._state, self._totals, self._outcomes = StateSeen(), Seen(), Outcomes()
         #: Paths that a commit takes out of the table.
         self._removed: set[str] = set()
 
     def run(self) -> Verified:
-        for what in state_faults(self._folder / STATE, self._state, self._seen, self._outcomes):
+        for what in state_faults(self._folder / STATE, self._state, self._totals, self._outcomes):
             self._result.add(STATE, what.partition("; `fleet")[0], _REBUILD)
-        self._result.waiting = self._seen.rows
+        self._result.waiting = self._totals.rows
         self._check_version()
         self._check_commits()
         self._check_checkpoint()
@@ -227,7 +227,7 @@ class _Verification:
             if (self._table / path).exists():
                 what = "no commit names it, but it is in the state file: a commit lost a line"
                 result.add(f"{RECORDS}/{path}", what, _REBUILD)
-        result.records = self._seen.rows - result.waiting
+        result.records = self._totals.rows - result.waiting
         self._check_repeated(snapshot)
         if result.damages > before:
             result.notes.append("the results were not compared with the table, which is damaged")
@@ -239,13 +239,13 @@ class _Verification:
         def note(batch: pa.RecordBatch) -> None:
             self._outcomes.add(results_of_rows(file.device_id, batch))
 
-        known = (self._state.files or {}).get(file.path)
-        return file_faults(self._table, file, known.sha256 if known else None, self._seen, note)
+        state_file = (self._state.files or {}).get(file.path)
+        return file_faults(self._table, file, state_file.sha256 if state_file else None, self._totals, note)
 
     def _check_repeated(self, snapshot: TableSnapshot) -> None:
         """Say which records are there twice, at each place but the first."""
-        ids = np.sort(np.concatenate(self._seen.ids)) if self._seen.ids else np.empty(0, np.uint64)
-        self._seen.ids.clear()
+        ids = np.sort(np.concatenate(self._totals.ids)) if self._totals.ids else np.empty(0, np.uint64)
+        self._totals.ids.clear()
         twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
         before: set[str] = set()
         for file in snapshot.files if len(twice) else ():
@@ -265,22 +265,22 @@ class _Verification:
 
     def _check_catalog(self, snapshot: TableSnapshot) -> None:
         """Look at workloads and devices, and whether those that records name are there."""
-        result, there = self._result, dict[str, set[str]]()
+        result, names_by_folder = self._result, dict[str, set[str]]()
         for name, ending in ((WORKLOADS, ".json"), (DEVICES, ".jsonl")):
             paths = sorted((self._folder / name).glob(f"[!.]*{ending}"))
-            there[name] = {path.stem for path in paths}
+            names_by_folder[name] = {path.stem for path in paths}
             for path in paths:
                 for what in catalog_faults(path, name):
                     result.add(f"{name}/{path.name}", what)
-        result.workloads, result.devices = len(there[WORKLOADS]), len(there[DEVICES])
+        result.workloads, result.devices = len(names_by_folder[WORKLOADS]), len(names_by_folder[DEVICES])
         rows = dict(self._state.waiting_by_device)
         for file in snapshot.files:
             rows[file.device_id] = rows.get(file.device_id, 0) + file.rows
         for name, ending, counts in (
-            (WORKLOADS, ".json", self._seen.workloads),
+            (WORKLOADS, ".json", self._totals.workloads),
             (DEVICES, ".jsonl", rows),
         ):
-            for missing in sorted(counts.keys() - there[name]):
+            for missing in sorted(counts.keys() - names_by_folder[name]):
                 result.add(
                     f"{name}/{missing}{ending}", f"it is missing, and {counts[missing]} records name it"
                 )

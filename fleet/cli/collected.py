@@ -37,7 +37,7 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     """
     import pyarrow.compute as pc
 
-    from fleet.store.noise_columns import says
+    from fleet.store.noise_columns import flag_column
     from fleet.store.store import Store
 
     origins: Counter[str] = Counter()
@@ -45,7 +45,7 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     for _, batch in Store.read(store).columns(["origin", "measured_at", "quality"]):
         new = batch.filter(pc.greater_equal(batch.column("measured_at"), since_secs))
         origins.update(new.column("origin").to_pylist())
-        suspect += int(says(new.column("quality"), "suspect").sum())
+        suspect += int(flag_column(new.column("quality"), "suspect").sum())
     extra = {origin: count for origin, count in origins.items() if origin in _EXTRA}
     records = origins.total()
     return {

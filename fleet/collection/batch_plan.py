@@ -98,23 +98,27 @@ def plan_jobs(
     mixes: list[list[Candidate]] = []
     for start in range(0, len(order), WORKLOADS_PER_BATCH):
         mix = [
-            one for workload_id in order[start : start + WORKLOADS_PER_BATCH] for one in pools[workload_id]
+            candidate
+            for workload_id in order[start : start + WORKLOADS_PER_BATCH]
+            for candidate in pools[workload_id]
         ]
         draws.shuffle(mix)
         mixes.append(mix)
     jobs: list[DeviceBatch] = []
     for device_id in device_ids:
-        seen = progress.get(device_id, DeviceProgress())
+        history = progress.get(device_id, DeviceProgress())
         skipped = (given_up or {}).get(device_id, ())
         attempts = {
-            one: max(seen.lost.get(one, 0), seen.outdated.get(one, 0))
-            for one in seen.lost.keys() | seen.outdated.keys()
+            candidate_id: max(history.lost.get(candidate_id, 0), history.outdated.get(candidate_id, 0))
+            for candidate_id in history.lost.keys() | history.outdated.keys()
         }
         todo = [
             [
-                replace(one, origin=REMEASURE) if one.candidate_id in seen.outdated else one
-                for one in mix
-                if one.candidate_id not in seen.measured and one.candidate_id not in skipped
+                replace(candidate, origin=REMEASURE)
+                if candidate.candidate_id in history.outdated
+                else candidate
+                for candidate in mix
+                if candidate.candidate_id not in history.measured and candidate.candidate_id not in skipped
             ]
             for mix in mixes
         ]
@@ -214,20 +218,22 @@ def plan_noise(
     chosen = [eligible[candidate_id] for candidate_id in sample if candidate_id in eligible][:count]
     if not chosen:
         return []
-    highest = max(r.attempt for one in chosen for r in by_candidate[one.candidate_id]) + MOST_AHEAD
+    highest = max(r.attempt for record in chosen for r in by_candidate[record.candidate_id]) + MOST_AHEAD
     highest += highest % 2
     jobs: list[DeviceBatch] = []
     for attempt in (highest + 1, highest + 2):
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
-        attempts = {one.candidate_id: attempt for one in candidates}
+        attempts = {candidate.candidate_id: attempt for candidate in candidates}
         jobs += _batches(chosen[0].device_id, candidates, attempts, batch_size)
     return jobs
 
 
 def noise_sample(candidate_ids: Iterable[CandidateId], *, count: int, seed: int) -> list[CandidateId]:
     """Candidates among which `plan_noise` chooses, in a random order that does not depend on the others."""
-    return heapq.nsmallest(_SAMPLED * count, set(candidate_ids), lambda one: content_hash(str(seed), one))
+    return heapq.nsmallest(
+        _SAMPLED * count, set(candidate_ids), lambda candidate_id: content_hash(str(seed), candidate_id)
+    )
 
 
 def is_full(record: Record | Reading) -> bool:

@@ -79,33 +79,37 @@ class Collection:
         minutes = settings.minutes
         self._ends_at = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self._ledger = Ledger()
-        asked = {
-            family: [one for one in device_ids if one in self._live] or device_ids
+        askable = {
+            family: [device_id for device_id in device_ids if device_id in self._live] or device_ids
             for family, device_ids in self._families.items()
         }
-        self._proposer = Proposer(engine, asked, self._history, settings, watcher, self._ledger, self._leave)
+        self._proposer = Proposer(
+            engine, askable, self._history, settings, watcher, self._ledger, self._leave
+        )
 
     def network_workloads(self, networks: Sequence[str]) -> list[Workload]:
         """The workloads of some networks, as an agent lists them: a live device's, if there is one."""
-        asked = [one for one in (*self._live, *self._specs) if one not in self.fallen]
-        return self._engine.network_workloads(asked[0], networks)
+        askable = [device_id for device_id in (*self._live, *self._specs) if device_id not in self.fallen]
+        return self._engine.network_workloads(askable[0], networks)
 
-    def stored_workloads(self, wanted: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
+    def stored_workloads(self, workload_ids: Iterable[WorkloadId]) -> dict[WorkloadId, Workload]:
         """Those of some workloads of the store that the session's devices may be given.
 
         Live devices get modules of our own only. One that others have brought is listed by an agent where it
         can be.
         """
-        known = self._engine.store().workloads()
-        chosen = {one: known[one] for one in wanted if one in known}
+        stored = self._engine.store().workloads()
+        chosen = {workload_id: stored[workload_id] for workload_id in workload_ids if workload_id in stored}
         if not self._live:
             return chosen
         own = self._engine.store().own_workloads()
-        networks = {name for one in chosen.keys() - own.keys() for name, _ in chosen[one].networks}
-        if asked := sorted(networks & set(NETWORKS)):
-            self.network_workloads(asked)
+        networks = {
+            name for workload_id in chosen.keys() - own.keys() for name, _ in chosen[workload_id].networks
+        }
+        if unlisted := sorted(networks & set(NETWORKS)):
+            self.network_workloads(unlisted)
             own = self._engine.store().own_workloads()
-        return {one: own[one] for one in chosen if one in own}
+        return {workload_id: own[workload_id] for workload_id in chosen if workload_id in own}
 
     def run(self, workloads: Sequence[Workload]) -> None:
         """Do everything for some workloads: random candidates first, then those that evolve from the best.
@@ -133,7 +137,9 @@ class Collection:
         `targets` says how many each workload gets; where None, the settings' samples.
         """
         samples = self._settings.samples
-        return self._proposer.begin(workloads, targets or {one.workload_id: samples for one in workloads})
+        return self._proposer.begin(
+            workloads, targets or {workload.workload_id: samples for workload in workloads}
+        )
 
     def measure(
         self,
@@ -153,13 +159,13 @@ class Collection:
 
     def remeasure(self, workloads: Sequence[Workload]) -> None:
         """Measure some candidates of every device a second time, to show how far numbers repeat."""
-        wanted = {workload.workload_id for workload in workloads}
+        workload_ids = {workload.workload_id for workload in workloads}
         count, seed = self._settings.remeasure, self._settings.seed
         jobs: list[DeviceBatch] = []
         for device_id, spec in self._specs.items() if count else ():
-            sample = remeasure_sample(self._history.readings(device_id, wanted), count=count, seed=seed)
+            sample = remeasure_sample(self._history.readings(device_id, workload_ids), count=count, seed=seed)
             with self._history.of_family(spec.family) as history:
-                candidates = history.candidates(wanted, sample)
+                candidates = history.candidates(workload_ids, sample)
             jobs += plan_remeasure(device_id, sample, candidates, batch_size=self._settings.batch_size)
         self._run("remeasure", jobs)
 
@@ -227,8 +233,10 @@ class Collection:
     def _spared(self, job: DeviceBatch) -> DeviceBatch:
         """A job without the candidates that were put under quarantine since it was planned."""
         family, quarantined = self._specs[job.device_id].family, self._proposer.quarantined
-        left = tuple(one for one in job.candidates if (family, one.candidate_id) not in quarantined)
-        return replace(job, candidates=left)
+        spared = tuple(
+            candidate for candidate in job.candidates if (family, candidate.candidate_id) not in quarantined
+        )
+        return replace(job, candidates=spared)
 
     def _run(self, phase: str, jobs: Sequence[DeviceBatch], model_version: str = "") -> None:
         """Keep every device busy until its jobs are done."""
@@ -279,7 +287,7 @@ class Collection:
             if record.is_quarantined:
                 self._proposer.quarantined.add((self._specs[device_id].family, record.candidate_id))
         answered = {record.candidate_id for record in records}
-        if untold := [one for one in job.candidates if one.candidate_id not in answered]:
+        if untold := [candidate for candidate in job.candidates if candidate.candidate_id not in answered]:
             # Measured for somebody else meanwhile, or they killed their agent again and again.
             recorded = self._history.recorded(device_id, untold)
             for candidate in untold:

@@ -41,18 +41,18 @@ class DeviceChoice:
 
     def __init__(self, settings: FleetConfig, *, is_cluster: bool = False, follows: bool = False) -> None:
         self._folder = DeviceFolder(Path(settings.devices.folder))
-        self._asked = tuple(map(DeviceId, settings.devices.ids))
+        self._asked_ids = tuple(map(DeviceId, settings.devices.ids))
         self._is_cluster = is_cluster
         self._records = Path(settings.store.path).parent / replaying.REPLAY
         #: Replay devices, as described and as made ready: a store that they answer from grows, they stay.
         self._ready: dict[DeviceId, tuple[DeviceSpec, DeviceSpec]] = {}
         #: Before this process keeps itself off the cores that time something: its agents do not.
         self._usable_cores = probe().usable_cores
-        found = self._folder.read()
-        names = self._folder.present(found, self._asked) if follows else self._asked
-        count = len(found.chosen(names, self._folder.path))
-        self.files = self._files(found)
-        if self._asked:
+        folder_contents = self._folder.read()
+        names = self._folder.present(folder_contents, self._asked_ids) if follows else self._asked_ids
+        count = len(folder_contents.chosen(names, self._folder.path))
+        self.files = self._files(folder_contents)
+        if self._asked_ids:
             self._demand_all()
         elif not self.files.specs:
             raise FleetError(
@@ -62,10 +62,10 @@ class DeviceChoice:
 
     def look(self) -> DeviceFiles | None:
         """Look at the folder again; None where nothing changed."""
-        found = self._folder.look()
-        if found is None:
+        folder_contents = self._folder.look()
+        if folder_contents is None:
             return None
-        self.files = self._files(found)
+        self.files = self._files(folder_contents)
         return self.files
 
     def retire(self, device_id: DeviceId) -> None:
@@ -86,40 +86,44 @@ class DeviceChoice:
         for fault in self.files.faults.values():
             _LOG.warning("left out: %s", fault)
 
-    def _files(self, found: FoundDevices) -> DeviceFiles:
+    def _files(self, folder_contents: FoundDevices) -> DeviceFiles:
         specs: dict[DeviceId, DeviceSpec] = {}
         host = replace(probe(), usable_cores=self._usable_cores)
         faults = {
-            one: "; ".join(told)
-            for one, told in found.faults.items()
-            if not self._asked or one in (*self._asked, "")
+            device_id: "; ".join(reasons)
+            for device_id, reasons in folder_contents.faults.items()
+            if not self._asked_ids or device_id in (*self._asked_ids, "")
         }
         left_out: dict[DeviceId, str] = {}
-        for one in self._asked or sorted(found.specs):
-            if (spec := found.specs.get(one)) is None:
+        for device_id in self._asked_ids or sorted(folder_contents.specs):
+            if (spec := folder_contents.specs.get(device_id)) is None:
                 continue
-            if spec.kind is DeviceKind.REPLAY and not self._asked:
-                left_out[one] = "not part of this run: a replay device must be asked for with --device"
+            if spec.kind is DeviceKind.REPLAY and not self._asked_ids:
+                left_out[device_id] = "not part of this run: a replay device must be asked for with --device"
             elif contradictions := [] if self._is_cluster else differences(spec, host):
-                left_out[one] = "; ".join(contradictions)
+                left_out[device_id] = "; ".join(contradictions)
             else:
                 try:
-                    specs[one] = self._made_ready(spec)
+                    specs[device_id] = self._made_ready(spec)
                 except FleetError as error:
-                    faults[one] = str(error)
-        return DeviceFiles(specs=specs, faults=faults, left_out=left_out, asked=frozenset(self._asked))
+                    faults[device_id] = str(error)
+        return DeviceFiles(specs=specs, faults=faults, left_out=left_out, asked=frozenset(self._asked_ids))
 
     def _made_ready(self, spec: DeviceSpec) -> DeviceSpec:
         before = self._ready.get(spec.device_id)
         if before is None or before[0] != spec:
-            [made] = replaying.ready({spec.device_id: spec}, self._records).values()
-            before = self._ready[spec.device_id] = spec, made
+            [prepared] = replaying.ready({spec.device_id: spec}, self._records).values()
+            before = self._ready[spec.device_id] = spec, prepared
         return before[1]
 
     def _demand_all(self) -> None:
         """Refuse to start where a device that was asked for cannot be measured."""
         files = self.files
-        refused = [f"device {one}: {files.left_out[one]}" for one in self._asked if one in files.left_out]
-        refused += [files.faults[one] for one in self._asked if one in files.faults]
+        refused = [
+            f"device {device_id}: {files.left_out[device_id]}"
+            for device_id in self._asked_ids
+            if device_id in files.left_out
+        ]
+        refused += [files.faults[device_id] for device_id in self._asked_ids if device_id in files.faults]
         if refused:
             raise FleetError("\n".join(refused))

@@ -18,7 +18,7 @@ from fleet.coverage.family_names import REPLAY_SUFFIX
 from fleet.state.questions import StateReader
 from fleet.state.rows import CandidateTraits
 from fleet.state.schema import STATE
-from fleet.store.noise_columns import says
+from fleet.store.noise_columns import flag_column
 from fleet.store.reader import StoreReader
 from fleet.store.trace_lookup import find_candidates
 
@@ -81,14 +81,14 @@ class FamilyHistory:
         self, workload_ids: Iterable[WorkloadId], candidate_ids: Iterable[CandidateId]
     ) -> list[Candidate]:
         """Some candidates of some workloads with their traces, in the order of the ids."""
-        wanted = list(candidate_ids)
+        names = list(candidate_ids)
         candidates: dict[CandidateId, Candidate] = {}
         for workload_id in workload_ids:
-            candidates |= self._state.candidates(self._names, workload_id, wanted)
-        if missing := set(wanted) - candidates.keys():
+            candidates |= self._state.candidates(self._names, workload_id, names)
+        if missing := set(names) - candidates.keys():
             for candidate in find_candidates(self._open_store(), self._device_ids, missing):
                 candidates[candidate.candidate_id] = candidate
-        return [candidates[name] for name in wanted if name in candidates]
+        return [candidates[name] for name in names if name in candidates]
 
     def best_traces(self, workload_id: WorkloadId, device_id: DeviceId, environment_id: str) -> list[str]:
         """Traces of the few fastest candidates of a workload on a device, the best first."""
@@ -112,11 +112,11 @@ class FamilyHistory:
                 unnamed[workload_id] |= fresh - traits.keys()
         return recorded, unnamed
 
-    def _in_table(self, wanted: Mapping[WorkloadId, Collection[CandidateId]]) -> _Traits:
+    def _in_table(self, ids_by_workload: Mapping[WorkloadId, Collection[CandidateId]]) -> _Traits:
         """The same of candidates that only the table has, in the order of their first record."""
         traits: _Traits = {}
         for workload_id, candidate_id, trait in self._rows():
-            if candidate_id in wanted.get(workload_id, ()):
+            if candidate_id in ids_by_workload.get(workload_id, ()):
                 earlier = traits.setdefault(workload_id, {}).setdefault(candidate_id, trait)
                 if trait.is_blocked and not earlier.is_blocked:
                     traits[workload_id][candidate_id] = earlier._replace(is_blocked=True)
@@ -124,7 +124,7 @@ class FamilyHistory:
 
     def _rows(self) -> Iterator[tuple[WorkloadId, CandidateId, CandidateTraits]]:
         for _, batch in self._open_store().columns(_TRAIT_COLUMNS, device_ids=self._device_ids):
-            is_blocked = says(batch.column("quality"), "quarantined").tolist()
+            is_blocked = flag_column(batch.column("quality"), "quarantined").tolist()
             texts = (batch.column(name).to_pylist() for name in _TRAIT_COLUMNS[:-1])
             for workload_id, candidate_id, *others in zip(*texts, is_blocked, strict=True):
                 yield workload_id, candidate_id, CandidateTraits(*others)
@@ -174,4 +174,4 @@ def known_candidates(
     with StateReader(store.path / STATE) as state:
         history = FamilyHistory(state, lambda: store, specs[chosen[0]].family, chosen, live=live)
         surveys = history.survey(dict.fromkeys(history.workload_ids(), limit))
-    return {name: list(known.candidates.values()) for name, known in surveys.items() if known.candidates}
+    return {name: list(traits.candidates.values()) for name, traits in surveys.items() if traits.candidates}

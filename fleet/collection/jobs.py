@@ -64,20 +64,20 @@ def collect_records(
             _collect(collection, settings, how, display)
         display.finish()
     return {
-        "spent": [asdict(one) for one in collection.spent()],
+        "spent": [asdict(account) for account in collection.spent()],
         "lost": collection.lost(),
         "fallen": dict(collection.fallen),
     }
 
 
 def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings, display: Display) -> None:
-    asked = settings.workloads
-    listed = collection.network_workloads(asked.networks)
+    choice = settings.workloads
+    listed = collection.network_workloads(choice.networks)
     workloads = choose_workloads(
-        listed, count=asked.count, min_flops=asked.min_flops, max_flops=asked.max_flops
+        listed, count=choice.count, min_flops=choice.min_flops, max_flops=choice.max_flops
     )
     if not workloads:
-        raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
+        raise none_fits(len(listed), choice.networks, choice.min_flops, choice.max_flops)
     collection.run(workloads)
     collection.remeasure(workloads)
     if how.noise:

@@ -137,9 +137,9 @@ class TerminalDisplay:
     def _plain_line(self, note: str) -> None:
         seconds = time.monotonic() - self._began
         rate = f"{self._done / seconds:.1f}/s" if seconds > 0 else ""
-        left = self._total - self._done
-        if left and self._done:
-            rate += f", {_short(left * seconds / self._done)} left"
+        steps_left = self._total - self._done
+        if steps_left and self._done:
+            rate += f", {_short(steps_left * seconds / self._done)} left"
         self.say(f"{self._phase}: {self._done}/{self._total} in {_short(seconds)} ({rate}) {note}".rstrip())
 
 
@@ -150,13 +150,13 @@ def _short(secs: float) -> str:
 
 def kilobytes(display: Display) -> Callable[[int, int, str], None]:
     """Show an import in kilobytes of the files: how many lines they hold is known at the end only."""
-    shown: list[int] = []
+    kilobytes_done: list[int] = []
 
     def watch(read: int, total: int, note: str) -> None:
-        if not shown:
+        if not kilobytes_done:
             display.phase("Reading (KB)", max(1, total // 1000))
-            shown.append(0)
-        display.step(read // 1000 - shown[0], note)
-        shown[0] = read // 1000
+            kilobytes_done.append(0)
+        display.step(read // 1000 - kilobytes_done[0], note)
+        kilobytes_done[0] = read // 1000
 
     return watch

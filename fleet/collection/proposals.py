@@ -56,7 +56,7 @@ class Proposer:
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
-        self._known: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
+        self._known_candidates: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
         self.quarantined: set[tuple[Family, CandidateId]] = set()
 
     def leave(self, device_id: DeviceId) -> None:
@@ -74,20 +74,22 @@ class Proposer:
         self._watcher.phase("propose", len(workloads) * len(self._families))
         pools: Pools = {}
         for family in self._families:
-            self._survey(family, {one.workload_id: targets[one.workload_id] for one in workloads})
+            self._survey(
+                family, {workload.workload_id: targets[workload.workload_id] for workload in workloads}
+            )
             pools[family] = {}
             derived = self._derive(family, workloads, targets)
-            asked: list[tuple[Workload, int]] = []
+            requests: list[tuple[Workload, int]] = []
             for workload in workloads:
-                known = self._known[family, workload.workload_id]
-                pool = {**known.candidates, **derived.get(workload.workload_id, {})}
-                there, target = len(pool), targets[workload.workload_id]
+                known_candidates = self._known_candidates[family, workload.workload_id]
+                pool = {**known_candidates.candidates, **derived.get(workload.workload_id, {})}
+                size, target = len(pool), targets[workload.workload_id]
                 pools[family][workload.workload_id] = list(pool.values())
                 least = target if self._settings.minimum is None else self._settings.minimum
                 still_random = random_share(target, least, self._settings.exploration)
-                still_random -= there - len(known.evolved)
-                asked.append((workload, min(target - there, still_random)))
-            self._fill(family, pools[family], asked, {})
+                still_random -= size - len(known_candidates.evolved)
+                requests.append((workload, min(target - size, still_random)))
+            self._fill(family, pools[family], requests, {})
         return pools
 
     def evolve(
@@ -109,22 +111,28 @@ class Proposer:
         for family in self._families:
             pool = pools[family]
             missing = {
-                one.workload_id: targets[one.workload_id] - len(pool[one.workload_id]) for one in workloads
+                workload.workload_id: targets[workload.workload_id] - len(pool[workload.workload_id])
+                for workload in workloads
             }
-            short = [one for one in workloads if missing[one.workload_id] > 0]
+            short = [workload for workload in workloads if missing[workload.workload_id] > 0]
             if not short:
                 continue
             self._watcher.phase("evolve", len(short))
             before = sum(map(len, pool.values()))
-            parents = self._parents(family, [one.workload_id for one in short])
+            parents = self._parents(family, [workload.workload_id for workload in short])
             steps = GENERATIONS - generation
-            asked = [
-                (one, -(-missing[one.workload_id] // steps)) for one in short if parents[one.workload_id]
+            requests = [
+                (workload, -(-missing[workload.workload_id] // steps))
+                for workload in short
+                if parents[workload.workload_id]
             ]
-            self._fill(family, pool, asked, parents)
+            self._fill(family, pool, requests, parents)
             if steps == 1:
-                rest = [(one, targets[one.workload_id] - len(pool[one.workload_id])) for one in short]
-                self._fill(family, pool, [(one, count) for one, count in rest if count > 0], {})
+                rest = [
+                    (workload, targets[workload.workload_id] - len(pool[workload.workload_id]))
+                    for workload in short
+                ]
+                self._fill(family, pool, [(workload, count) for workload, count in rest if count > 0], {})
             added += sum(map(len, pool.values())) - before
         return added
 
@@ -141,10 +149,12 @@ class Proposer:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
         with self._history.of_family(family) as history:
             surveys = history.survey(limits)
-        self._known = {key: value for key, value in self._known.items() if key[0] is not family}
-        for workload_id, known in surveys.items():
-            self._known[family, workload_id] = known
-            self.quarantined |= {(family, candidate_id) for candidate_id in known.quarantined}
+        self._known_candidates = {
+            key: value for key, value in self._known_candidates.items() if key[0] is not family
+        }
+        for workload_id, known_candidates in surveys.items():
+            self._known_candidates[family, workload_id] = known_candidates
+            self.quarantined |= {(family, candidate_id) for candidate_id in known_candidates.quarantined}
 
     def _derive(
         self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
@@ -152,41 +162,56 @@ class Proposer:
         """Candidates of our own that imported ones lead to, as many as there is room for."""
         if not self._history.has_live(family):
             return {}
-        known = {one.workload_id: self._known[family, one.workload_id] for one in workloads}
-        room = {one: targets[one] - len(known[one].candidates) for one in known}
-        wanted = {one: _FOREIGN_SHARE * targets[one] for one, count in room.items() if count > 0}
-        found: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
+        known_by_id = {
+            workload.workload_id: self._known_candidates[family, workload.workload_id]
+            for workload in workloads
+        }
+        room = {
+            workload_id: targets[workload_id] - len(known_by_id[workload_id].candidates)
+            for workload_id in known_by_id
+        }
+        foreign_counts = {
+            workload_id: _FOREIGN_SHARE * targets[workload_id]
+            for workload_id, count in room.items()
+            if count > 0
+        }
+        derived: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
         chosen = {
-            one: ids[: wanted[one]] for one, ids in claims(self._engine.store(), family, wanted).items()
+            workload_id: ids[: foreign_counts[workload_id]]
+            for workload_id, ids in claims(self._engine.store(), family, foreign_counts).items()
         }
         traces_of = imported_traces(
-            self._engine.store(), family, [one for ids in chosen.values() for one in ids]
+            self._engine.store(), family, [candidate_id for ids in chosen.values() for candidate_id in ids]
         )
         device_ids = self._families[family]
         with self._ledger.proposing(list(device_ids)):
-            for place, workload in enumerate(one for one in workloads if one.workload_id in chosen):
+            for place, workload in enumerate(
+                workload for workload in workloads if workload.workload_id in chosen
+            ):
                 if not device_ids:
                     break
                 device_id = device_ids[place % len(device_ids)]
-                traces = [traces_of[one] for one in chosen[workload.workload_id]]
+                traces = [traces_of[candidate_id] for candidate_id in chosen[workload.workload_id]]
                 try:
-                    made = self._engine.derive(device_id, workload, traces).result()
+                    derivation = self._engine.derive(device_id, workload, traces).result()
                 except DeviceUnusableError as error:
                     self._leave(device_id, error)  # random candidates take their place
                     continue
-                if made.refused:
-                    self._watcher.refused(workload, made.refused)
-                ids = known[workload.workload_id].ids
-                fresh = [one for one in made.candidates if one.candidate_id not in ids]
+                if derivation.refused:
+                    self._watcher.refused(workload, derivation.refused)
+                ids = known_by_id[workload.workload_id].ids
+                fresh = [
+                    candidate for candidate in derivation.candidates if candidate.candidate_id not in ids
+                ]
                 fresh = fresh[: room[workload.workload_id]]
-                found[workload.workload_id] = {one.candidate_id: one for one in fresh}
-        return found
+                derived[workload.workload_id] = {candidate.candidate_id: candidate for candidate in fresh}
+        return derived
 
     def _fill(
         self,
         family: Family,
         pool: dict[WorkloadId, list[Candidate]],
-        asked: Sequence[tuple[Workload, int]],
+        requests: Sequence[tuple[Workload, int]],
         parents: Mapping[WorkloadId, list[str]],
     ) -> None:
         """Ask for new candidates of workloads: near `parents` where there are some, else random ones.
@@ -195,27 +220,28 @@ class Proposer:
         """
         device_ids = self._families[family]
         with self._ledger.proposing(list(device_ids)):
-            wanted = [(workload, count) for workload, count in asked if count > 0]
-            while wanted and device_ids:
+            unanswered = [(workload, count) for workload, count in requests if count > 0]
+            while unanswered and device_ids:
                 answers = []
-                for place, (workload, count) in enumerate(wanted):
-                    device_id, there = device_ids[place % len(device_ids)], pool[workload.workload_id]
+                for place, (workload, count) in enumerate(unanswered):
+                    device_id, candidates = device_ids[place % len(device_ids)], pool[workload.workload_id]
                     exclude = sorted(
-                        self._known[family, workload.workload_id].ids | {one.candidate_id for one in there}
+                        self._known_candidates[family, workload.workload_id].ids
+                        | {candidate.candidate_id for candidate in candidates}
                     )
                     near = parents.get(workload.workload_id, ())
                     drawn = self._drawn(device_id, workload, near, count, exclude)
                     answers.append((workload, count, device_id, drawn))
-                wanted = []
+                unanswered = []
                 for workload, count, device_id, drawn in answers:
                     try:
                         pool[workload.workload_id] += drawn.result()
                     except DeviceUnusableError as error:
                         self._leave(device_id, error)
-                        wanted.append((workload, count))
+                        unanswered.append((workload, count))
                     else:
                         self._watcher.proposed(workload, len(pool[workload.workload_id]))
-            for workload, count in asked:
+            for workload, count in requests:
                 if count <= 0:
                     self._watcher.proposed(workload, len(pool[workload.workload_id]))
 

@@ -112,9 +112,9 @@ def delete_older(specs: Iterable[DeviceSpec], folder: Path) -> None:
     Raises:
         StoreError: The disk failed.
     """
-    used = {Path(one.replay.records) for one in specs if one.replay is not None}
-    found = {path: _EXPORT.fullmatch(path.name) for path in used if path.parent == folder.absolute()}
-    sources = {name[1] for name in found.values() if name is not None}
+    used = {Path(spec.replay.records) for spec in specs if spec.replay is not None}
+    name_by_path = {path: _EXPORT.fullmatch(path.name) for path in used if path.parent == folder.absolute()}
+    sources = {name[1] for name in name_by_path.values() if name is not None}
     with disk_errors("deleting old exports", folder):
         for path in folder.absolute().iterdir() if sources else ():
             name = _EXPORT.fullmatch(path.name)

@@ -71,11 +71,15 @@ def allocate(workloads: Sequence[Workload], total: int, minimum: int) -> dict[Wo
     rest = total - minimum * len(workloads)
     if rest < 0:
         raise ValueError(f"{total} candidates cannot give {len(workloads)} workloads {minimum} each")
-    worth = {one.workload_id: math.sqrt(one.weight * max(one.flops, 1.0)) for one in workloads}
+    worth = {
+        workload.workload_id: math.sqrt(workload.weight * max(workload.flops, 1.0)) for workload in workloads
+    }
     whole = sum(worth.values())
     exact = {workload_id: rest * value / whole for workload_id, value in worth.items()}
     shares = {workload_id: math.floor(value) for workload_id, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda one: (shares[one] - exact[one], one))
+    by_remainder = sorted(
+        exact, key=lambda workload_id: (shares[workload_id] - exact[workload_id], workload_id)
+    )
     for workload_id in by_remainder[: rest - sum(shares.values())]:
         shares[workload_id] += 1
     return {workload_id: minimum + share for workload_id, share in shares.items()}
@@ -125,8 +129,8 @@ def best_traces(
         if record.workload_id not in workload_ids or record.outcome is not Outcome.OK or record.is_suspect:
             continue
         group = best.setdefault(record.workload_id, {})
-        known = group.get(record.candidate_id, (math.inf, ""))
-        group[record.candidate_id] = min(known, (record.latency_secs, record.trace))
+        fastest = group.get(record.candidate_id, (math.inf, ""))
+        group[record.candidate_id] = min(fastest, (record.latency_secs, record.trace))
         if len(group) > few:
             del group[max(group, key=group.__getitem__)]
     return {

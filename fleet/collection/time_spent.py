@@ -58,7 +58,7 @@ def attribute(span: Interval, layers: Mapping[str, Sequence[Interval]]) -> dict[
     parts: dict[str, float] = {}
     for name, intervals in layers.items():
         clipped = [(max(low, begin), min(high, end)) for low, high in intervals]
-        covered = _union([*covered, *(one for one in clipped if one[0] < one[1])])
+        covered = _union([*covered, *(interval for interval in clipped if interval[0] < interval[1])])
         together = sum(high - low for low, high in covered)
         parts[name] = max(0.0, together - explained)
         explained = together
@@ -147,8 +147,10 @@ class Ledger:
     def spent(self) -> list[Spent]:
         """What every device has spent so far, sorted by device."""
         return [
-            Spent(device_id=device_id, records=one.records, wall=dict(one.wall), work=dict(one.work))
-            for device_id, one in sorted(self._accounts.items())
+            Spent(
+                device_id=device_id, records=account.records, wall=dict(account.wall), work=dict(account.work)
+            )
+            for device_id, account in sorted(self._accounts.items())
         ]
 
     def _of(self, device_id: DeviceId) -> _Account:
@@ -166,26 +168,26 @@ def print_spending(spent: Sequence[Spent]) -> None:
 
     from fleet.terminal_console import TerminalConsole
 
-    shown = [one for one in spent if one.records]
-    if not shown:
+    measured = [account for account in spent if account.records]
+    if not measured:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("where the time went", overflow="fold")
     for name in ("records", *PARTS, "all"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in shown:
+    for account in measured:
         table.add_row(
-            f"{one.device_id}, s",
-            str(one.records),
-            *(f"{one.wall[name]:.1f}" for name in PARTS),
-            f"{one.wall_secs:.1f}",
+            f"{account.device_id}, s",
+            str(account.records),
+            *(f"{account.wall[name]:.1f}" for name in PARTS),
+            f"{account.wall_secs:.1f}",
         )
-        a_record = 1e3 / one.records
+        a_record = 1e3 / account.records
         table.add_row(
             "  a record, ms",
             "",
-            *(f"{one.work.get(name, one.wall[name]) * a_record:.0f}" for name in PARTS),
-            f"{one.wall_secs * a_record:.0f}",
+            *(f"{account.work.get(name, account.wall[name]) * a_record:.0f}" for name in PARTS),
+            f"{account.wall_secs * a_record:.0f}",
         )
     console = TerminalConsole()
     console.print(table)

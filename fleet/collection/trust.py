@@ -28,8 +28,8 @@ def devices_of_family(
 ) -> list[DeviceId]:
     """Devices of a family whose records tell what to measure; for a live one, those that are live."""
     return [
-        one
-        for one, entry in entries.items()
+        device_id
+        for device_id, entry in entries.items()
         if entry.spec.family is family and (is_live(entry.spec) or not live)
     ]
 
@@ -48,7 +48,7 @@ def ours(records: Iterable[Record]) -> Iterator[Record]:
 def claims(
     reader: StoreReader,
     family: Family,
-    wanted: Collection[WorkloadId],
+    workload_ids: Collection[WorkloadId],
     device_ids: Collection[DeviceId] | None = None,
 ) -> dict[WorkloadId, list[CandidateId]]:
     """Imported candidates that claim to be of some workloads of ours, to derive from.
@@ -60,38 +60,42 @@ def claims(
         By workload of ours, each candidate once, in the order of their first record; workloads without any
         are left out.
     """
-    found: dict[WorkloadId, dict[CandidateId, None]] = {}
-    if not wanted or not reader.has_imported_workloads(wanted):
+    ids_by_workload: dict[WorkloadId, dict[CandidateId, None]] = {}
+    if not workload_ids or not reader.has_imported_workloads(workload_ids):
         return {}
     devices = devices_of_family(reader.devices(), family, live=False)
     if device_ids is not None:
-        devices = [one for one in devices if one in device_ids]
+        devices = [device_id for device_id in devices if device_id in device_ids]
     names = ("workload_id", "candidate_id", "origin", "dialect")
     for _, batch in reader.columns(names, device_ids=devices):
         chosen = batch.filter(_is_imported(batch))
-        for one, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
-            claimed = claimed_id(one)
-            if claimed is not None and claimed in wanted:
-                found.setdefault(claimed, {})[candidate_id] = None
-    return {one: list(candidates) for one, candidates in found.items()}
+        for workload_id, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
+            claimed = claimed_id(workload_id)
+            if claimed is not None and claimed in workload_ids:
+                ids_by_workload.setdefault(claimed, {})[candidate_id] = None
+    return {workload_id: list(candidates) for workload_id, candidates in ids_by_workload.items()}
 
 
 def imported_traces(
-    reader: StoreReader, family: Family, wanted: Collection[CandidateId]
+    reader: StoreReader, family: Family, candidate_ids: Collection[CandidateId]
 ) -> dict[CandidateId, str]:
     """Traces of imported candidates (`claims`), for deriving from them; nothing else may be done with them.
 
     The candidates were measured on devices of the family.
     """
-    ids = pa.array(sorted(wanted), pa.string())
-    found: dict[CandidateId, str] = {}
+    ids = pa.array(sorted(candidate_ids), pa.string())
+    traces_by_id: dict[CandidateId, str] = {}
     devices = devices_of_family(reader.devices(), family, live=False)
-    for _, batch in reader.columns(("candidate_id", "trace"), device_ids=devices) if wanted else ():
+    for _, batch in reader.columns(("candidate_id", "trace"), device_ids=devices) if candidate_ids else ():
         chosen = batch.filter(pc.is_in(batch.column("candidate_id"), ids))
         # Cut where it is refused anyway, so that many long ones take no memory.
         traces = pc.utf8_slice_codeunits(chosen.column("trace"), 0, MOST_TEXT + 1)
-        found.update(zip(chosen.column("candidate_id").to_pylist(), traces.to_pylist(), strict=True))
-    return {one: found[one] for one in wanted if one in found}
+        traces_by_id.update(zip(chosen.column("candidate_id").to_pylist(), traces.to_pylist(), strict=True))
+    return {
+        candidate_id: traces_by_id[candidate_id]
+        for candidate_id in candidate_ids
+        if candidate_id in traces_by_id
+    }
 
 
 def _is_imported(batch: pa.RecordBatch) -> pa.Array:

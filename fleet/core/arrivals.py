@@ -38,25 +38,25 @@ class Arrival:
 
 def take_records(messages: deque[Message], most: int) -> list[Message]:
     """Take messages from the front until they hold `most` records; the last one is taken whole."""
-    taken, records = [], 0
+    front, records = [], 0
     while messages and records < most:
         message = messages.popleft()
-        taken.append(message)
+        front.append(message)
         if isinstance(message, AgentUp | MorePending):
             records += len(message.pending)
         elif isinstance(message, Results):
             records += len(message.records)
-    return taken
+    return front
 
 
 def arrivals_of(messages: Iterable[Message]) -> list[Arrival]:
     """The records in some messages, in their order; leftovers of one lease in a message are one arrival."""
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for message in messages:
         if isinstance(message, AgentUp | MorePending):
-            found += _leftovers(message.device_id, message.incarnation, message.pending)
+            arrivals += _leftovers(message.device_id, message.incarnation, message.pending)
         elif isinstance(message, Results):
-            found.append(
+            arrivals.append(
                 Arrival(
                     device_id=message.device_id,
                     incarnation=message.incarnation,
@@ -66,7 +66,7 @@ def arrivals_of(messages: Iterable[Message]) -> list[Arrival]:
                     is_last=message.is_last,
                 )
             )
-    return found
+    return arrivals
 
 
 def _leftovers(device_id: DeviceId, incarnation: int, pending: Iterable[TaggedRecord]) -> list[Arrival]:
@@ -87,13 +87,13 @@ def _leftovers(device_id: DeviceId, incarnation: int, pending: Iterable[TaggedRe
 
 def sort(arrivals: Iterable[Arrival], judge: Judge) -> dict[Verdict, list[Arrival]]:
     """Sort arrivals by what their leases are worth now; records that no lease made count."""
-    found: dict[Verdict, list[Arrival]] = {verdict: [] for verdict in Verdict}
-    for one in arrivals:
+    arrivals_by_verdict: dict[Verdict, list[Arrival]] = {verdict: [] for verdict in Verdict}
+    for arrival in arrivals:
         verdict = Verdict.COUNTS
-        if one.lease is not None:
-            verdict = judge(one.device_id, JobId(one.lease.job_id), one.lease.fencing_token)
-        found[verdict].append(one)
-    return found
+        if arrival.lease is not None:
+            verdict = judge(arrival.device_id, JobId(arrival.lease.job_id), arrival.lease.fencing_token)
+        arrivals_by_verdict[verdict].append(arrival)
+    return arrivals_by_verdict
 
 
 @dataclass(slots=True)
@@ -139,10 +139,14 @@ class Tallies:
         """Let go of a job that was cancelled."""
         self._jobs.pop(job_id, None)
 
-    def left(self, job: Job) -> list[CandidateId]:
+    def unfinished(self, job: Job) -> list[CandidateId]:
         """Candidates of a job that have no counted record yet, as far as this knows."""
         tally = self._jobs.get(job.job_id)
-        return [one for one in job.candidate_ids if tally is None or one not in tally.finished]
+        return [
+            candidate_id
+            for candidate_id in job.candidate_ids
+            if tally is None or candidate_id not in tally.finished
+        ]
 
     def finish(
         self, device_id: DeviceId, job_id: JobId, fencing_token: int, incarnation: int, at_secs: float

@@ -38,24 +38,24 @@ def coordinator_started(core: Core, event: ev.CoordinatorStarted) -> list[Instru
         core.requests.set_back(leasing.now - event.at_secs, event.at_secs)
         leasing.set_back(event.at_secs)
     leasing.set_wall(event.at_secs)
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     totals: dict[str, int] = {}
     for device in leasing.devices.values():
         device.records = event.records.get(device.device_id, device.records)
         totals[device.family] = totals.get(device.family, 0) + device.records
         device.wanted_at = None
         if device.state not in (DeviceState.RETIRED, DeviceState.ABSENT, DeviceState.QUARANTINED):
-            made += leasing.start(device)
+            instructions += leasing.start(device)
         leasing.schedule(device)
     core.triggers.set_records(totals)
-    return made + core.triggers.ask_again(leasing.now) + drivers_begun(core)
+    return instructions + core.triggers.ask_again(leasing.now) + drivers_begun(core)
 
 
 def clock_set(core: Core, event: ev.ClockSet) -> list[Instruction]:
     """Note where the wall clock is: windows and budgets may be open or closed now, and nothing else moves."""
     leasing = core.leasing
     leasing.set_wall(event.wall_secs)
-    return [one for device in leasing.devices.values() for one in leasing.settle(device)]
+    return [instruction for device in leasing.devices.values() for instruction in leasing.settle(device)]
 
 
 def coordinator_stopping(core: Core, event: ev.CoordinatorStopping) -> list[Instruction]:
@@ -76,21 +76,21 @@ def disk_freed(core: Core, event: ev.DiskFreed) -> list[Instruction]:
     if not leasing.is_full:
         return []
     leasing.is_full = False
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     for device in leasing.devices.values():
         device.renew(leasing.now, leasing.limits)
         device.wanted_at = None
-        made += leasing.settle(device)
-    return made
+        instructions += leasing.settle(device)
+    return instructions
 
 
 def tick(core: Core, event: ev.Tick) -> list[Instruction]:
     """Do what time alone asks for."""
-    made: list[Instruction] = []
-    for device, instructions in core.leasing.wake():
+    instructions: list[Instruction] = []
+    for device, device_instructions in core.leasing.wake():
         core.remember(device.device_id, event)
-        made += instructions
-    return made + requests_due(core)
+        instructions += device_instructions
+    return instructions + requests_due(core)
 
 
 def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
@@ -106,13 +106,13 @@ def device_added(core: Core, event: ev.DeviceAdded) -> list[Instruction]:
         core.triggers.stored(event.family, device.device_id, device.records)
     device.family, device.policy = event.family, event.policy
     device.neighbourhood = event.neighbourhood
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     if device.state in (DeviceState.UNKNOWN, DeviceState.RETIRED, DeviceState.ABSENT):
         if device.state is not DeviceState.ABSENT:
             device.proved()
         device.state, device.reason = DeviceState.UNKNOWN, ""
-        made = leasing.start(device)
-    return made + leasing.settle(device)
+        instructions = leasing.start(device)
+    return instructions + leasing.settle(device)
 
 
 def device_changed(core: Core, event: ev.DeviceChanged) -> list[Instruction]:
@@ -120,15 +120,17 @@ def device_changed(core: Core, event: ev.DeviceChanged) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state in (DeviceState.RETIRED, DeviceState.ABSENT):
         return []
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     if device.state in WITH_AGENT:
         # At once: one that ended in order would hold its spool, and time as it was told before.
-        made.append(ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True))
+        instructions.append(
+            ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)
+        )
     leasing.release(device)
     device.proved()
     device.probe_by = device.wanted_at = None
     device.state, device.reason = DeviceState.LOST, event.reason
-    return made + leasing.start(device) + leasing.settle(device)
+    return instructions + leasing.start(device) + leasing.settle(device)
 
 
 def device_left_out(core: Core, event: ev.DeviceLeftOut) -> list[Instruction]:
@@ -136,11 +138,11 @@ def device_left_out(core: Core, event: ev.DeviceLeftOut) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state is DeviceState.RETIRED:
         return []
-    made = _stop(device)
+    instructions = _stop(device)
     leasing.release(device)
     device.state, device.reason = DeviceState.ABSENT, event.reason
     device.start_at = device.probe_by = device.wanted_at = None
-    return made + leasing.settle(device)
+    return instructions + leasing.settle(device)
 
 
 def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
@@ -148,7 +150,7 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state is DeviceState.RETIRED:
         return []
-    made = _stop(device)
+    instructions = _stop(device)
     leasing.release(device)
     ended = [core.entry(job_id) for job_id in leasing.jobs.of_device(device.device_id)]
     # No lease expired: what the spool holds of them is still to be stored when the device comes back.
@@ -159,7 +161,7 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     core.triggers.drop(device.device_id)
     device.state, device.reason = DeviceState.RETIRED, event.reason
     device.start_at = device.probe_by = device.wanted_at = None
-    return made + leasing.settle(device) + device_is_retired(core, device)
+    return instructions + leasing.settle(device) + device_is_retired(core, device)
 
 
 def _stop(device: Device) -> list[Instruction]:

@@ -106,7 +106,7 @@ class Device(Struct, forbid_unknown_fields=True):
 
     def lease(self, fencing_token: int | None) -> HeldLease | None:
         """The running lease of a fencing token; None where there is none."""
-        return next((one for one in self.leases if one.fencing_token == fencing_token), None)
+        return next((lease for lease in self.leases if lease.fencing_token == fencing_token), None)
 
     def front(self) -> HeldLease | None:
         """The lease at work: the one that the last heartbeat named, else the oldest."""
@@ -206,8 +206,8 @@ class Device(Struct, forbid_unknown_fields=True):
             return
         self.heard_secs = max(self.heard_secs, heartbeat.at_secs)
         deadline = self.renewed_deadline(heartbeat, limits)
-        for one in self.leases:  # one that waits cannot show progress
-            one.deadline_secs = max(one.deadline_secs, deadline)
+        for held_lease in self.leases:  # one that waits cannot show progress
+            held_lease.deadline_secs = max(held_lease.deadline_secs, deadline)
         if heartbeat.done > lease.done:
             self.proved()
         if heartbeat.done > lease.done or heartbeat.fencing_token != self.at_work:
@@ -225,7 +225,7 @@ class Device(Struct, forbid_unknown_fields=True):
         """Why its policy allows no lease now, in Unix seconds of the wall clock; None where it does."""
         if not self.policy.is_limiting:
             return None
-        estimates = [one.expected_secs for one in self.leases]
+        estimates = [lease.expected_secs for lease in self.leases]
         outstanding = 0.0 if estimates and min(estimates) <= 0 else sum(estimates)
         return closed_because(
             self.policy,
@@ -253,13 +253,13 @@ class Device(Struct, forbid_unknown_fields=True):
             "fencing_token": self.fencing_token,
             "leases": [
                 {
-                    "job_id": one.job_id,
-                    "fencing_token": one.fencing_token,
-                    "deadline": one.deadline_secs + wall_ahead_secs,
-                    "done": one.done,
-                    "of": one.size,
+                    "job_id": lease.job_id,
+                    "fencing_token": lease.fencing_token,
+                    "deadline": lease.deadline_secs + wall_ahead_secs,
+                    "done": lease.done,
+                    "of": lease.size,
                 }
-                for one in self.leases
+                for lease in self.leases
             ],
             "failures": self.failures,
             "outages": self.outages,

@@ -70,17 +70,17 @@ class Jobs:
         Requests of one priority take turns, and after `PATIENCE` turns of higher ones a lower one has its
         turn.
         """
-        waiting = [self._entries[one] for one in self._queues.get(device_id, ())]
-        waiting = [one for one in waiting if one.job.priority >= least_priority]
-        highest = max((one.job.priority for one in waiting), default=0)
+        waiting = [self._entries[job_id] for job_id in self._queues.get(device_id, ())]
+        waiting = [entry for entry in waiting if entry.job.priority >= least_priority]
+        highest = max((entry.job.priority for entry in waiting), default=0)
         if self._overtaken.get(device_id, 0) >= PATIENCE:
-            lower = [one.job.priority for one in waiting if one.job.priority < highest]
+            lower = [entry.job.priority for entry in waiting if entry.job.priority < highest]
             highest = max(lower, default=highest)
-        equals = [one for one in waiting if one.job.priority == highest]
+        equals = [entry for entry in waiting if entry.job.priority == highest]
         if not equals:
             return None
         turns = {request_id: place for place, request_id in enumerate(self._served.get(device_id, ()))}
-        return min(equals, key=lambda one: turns.get(one.job.request_id, -1))
+        return min(equals, key=lambda entry: turns.get(entry.job.request_id, -1))
 
     def of_request(self, request_id: str) -> list[Entry]:
         """Jobs of a request that wait for their device."""
@@ -90,7 +90,9 @@ class Jobs:
     def of_device(self, device_id: DeviceId) -> list[JobId]:
         """Queued and quarantined jobs of a device."""
         waiting = list(self._queues.get(device_id, ()))
-        return waiting + [one for one in self._quarantined if self._entries[one].job.device_id == device_id]
+        return waiting + [
+            job_id for job_id in self._quarantined if self._entries[job_id].job.device_id == device_id
+        ]
 
     def submit(self, job: Job) -> None:
         """Queue a new job."""
@@ -152,7 +154,7 @@ class Jobs:
     def from_json(cls, value: Mapping[str, Any]) -> Jobs:
         """Make what `to_json` wrote."""
         jobs = cls()
-        entries = [value_from_json(Entry, one) for one in value["entries"]]
+        entries = [value_from_json(Entry, entry) for entry in value["entries"]]
         jobs._entries = {entry.job.job_id: entry for entry in entries}
         jobs._queues = {DeviceId(key): OrderedDict.fromkeys(ids) for key, ids in value["queues"].items()}
         jobs._quarantined = OrderedDict.fromkeys(value["quarantined"])
@@ -164,11 +166,13 @@ class Jobs:
 
     def _note_turn(self, job: Job) -> None:
         """Note whose turn it is on a device, while its job still waits."""
-        waiting = (self._entries[one].job.priority for one in self._queues.get(job.device_id, ()))
+        waiting = (self._entries[job_id].job.priority for job_id in self._queues.get(job.device_id, ()))
         priorities = set(waiting)
         if priorities == {0} and not self._served.get(job.device_id):
             return  # the background alone: nobody shares the device
-        served = [one for one in self._served.get(job.device_id, []) if one != job.request_id]
+        served = [
+            request_id for request_id in self._served.get(job.device_id, []) if request_id != job.request_id
+        ]
         self._served[job.device_id] = [*served, job.request_id][-_SERVED_KEPT:]
         is_overtaking = min(priorities) < job.priority == max(priorities)
         self._overtaken[job.device_id] = self._overtaken.get(job.device_id, 0) + 1 if is_overtaking else 0

@@ -91,9 +91,9 @@ class Leasing:
         if device.failures >= self.limits.device_failures:
             device.state = DeviceState.QUARANTINED
             device.start_at = self.now + self.limits.quarantine_secs
-            shown = f"{device.failures} failures in a row without a finished candidate; the last: {reason}"
-            device.reason = shown
-            return [Quarantine(device_id=device.device_id, job_id=None, reason=shown)]
+            why = f"{device.failures} failures in a row without a finished candidate; the last: {reason}"
+            device.reason = why
+            return [Quarantine(device_id=device.device_id, job_id=None, reason=why)]
         return self._start_later(device)
 
     def lose(self, device: Device, reason: str) -> list[Instruction]:
@@ -157,23 +157,23 @@ class Leasing:
 
         Without an event it does nothing before the time that it noted.
         """
-        made: list[Instruction] = []
+        instructions: list[Instruction] = []
         if device.state in USABLE and not self.is_stopping and not self.is_full:
             least = int(self._is_for_requests(device))
             while len(device.leases) < self.limits.leases:
                 entry = self.jobs.next(device.device_id, least)
                 if entry is None or device.closed(self.wall):
                     break
-                made.append(self._grant(device, entry))
+                instructions.append(self._grant(device, entry))
             waiting = self.jobs.queued(device.device_id)
-            asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
+            is_asked = device.wanted_at is not None and self.now < device.wanted_at + self.limits.want_secs
             is_usable = bool(device.leases) or device.closed(self.wall) is None
-            if self._is_low(device) and is_usable and not asked:
+            if self._is_low(device) and is_usable and not is_asked:
                 room = (self.limits.queued_jobs - waiting) * self.limits.job_candidates
                 device.wanted_at = self.now
-                made.append(WantJobs(device_id=device.device_id, room=room))
+                instructions.append(WantJobs(device_id=device.device_id, room=room))
         self.schedule(device)
-        return made
+        return instructions
 
     def wake(self) -> list[tuple[Device, list[Instruction]]]:
         """Do what time alone asks for: expire leases, start agents, open budgets and windows.
@@ -188,7 +188,7 @@ class Leasing:
                 del self._wakes[device_id]
                 due.append(self.devices[device_id])
         done = [(device, self._look(device) + self.settle(device)) for device in due]
-        return [(device, made) for device, made in done if made]
+        return [(device, instructions) for device, instructions in done if instructions]
 
     def schedule(self, device: Device) -> None:
         """Note when time alone changes something for a device."""
@@ -213,16 +213,16 @@ class Leasing:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Leasing:
         """Make what `to_json` wrote."""
-        made = cls(value_from_json(Limits, value["limits"]))
-        made.now, made.wall_ahead_secs = value["now"], value["wall_ahead_secs"]
-        made.is_stopping, made.is_full = value["is_stopping"], value["is_full"]
-        devices = [value_from_json(Device, one) for one in value["devices"]]
-        made.devices = {device.device_id: device for device in devices}
-        made.jobs = Jobs.from_json(value["jobs"])
-        made._wakes = {DeviceId(key): at_secs for key, at_secs in value["wakes"].items()}
-        made._heap = [(at_secs, device_id) for device_id, at_secs in made._wakes.items()]
-        heapq.heapify(made._heap)
-        return made
+        leasing = cls(value_from_json(Limits, value["limits"]))
+        leasing.now, leasing.wall_ahead_secs = value["now"], value["wall_ahead_secs"]
+        leasing.is_stopping, leasing.is_full = value["is_stopping"], value["is_full"]
+        devices = [value_from_json(Device, device) for device in value["devices"]]
+        leasing.devices = {device.device_id: device for device in devices}
+        leasing.jobs = Jobs.from_json(value["jobs"])
+        leasing._wakes = {DeviceId(key): at_secs for key, at_secs in value["wakes"].items()}
+        leasing._heap = [(at_secs, device_id) for device_id, at_secs in leasing._wakes.items()]
+        heapq.heapify(leasing._heap)
+        return leasing
 
     def _grant(self, device: Device, entry: Entry) -> GrantLease:
         job = entry.job
@@ -270,7 +270,7 @@ class Leasing:
         An agent that lives and gets no further is its job's doing. Silence is nobody's; the job at work waits
         behind the others all the same.
         """
-        made: list[Instruction] = [self._kill(device)]
+        instructions: list[Instruction] = [self._kill(device)]
         front = device.front()
         assert front is not None
         is_to_blame = device.is_stalled(self.now, self.limits)
@@ -282,10 +282,10 @@ class Leasing:
             entry = self._end_lease(device, lease.fencing_token)
             entry.fencing_token = None
             if lease is front and is_to_blame:
-                made += self.crash(device, entry, lease.fencing_token, reason)
+                instructions += self.crash(device, entry, lease.fencing_token, reason)
             else:
                 self.jobs.requeue(entry, first=lease is not front)
-        return made + (self.fail if is_to_blame else self.lose)(device, reason)
+        return instructions + (self.fail if is_to_blame else self.lose)(device, reason)
 
     def _is_low(self, device: Device) -> bool:
         """Whether to ask for jobs: with half of them gone, for one plan costs as much as another."""

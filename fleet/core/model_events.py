@@ -63,18 +63,18 @@ def training_finished(core: Core, event: ev.TrainingFinished) -> list[Instructio
     """Its reasons are dealt with; the next may come after a pause."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
     text = event.text or (f"made {event.version}" if event.version else "kept no model")
-    made = training_is_judged(core, event)
+    instructions = training_is_judged(core, event)
     core.triggers.finished(core.leasing.now, text, core.leasing.limits)
-    return made
+    return instructions
 
 
 def training_failed(core: Core, event: ev.TrainingFailed) -> list[Instruction]:
     """Its reasons stand, unless they are hopeless; the next may come after a back-off."""
     _check_training(core, event, event.family, Phase.ASKED, Phase.RUNNING)
-    made = training_broke(core, event.reason)
+    instructions = training_broke(core, event.reason)
     text = f"{'waits for records' if event.wants_records else 'failed'}: {event.reason}"
     core.triggers.failed(core.leasing.now, text, core.leasing.limits, is_hopeless=event.is_hopeless)
-    return made
+    return instructions
 
 
 def model_published(core: Core, event: ev.ModelPublished) -> list[Instruction]:

@@ -103,7 +103,7 @@ def closed_because(
     if policy.idle_only and not is_host_idle:
         shut.append(Closed(reason="its host is in use", until_secs=math.inf))
     # With several reasons the last to go decides when it is worth to look again.
-    return max(shut, key=lambda one: one.until_secs, default=None)
+    return max(shut, key=lambda closed: closed.until_secs, default=None)
 
 
 def contains(window: TimeWindow, of_day_secs: float) -> bool:

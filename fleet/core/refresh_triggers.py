@@ -95,46 +95,46 @@ class Triggers:
 
     def stored(self, family: str, device_id: DeviceId, count: int) -> None:
         """Count new records of a device."""
-        one = self._of(family)
-        one.records += count
+        triggers = self._of(family)
+        triggers.records += count
         for kind in ReasonKind:
-            if (pending := one.pending.get((device_id, kind))) is not None:
+            if (pending := triggers.pending.get((device_id, kind))) is not None:
                 pending.missing -= count
-                one.ripen(pending)
+                triggers.ripen(pending)
 
     def set_records(self, records: Mapping[str, int]) -> None:
         """Set the records of each family to what the store has."""
         for family, count in records.items():
-            one = self._of(family)
-            one.records = count
+            triggers = self._of(family)
+            triggers.records = count
             # A store that was moved or pruned has fewer than a training once saw.
-            one.base, one.base_before = min(one.base, count), min(one.base_before, count)
+            triggers.base, triggers.base_before = min(triggers.base, count), min(triggers.base_before, count)
 
     def expect(self, family: str, reason: TrainingReason, missing: int) -> None:
         """Train for a reason as soon as its device has so many more records; a repeat changes nothing."""
-        one = self._of(family)
+        triggers = self._of(family)
         key = _key(reason)
-        if not (key in one.pending or key in one.due or reason.request_id in one.requested):
-            one.pending[key] = Pending(reason, missing)
-            one.ripen(one.pending[key])
+        if not (key in triggers.pending or key in triggers.due or reason.request_id in triggers.requested):
+            triggers.pending[key] = Pending(reason, missing)
+            triggers.ripen(triggers.pending[key])
 
     def drop(self, device_id: DeviceId, kinds: frozenset[ReasonKind] = frozenset(ReasonKind)) -> None:
         """Forget reasons of a device."""
-        for one in self._families.values():
+        for triggers in self._families.values():
             for kind in kinds:
-                one.pending.pop((device_id, kind), None)
-                one.due.pop((device_id, kind), None)
+                triggers.pending.pop((device_id, kind), None)
+                triggers.due.pop((device_id, kind), None)
 
     def drop_request(self, family: str, request_id: str, now: float) -> list[StopTraining]:
         """Forget a request; a training that nothing else asked for is stopped."""
         self._of(family).requested.pop(request_id, None)
-        left = tuple(one for one in self.reasons if one.request_id != request_id)
-        if left == self.reasons or left:
-            self.reasons = left
+        reasons = tuple(reason for reason in self.reasons if reason.request_id != request_id)
+        if reasons == self.reasons or reasons:
+            self.reasons = reasons
             return []
-        stopped, one = StopTraining(family=self.family), self._of(self.family)
+        stopped, triggers = StopTraining(family=self.family), self._of(self.family)
         if self.phase is Phase.RUNNING:
-            one.base = one.base_before
+            triggers.base = triggers.base_before
         self._end(now, "stopped: nobody asks for it any more")
         return [stopped]
 
@@ -144,44 +144,44 @@ class Triggers:
         if not ready:
             return []
         # The family that has waited longest, so that one with many records does not starve the other.
-        one = min(ready, key=lambda family: (not family.requested, family.not_before, family.family))
-        new = one.records - one.base
-        reasons = [*one.requested.values(), *one.due.values()]
-        if new >= one.enough(limits):
-            text = f"{new} new records after the {one.base} of the last training"
+        triggers = min(ready, key=lambda family: (not family.requested, family.not_before, family.family))
+        new = triggers.records - triggers.base
+        reasons = [*triggers.requested.values(), *triggers.due.values()]
+        if new >= triggers.enough(limits):
+            text = f"{new} new records after the {triggers.base} of the last training"
             reasons.append(TrainingReason(kind=ReasonKind.NEW_RECORDS, text=text))
-        one.due, one.requested = {}, {}
-        self.phase, self.family, self.reasons, self.since = Phase.ASKED, one.family, tuple(reasons), now
-        return [StartTraining(family=one.family, reasons=self.reasons)]
+        triggers.due, triggers.requested = {}, {}
+        self.phase, self.family, self.reasons, self.since = Phase.ASKED, triggers.family, tuple(reasons), now
+        return [StartTraining(family=triggers.family, reasons=self.reasons)]
 
     def ask_again(self, now: float) -> list[StartTraining]:
         """A coordinator took over: the training that was under way is asked for again; it can resume."""
         if self.phase is Phase.IDLE:
             return []
         if self.phase is Phase.RUNNING:
-            one = self._of(self.family)
-            one.base = one.base_before
+            triggers = self._of(self.family)
+            triggers.base = triggers.base_before
         self.phase, self.since = Phase.ASKED, now
         return [StartTraining(family=self.family, reasons=self.reasons)]
 
     def set_back(self, ahead_secs: float, now: float) -> None:
         """The clock was ahead: what waits, waits no longer for that."""
         self.since = min(self.since, now)
-        for one in self._families.values():
-            one.not_before -= ahead_secs
+        for triggers in self._families.values():
+            triggers.not_before -= ahead_secs
 
     def started(self, now: float) -> None:
         """The training runs: it will have seen the records that there are now."""
-        one = self._of(self.family)
-        one.base_before, one.base = one.base, one.records
+        triggers = self._of(self.family)
+        triggers.base_before, triggers.base = triggers.base, triggers.records
         self.phase, self.since = Phase.RUNNING, now
 
     def finished(self, now: float, text: str, limits: Limits) -> None:
         """The training ended, with or without a better model."""
-        one = self._of(self.family)
+        triggers = self._of(self.family)
         if self.phase is Phase.ASKED:
-            one.base = one.records
-        one.failures, one.not_before = 0, now + limits.training_pause_secs
+            triggers.base = triggers.records
+        triggers.failures, triggers.not_before = 0, now + limits.training_pause_secs
         self._end(now, text)
 
     def failed(self, now: float, text: str, limits: Limits, *, is_hopeless: bool = False) -> None:
@@ -189,18 +189,18 @@ class Triggers:
 
         A hopeless one has seen its records and its reasons: only new ones ask for the next.
         """
-        one = self._of(self.family)
+        triggers = self._of(self.family)
         if is_hopeless:
             self.reasons = ()
-            one.base = one.records if self.phase is Phase.ASKED else one.base
+            triggers.base = triggers.records if self.phase is Phase.ASKED else triggers.base
         elif self.phase is Phase.RUNNING:
-            one.base = one.base_before
-        wait = limits.training_retry_secs * 2.0 ** min(one.failures, 30)
-        one.failures += 1
-        one.not_before = now + min(limits.training_retry_most_secs, wait)
+            triggers.base = triggers.base_before
+        wait = limits.training_retry_secs * 2.0 ** min(triggers.failures, 30)
+        triggers.failures += 1
+        triggers.not_before = now + min(limits.training_retry_most_secs, wait)
         once = (ReasonKind.NEW_RECORDS, ReasonKind.REQUEST)
         back = {_key(reason): reason for reason in self.reasons if reason.kind not in once}
-        one.due = {key: reason for key, reason in back.items() if key not in one.due} | one.due
+        triggers.due = {key: reason for key, reason in back.items() if key not in triggers.due} | triggers.due
         self._end(now, text)
 
     def is_ready(self, now: float, limits: Limits) -> bool:
@@ -220,13 +220,13 @@ class Triggers:
             "family": self.family,
             "reasons": [value_to_json(reason) for reason in self.reasons],
             "last": self.last,
-            "failures": {one.family: one.failures for one in self._families.values()},
+            "failures": {triggers.family: triggers.failures for triggers in self._families.values()},
         }
 
     def to_json(self) -> dict[str, Any]:
         """All of it; JSON-ready."""
         return {
-            "families": [_family_to_json(one) for one in self._families.values()],
+            "families": [_family_to_json(triggers) for triggers in self._families.values()],
             "phase": self.phase.value,
             "family": self.family,
             "reasons": [value_to_json(reason) for reason in self.reasons],
@@ -237,13 +237,13 @@ class Triggers:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Triggers:
         """Make what `to_json` wrote."""
-        made = cls()
-        families = [_family_from_json(one) for one in value["families"]]
-        made._families = {one.family: one for one in families}
-        made.phase, made.family = Phase(value["phase"]), value["family"]
-        made.reasons = tuple(value_from_json(TrainingReason, one) for one in value["reasons"])
-        made.since, made.last = value["since"], value["last"]
-        return made
+        state = cls()
+        families = [_family_from_json(family) for family in value["families"]]
+        state._families = {triggers.family: triggers for triggers in families}
+        state.phase, state.family = Phase(value["phase"]), value["family"]
+        state.reasons = tuple(value_from_json(TrainingReason, reason) for reason in value["reasons"])
+        state.since, state.last = value["since"], value["last"]
+        return state
 
     def _of(self, family: str) -> FamilyTriggers:
         return self._families.setdefault(family, FamilyTriggers(family))
@@ -256,18 +256,18 @@ def _key(reason: TrainingReason) -> _Key:
     return reason.request_id or reason.device_id, reason.kind
 
 
-def _family_to_json(one: FamilyTriggers) -> dict[str, Any]:
-    values: dict[str, Any] = value_to_json(replace(one, pending={}, due={}, requested={}))
-    values["pending"] = [value_to_json(pending) for pending in one.pending.values()]
-    reasons = *one.requested.values(), *one.due.values()
+def _family_to_json(triggers: FamilyTriggers) -> dict[str, Any]:
+    values: dict[str, Any] = value_to_json(replace(triggers, pending={}, due={}, requested={}))
+    values["pending"] = [value_to_json(pending) for pending in triggers.pending.values()]
+    reasons = *triggers.requested.values(), *triggers.due.values()
     values["due"] = [value_to_json(reason) for reason in reasons]
     return values
 
 
 def _family_from_json(value: Mapping[str, Any]) -> FamilyTriggers:
-    pending = [value_from_json(Pending, one) for one in value["pending"]]
-    made = value_from_json(FamilyTriggers, {**value, "pending": {}, "due": {}})
-    made.pending = {_key(one.reason): one for one in pending}
+    pending = [value_from_json(Pending, entry) for entry in value["pending"]]
+    triggers = value_from_json(FamilyTriggers, {**value, "pending": {}, "due": {}})
+    triggers.pending = {_key(entry.reason): entry for entry in pending}
     for reason in value["due"]:
-        made.add_due(value_from_json(TrainingReason, reason))
-    return made
+        triggers.add_due(value_from_json(TrainingReason, reason))
+    return triggers

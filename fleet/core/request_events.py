@@ -73,9 +73,9 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
     state = RequestState.FAILED if event.reason else RequestState.SUCCEEDED
     core.requests.end(entry, state, core.leasing.now)
     _train_instead(core, entry.request)
-    made = without_jobs(core, event.request_id)
-    made += start_drivers(core) + reserve_devices(core) + fingerprint_devices(core)
-    return [ShowRequest(request_id=event.request_id), *made]
+    instructions = without_jobs(core, event.request_id)
+    instructions += start_drivers(core) + reserve_devices(core) + fingerprint_devices(core)
+    return [ShowRequest(request_id=event.request_id), *instructions]
 
 
 def _retire(core: Core, entry: RequestEntry) -> list[Instruction]:
@@ -90,12 +90,12 @@ def _retire(core: Core, entry: RequestEntry) -> list[Instruction]:
 def device_is_retired(core: Core, device: Device) -> list[Instruction]:
     """The device has left: the requests that asked for that have their end."""
     kind = RequestKind.RETIREMENT
-    asked = [one for one in core.requests.open() if one.request.kind is kind]
-    found = [one for one in asked if one.request.arguments["device"] == device.device_id]
-    for entry in found:
+    retirements = [entry for entry in core.requests.open() if entry.request.kind is kind]
+    entries = [entry for entry in retirements if entry.request.arguments["device"] == device.device_id]
+    for entry in entries:
         entry.result = {"device": device.device_id, "records": device.records}
         core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
-    return _shown(found)
+    return _show_requests(entries)
 
 
 def drivers_begun(core: Core) -> list[Instruction]:
@@ -104,20 +104,20 @@ def drivers_begun(core: Core) -> list[Instruction]:
     Not all of them at once: a coordinator with other limits may have begun more than there is room for. Those
     in commands ended with these.
     """
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     for entry in core.requests.open():
         if entry.request.is_embedded:
             reason = "its command has ended; the same command goes on from what is stored"
             entry.reason = reason
             core.requests.end(entry, RequestState.CANCELLED, core.leasing.now)
-            made.append(ShowRequest(request_id=entry.request.request_id))
-            made += without_jobs(core, entry.request.request_id)
+            instructions.append(ShowRequest(request_id=entry.request.request_id))
+            instructions += without_jobs(core, entry.request.request_id)
         elif entry.request.kind is RequestKind.RETIREMENT:
-            made += _retire(core, entry)
+            instructions += _retire(core, entry)
         elif entry.state is RequestState.RUNNING and entry.request.kind.has_driver:
             entry.state, entry.started_at = RequestState.QUEUED, None
             entry.changes += 1
-    return made + start_drivers(core) + reserve_devices(core)
+    return instructions + start_drivers(core) + reserve_devices(core)
 
 
 def onboard_arrivals(core: Core) -> list[Instruction]:
@@ -127,10 +127,10 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
     So it does where a device has these already: one training serves a hundred devices that waited for the
     first model, and onboardings of them would take hours, one after the other.
     """
-    limits, made = core.leasing.limits, list[Instruction]()
+    limits, instructions = core.leasing.limits, list[Instruction]()
     if not limits.arrival_samples:
-        return made
-    families = {one.family for one in core.leasing.devices.values() if one.champion}
+        return instructions
+    families = {device.family for device in core.leasing.devices.values() if device.champion}
     for device in core.leasing.devices.values():
         samples = limits.return_samples if device.champion else limits.arrival_samples
         is_new = device.environment_id != device.onboarded_in
@@ -147,8 +147,8 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
             continue
         core.triggers.drop(device.device_id, _DEALT_WITH)
         name = f"onboarding-{device.device_id}-{device.incarnation}"
-        made += _ask_for_head(core, device, name, samples)
-    return made + start_drivers(core) + reserve_devices(core) if made else made
+        instructions += _ask_for_head(core, device, name, samples)
+    return instructions + start_drivers(core) + reserve_devices(core) if instructions else instructions
 
 
 def onboard_drifted(core: Core, device: Device) -> list[Instruction]:
@@ -168,8 +168,8 @@ def onboard_drifted(core: Core, device: Device) -> list[Instruction]:
     name = f"drift-{device.device_id}-{core.leasing.now:.0f}"
     # Agents stamp their records by the wall clock.
     moment = {"since": since + core.leasing.wall_ahead_secs}
-    made = _ask_for_head(core, device, name, limits.return_samples, moment)
-    return made + start_drivers(core) + reserve_devices(core)
+    instructions = _ask_for_head(core, device, name, limits.return_samples, moment)
+    return instructions + start_drivers(core) + reserve_devices(core)
 
 
 def _ask_for_head(
@@ -192,7 +192,7 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
     """
     if not core.leasing.limits.fingerprints:
         return []
-    if any(one.request.is_background for one in core.requests.open()):
+    if any(entry.request.is_background for entry in core.requests.open()):
         return []
     due = [
         device
@@ -207,7 +207,7 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
         return []
     for device in due:
         device.fingerprinted_in = device.environment_id
-    arguments = {"devices": sorted(one.device_id for one in due)}
+    arguments = {"devices": sorted(device.device_id for device in due)}
     request = Request(request_id=request_id, kind=RequestKind.FINGERPRINT, arguments=arguments)
     core.requests.submit(request, core.leasing.now)
     return [ShowRequest(request_id=request_id), *start_drivers(core)]
@@ -216,8 +216,8 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
 def _is_asked(core: Core, device: Device) -> bool:
     """Whether an open request is for the head of a device."""
     return any(
-        one.request.kind is RequestKind.ONBOARDING and device.device_id in one.request.device_ids
-        for one in core.requests.open()
+        entry.request.kind is RequestKind.ONBOARDING and device.device_id in entry.request.device_ids
+        for entry in core.requests.open()
     )
 
 
@@ -250,58 +250,60 @@ def request_cancelled(core: Core, event: RequestCancelled) -> list[Instruction]:
 
 def requests_due(core: Core) -> list[Instruction]:
     """End the requests whose minutes are over."""
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     for entry in core.requests.open():
         if entry.deadline_secs <= core.leasing.now:
             reason = f"it was not done after its {entry.request.minutes:g} minutes"
-            made += _give_up(core, entry, RequestState.FAILED, reason)
-    return made
+            instructions += _give_up(core, entry, RequestState.FAILED, reason)
+    return instructions
 
 
 def training_runs(core: Core) -> list[Instruction]:
     """The training began: so did the requests that asked for it."""
-    found = [entry for entry in _in_training(core) if entry.state is RequestState.QUEUED]
-    for entry in found:
+    entries = [entry for entry in _in_training(core) if entry.state is RequestState.QUEUED]
+    for entry in entries:
         entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
         entry.finding = f"the training for {core.triggers.family} runs"
         entry.changes += 1
-    return _shown(found)
+    return _show_requests(entries)
 
 
 def training_is_judged(core: Core, event: TrainingFinished) -> list[Instruction]:
     """The training ended: the requests that asked for it have their answer."""
-    found = _in_training(core)
+    entries = _in_training(core)
     result = {
         "version": event.version,
         "text": event.text,
         "serves": dict(event.serves),
         "kept_champions": dict(event.kept_champions),
     }
-    for entry in found:
+    for entry in entries:
         if event.serves or event.kept_champions:
             entry.result, entry.finding = result, event.text
             core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
         else:
             entry.reason = event.text or "no model was judged"
             core.requests.end(entry, RequestState.FAILED, core.leasing.now)
-    return _shown(found)
+    return _show_requests(entries)
 
 
 def training_broke(core: Core, reason: str) -> list[Instruction]:
     """The training failed: it is tried again for other reasons, but not for whoever asked for this one."""
-    found = _in_training(core)
-    for entry in found:
+    entries = _in_training(core)
+    for entry in entries:
         entry.reason = reason
         core.requests.end(entry, RequestState.FAILED, core.leasing.now)
-    return _shown(found)
+    return _show_requests(entries)
 
 
 def _in_training(core: Core) -> list[RequestEntry]:
     """Open requests that the present training was asked for by."""
     entries = (
-        core.requests.get(RequestId(one.request_id)) for one in core.triggers.reasons if one.request_id
+        core.requests.get(RequestId(reason.request_id))
+        for reason in core.triggers.reasons
+        if reason.request_id
     )
-    return [one for one in entries if one is not None and not one.state.is_end]
+    return [entry for entry in entries if entry is not None and not entry.state.is_end]
 
 
 def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) -> list[Instruction]:
@@ -309,16 +311,16 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
     entry.reason = reason
     core.requests.end(entry, state, core.leasing.now)
     request = entry.request
-    made: list[Instruction] = [ShowRequest(request_id=request.request_id)]
+    instructions: list[Instruction] = [ShowRequest(request_id=request.request_id)]
     if request.kind.has_driver:
         _train_instead(core, request)
-        made += [StopDriver(request_id=request.request_id)] if was_running else []
-        made += without_jobs(core, request.request_id) + start_drivers(core)
-        return made + reserve_devices(core)
+        instructions += [StopDriver(request_id=request.request_id)] if was_running else []
+        instructions += without_jobs(core, request.request_id) + start_drivers(core)
+        return instructions + reserve_devices(core)
     if request.kind is RequestKind.RETIREMENT:
-        return made
-    return made + core.triggers.drop_request(request.family, request.request_id, core.leasing.now)
+        return instructions
+    return instructions + core.triggers.drop_request(request.family, request.request_id, core.leasing.now)
 
 
-def _shown(entries: list[RequestEntry]) -> list[Instruction]:
-    return [ShowRequest(request_id=one.request.request_id) for one in entries]
+def _show_requests(entries: list[RequestEntry]) -> list[Instruction]:
+    return [ShowRequest(request_id=entry.request.request_id) for entry in entries]

@@ -115,11 +115,11 @@ class Requests:
         """Take a request in, and drop what ended too long ago or is too much."""
         entry = RequestEntry(request, now)
         self._entries[request.request_id] = self._open[request.request_id] = entry
-        ended = [one for one in self._entries.values() if one.state.is_end]
-        old = [one for one in ended if (one.ended_at or 0.0) < now - KEPT_SECS]
-        too_many = heapq.nsmallest(len(ended) - KEPT_REQUESTS, ended, key=lambda one: one.ended_at or 0.0)
-        for one in (*old, *too_many):
-            self._entries.pop(one.request.request_id, None)
+        ended = [entry for entry in self._entries.values() if entry.state.is_end]
+        old = [entry for entry in ended if (entry.ended_at or 0.0) < now - KEPT_SECS]
+        too_many = heapq.nsmallest(len(ended) - KEPT_REQUESTS, ended, key=lambda entry: entry.ended_at or 0.0)
+        for dropped in (*old, *too_many):
+            self._entries.pop(dropped.request.request_id, None)
 
     def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
         """Note the end of a request."""
@@ -129,29 +129,29 @@ class Requests:
 
     def next_secs(self) -> float:
         """When the minutes of the next request are over; infinite where none has any."""
-        return min((one.deadline_secs for one in self._open.values()), default=math.inf)
+        return min((entry.deadline_secs for entry in self._open.values()), default=math.inf)
 
     def set_back(self, ahead_secs: float, now: float) -> None:
         """The clock was ahead: nothing that happened is yet to come, and no deadline is further away."""
-        for one in self._entries.values():
-            if one.deadline_secs < math.inf and one.started_at is not None:
-                one.started_at -= ahead_secs
-            one.submitted_at = min(one.submitted_at, now)
-            one.started_at = None if one.started_at is None else min(one.started_at, now)
-            one.ended_at = None if one.ended_at is None else min(one.ended_at, now)
+        for entry in self._entries.values():
+            if entry.deadline_secs < math.inf and entry.started_at is not None:
+                entry.started_at -= ahead_secs
+            entry.submitted_at = min(entry.submitted_at, now)
+            entry.started_at = None if entry.started_at is None else min(entry.started_at, now)
+            entry.ended_at = None if entry.ended_at is None else min(entry.ended_at, now)
 
     def to_json(self) -> list[Any]:
         """All of it; JSON-ready."""
-        return [value_to_json(one) for one in self._entries.values()]
+        return [value_to_json(entry) for entry in self._entries.values()]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Requests:
         """Make what `to_json` wrote."""
-        made = cls()
-        entries = (value_from_json(RequestEntry, one) for one in value)
-        made._entries = {one.request.request_id: one for one in entries}
-        made._open = {key: one for key, one in made._entries.items() if not one.state.is_end}
-        return made
+        requests = cls()
+        entries = (value_from_json(RequestEntry, entry) for entry in value)
+        requests._entries = {entry.request.request_id: entry for entry in entries}
+        requests._open = {key: entry for key, entry in requests._entries.items() if not entry.state.is_end}
+        return requests
 
 
 def reserve_devices(core: Core) -> list[Instruction]:
@@ -160,68 +160,74 @@ def reserve_devices(core: Core) -> list[Instruction]:
     An arrival has its neighbours wait too, with which it would share what times their programs; and while its
     head is made as well, which would take twice as long beside their compilers.
     """
-    leasing, before, found = core.leasing, core.leasing.reserved, set[DeviceId]()
+    leasing, before, reserved = core.leasing, core.leasing.reserved, set[DeviceId]()
     for entry in core.requests.open():
         if entry.request.is_background:
             continue
         is_arrival = entry.request.kind is RequestKind.ONBOARDING
         if is_arrival or (entry.is_measuring and entry.state is RequestState.RUNNING):
-            found |= entry.request.device_ids
+            reserved |= entry.request.device_ids
             if is_arrival:
-                found |= _neighbours(core, entry.request.device_ids)
-    leasing.reserved = frozenset(found)
-    freed = [leasing.devices.get(one) for one in sorted(before - leasing.reserved)]
-    return [made for device in freed if device is not None for made in leasing.settle(device)]
+                reserved |= _neighbours(core, entry.request.device_ids)
+    leasing.reserved = frozenset(reserved)
+    freed = [leasing.devices.get(device_id) for device_id in sorted(before - leasing.reserved)]
+    return [instruction for device in freed if device is not None for instruction in leasing.settle(device)]
 
 
 def _neighbours(core: Core, device_ids: frozenset[DeviceId]) -> set[DeviceId]:
     devices = core.leasing.devices
-    mine = [devices[one] for one in device_ids if one in devices and devices[one].neighbourhood]
-    places = {(one.host, one.neighbourhood) for one in mine}
+    mine = [
+        devices[device_id]
+        for device_id in device_ids
+        if device_id in devices and devices[device_id].neighbourhood
+    ]
+    places = {(device.host, device.neighbourhood) for device in mine}
     if not places:
         return set()
-    return {one for one, device in devices.items() if (device.host, device.neighbourhood) in places}
+    return {
+        device_id for device_id, device in devices.items() if (device.host, device.neighbourhood) in places
+    }
 
 
 def start_drivers(core: Core) -> list[Instruction]:
     """Start the drivers of waiting requests, as far as there is room for them; those in commands at once."""
     limits = core.leasing.limits
-    found = [one for one in core.requests.open() if one.request.kind.has_driver]
-    waiting = [one for one in found if one.state is RequestState.QUEUED]
-    begun = [one for one in waiting if one.request.is_embedded or one.request.is_background]
-    others = [one for one in waiting if one not in begun]
-    others.sort(key=lambda one: -one.priority)
-    counted = [one for one in found if not one.request.is_background]
-    room = limits.drivers - sum(one.state is RequestState.RUNNING for one in counted)
+    entries = [entry for entry in core.requests.open() if entry.request.kind.has_driver]
+    waiting = [entry for entry in entries if entry.state is RequestState.QUEUED]
+    begun = [entry for entry in waiting if entry.request.is_embedded or entry.request.is_background]
+    others = [entry for entry in waiting if entry not in begun]
+    others.sort(key=lambda entry: -entry.priority)
+    counted = [entry for entry in entries if not entry.request.is_background]
+    room = limits.drivers - sum(entry.state is RequestState.RUNNING for entry in counted)
     chosen = others[: max(0, room)]
     # An arrival waits for other arrivals only.
-    at_work = [*chosen, *(one for one in found if one.state is RequestState.RUNNING)]
-    arrivals = [one for one in others if one.request.kind is RequestKind.ONBOARDING]
-    is_alone = not any(one.request.kind is RequestKind.ONBOARDING for one in at_work)
+    at_work = [*chosen, *(entry for entry in entries if entry.state is RequestState.RUNNING)]
+    arrivals = [entry for entry in others if entry.request.kind is RequestKind.ONBOARDING]
+    is_alone = not any(entry.request.kind is RequestKind.ONBOARDING for entry in at_work)
     if arrivals and is_alone and not limits.requests_only:
         chosen.append(arrivals[0])
     if chosen:
-        latest = max(waiting.index(one) for one in chosen)
-        for one in waiting[:latest]:
-            one.overtaken += one not in chosen and one not in begun
-    made: list[Instruction] = []
+        latest = max(waiting.index(entry) for entry in chosen)
+        for entry in waiting[:latest]:
+            entry.overtaken += entry not in chosen and entry not in begun
+    instructions: list[Instruction] = []
     for entry in [*begun, *chosen]:
         entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
         entry.is_measuring = True
         entry.changes += 1
         request_id = entry.request.request_id
-        made += [ShowRequest(request_id=request_id), StartDriver(request_id=request_id)]
-    return made
+        instructions += [ShowRequest(request_id=request_id), StartDriver(request_id=request_id)]
+    return instructions
 
 
 def without_jobs(core: Core, request_id: str) -> list[Instruction]:
     """Cancel the jobs of a request that has ended; those that run are finished, and count."""
-    made: list[Instruction] = []
+    instructions: list[Instruction] = []
     for entry in core.leasing.jobs.of_request(request_id):
         device = core.leasing.devices[entry.job.device_id]
         if entry.fencing_token is not None:
             # Released with its agent or coordinator, and not expired: what the spool holds is to be stored.
             device.remember(entry.fencing_token)
         core.leasing.jobs.end(entry, JobState.CANCELLED)
-        made += core.leasing.settle(device)
-    return made
+        instructions += core.leasing.settle(device)
+    return instructions

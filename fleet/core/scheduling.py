@@ -112,18 +112,24 @@ def plan(
         device, workload and origin. Counts of a device add up to its room; to less where workloads are
         exhausted, and to nothing while a new device shares its host.
     """
-    known = [view.devices[device_id] for device_id in room if device_id in view.devices]
-    order = sorted(known, key=lambda device: (device.records, device.device_id))
-    taken = {one.host for one in view.devices.values() if one.host and is_new(one) and one.is_up}
-    if taken:
+    devices = [view.devices[device_id] for device_id in room if device_id in view.devices]
+    order = sorted(devices, key=lambda device: (device.records, device.device_id))
+    shared_hosts = {
+        device.host for device in view.devices.values() if device.host and is_new(device) and device.is_up
+    }
+    if shared_hosts:
         # A new device that finds nothing to measure would keep its neighbours waiting for ever.
-        hosts = {one.host for one in order if not is_new(one)} & taken
-        new = [one for one in view.devices.values() if one.host in hosts and is_new(one) and one.is_up]
-        taken = {one.host for one in new if _can_measure(one, view.workloads)}
+        hosts = {device.host for device in order if not is_new(device)} & shared_hosts
+        new = [
+            device
+            for device in view.devices.values()
+            if device.host in hosts and is_new(device) and device.is_up
+        ]
+        shared_hosts = {device.host for device in new if _can_measure(device, view.workloads)}
     return [
         ask
         for device in order
-        if is_new(device) or device.host not in taken
+        if is_new(device) or device.host not in shared_hosts
         for ask in _plan_device(device, view.workloads, room[device.device_id], seed, exploration)
     ]
 
@@ -142,10 +148,10 @@ class _Choice:
     worth: float
     #: Candidates that are measured, queued or given just now.
     has: int
-    given: dict[Origin, int] = field(default_factory=dict)
+    count_by_origin: dict[Origin, int] = field(default_factory=dict)
 
     def give(self, origin: Origin, count: int) -> None:
-        self.given[origin] = self.given.get(origin, 0) + count
+        self.count_by_origin[origin] = self.count_by_origin.get(origin, 0) + count
         self.has += count
 
 
@@ -157,21 +163,23 @@ def _plan_device(
     exploration: float,
 ) -> list[Ask]:
     choices = _choices(device, workloads)
-    open_ones = [one for one in choices if not one.cell.is_exhausted]
+    open_ones = [choice for choice in choices if not choice.cell.is_exhausted]
     draws = random.Random(f"{seed}/{device.device_id}")
     share = _PAIRED_SHARE_NEW if is_new(device) else _PAIRED_SHARE
-    left = room - _deal_paired(choices, min(room, _round(room * share, draws)))
-    explored = _round(left * exploration, draws)
+    unplanned = room - _deal_paired(choices, min(room, _round(room * share, draws)))
+    explored = _round(unplanned * exploration, draws)
     anywhere = _round(explored * _ANYWHERE_SHARE, draws)
-    left -= _scatter(open_ones, anywhere, draws)
-    left -= _deal(open_ones, explored - anywhere, lambda one: Origin.RANDOM)
-    left -= _deal(open_ones, left, lambda one: _believed(one, device))
-    _deal_paired(choices, left)  # nothing new is left to find: close what gaps there are
-    given = [one for one in choices if one.given]
+    unplanned -= _scatter(open_ones, anywhere, draws)
+    unplanned -= _deal(open_ones, explored - anywhere, lambda choice: Origin.RANDOM)
+    unplanned -= _deal(open_ones, unplanned, lambda choice: _believed(choice, device))
+    _deal_paired(choices, unplanned)  # nothing new is left to find: close what gaps there are
+    planned = [choice for choice in choices if choice.count_by_origin]
     return [
-        Ask(device_id=device.device_id, workload_id=one.workload_id, count=count, origin=origin)
-        for one in sorted(given, key=lambda one: (-sum(one.given.values()), one.workload_id))
-        for origin, count in one.given.items()
+        Ask(device_id=device.device_id, workload_id=choice.workload_id, count=count, origin=origin)
+        for choice in sorted(
+            planned, key=lambda choice: (-sum(choice.count_by_origin.values()), choice.workload_id)
+        )
+        for origin, count in choice.count_by_origin.items()
     ]
 
 
@@ -222,13 +230,13 @@ def _believed(choice: _Choice, device: DeviceView) -> Origin:
 
 def _deal_paired(choices: Sequence[_Choice], room: int) -> int:
     """Give out candidates that other devices of the family know, more where there are more of them."""
-    total = sum(one.cell.unpaired for one in choices)
+    total = sum(choice.cell.unpaired for choice in choices)
     return _deal(
-        [one for one in choices if one.cell.unpaired],
+        [choice for choice in choices if choice.cell.unpaired],
         room,
-        lambda one: Origin.PAIRED,
-        weight=lambda one: one.worth * one.cell.unpaired / total,
-        most=lambda one: one.cell.unpaired - one.given.get(Origin.PAIRED, 0),
+        lambda choice: Origin.PAIRED,
+        weight=lambda choice: choice.worth * choice.cell.unpaired / total,
+        most=lambda choice: choice.cell.unpaired - choice.count_by_origin.get(Origin.PAIRED, 0),
     )
 
 
@@ -237,8 +245,8 @@ def _deal(
     room: int,
     origin: Callable[[_Choice], Origin],
     *,
-    weight: Callable[[_Choice], float] = lambda one: one.worth,
-    most: Callable[[_Choice], float] = lambda one: math.inf,
+    weight: Callable[[_Choice], float] = lambda choice: choice.worth,
+    most: Callable[[_Choice], float] = lambda choice: math.inf,
 ) -> int:
     """Give out candidates so that all that a workload has tends to be in proportion to its weight.
 
@@ -250,17 +258,21 @@ def _deal(
     """
     if room <= 0:
         return 0
-    ranked = [(-weight(one) / (one.has + 1), place, one) for place, one in enumerate(choices) if most(one)]
+    ranked = [
+        (-weight(choice) / (choice.has + 1), place, choice)
+        for place, choice in enumerate(choices)
+        if most(choice)
+    ]
     heap = heapq.nsmallest(room, ranked)  # each step gives at least one, so no more can take part
-    left = room
-    while heap and left > 0:
-        _, place, one = heapq.heappop(heap)
-        count = int(min(_LEAST_ASK, left, most(one)))
-        one.give(origin(one), count)
-        left -= count
-        if most(one) > 0:
-            heapq.heappush(heap, (-weight(one) / (one.has + 1), place, one))
-    return room - left
+    room_left = room
+    while heap and room_left > 0:
+        _, place, choice = heapq.heappop(heap)
+        count = int(min(_LEAST_ASK, room_left, most(choice)))
+        choice.give(origin(choice), count)
+        room_left -= count
+        if most(choice) > 0:
+            heapq.heappush(heap, (-weight(choice) / (choice.has + 1), place, choice))
+    return room - room_left
 
 
 def _scatter(choices: Sequence[_Choice], room: int, draws: random.Random) -> int:
@@ -269,11 +281,11 @@ def _scatter(choices: Sequence[_Choice], room: int, draws: random.Random) -> int
     Returns:
         How many were given.
     """
-    left = room if choices else 0
-    while left > 0:
-        count = min(_LEAST_ASK, left)
+    room_left = room if choices else 0
+    while room_left > 0:
+        count = min(_LEAST_ASK, room_left)
         draws.choice(choices).give(Origin.RANDOM, count)
-        left -= count
+        room_left -= count
     return room if choices else 0
 
 

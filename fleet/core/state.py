@@ -142,13 +142,13 @@ class FleetState:
 
     def unsteady(self) -> list[DeviceId]:
         """Devices that drift, and were not told to be steady again."""
-        return [one.device_id for one in self._core.leasing.devices.values() if one.is_unsteady]
+        return [device.device_id for device in self._core.leasing.devices.values() if device.is_unsteady]
 
     def describe(self, device_id: DeviceId) -> dict[str, Any]:
         """One device for status and API, JSON-ready; see `Device.describe`, and `queued` jobs."""
         leasing = self._core.leasing
-        shown = leasing.devices[device_id].describe(leasing.now, leasing.wall_ahead_secs)
-        return shown | {"queued": leasing.jobs.queued(device_id)}
+        device = leasing.devices[device_id].describe(leasing.now, leasing.wall_ahead_secs)
+        return device | {"queued": leasing.jobs.queued(device_id)}
 
     def training(self) -> dict[str, Any]:
         """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
@@ -170,7 +170,7 @@ class FleetState:
 
     def open_requests(self) -> list[Request]:
         """Requests that have not ended, in the order of their coming."""
-        return [one.request for one in self._core.requests.open()]
+        return [entry.request for entry in self._core.requests.open()]
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, JSON-ready, for a snapshot of the event log."""
@@ -181,7 +181,7 @@ class FleetState:
             "triggers": self._core.triggers.to_json(),
             "requests": self._core.requests.to_json(),
             "recent": {
-                key: [event_to_json(one) for one in recent] for key, recent in self._core.recent.items()
+                key: [event_to_json(event) for event in recent] for key, recent in self._core.recent.items()
             },
         }
 

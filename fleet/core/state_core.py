@@ -96,7 +96,7 @@ class Core:
         """The error for an event that cannot have happened."""
         device_id = device_of(event)
         recent = self.recent.get(device_id, ()) if device_id is not None else ()
-        lines = "".join(f"\n  {one}" for one in recent) or "\n  none"
+        lines = "".join(f"\n  {event}" for event in recent) or "\n  none"
         return StateError(
             f"impossible: {why}; got {event}. It is a fault of the coordinator, or the event log is "
             f"not its own. Last events of {device_id or 'the fleet'}:{lines}"

@@ -59,7 +59,7 @@ class Coverage:
 
     Attributes:
         families: As it was given.
-        wanted: Workloads that the fleet measures; not to be changed by others.
+        workload_ids: Workloads that the fleet measures; not to be changed by others.
         is_loaded: Whether it has read the state file.
     """
 
@@ -73,7 +73,7 @@ class Coverage:
     ) -> None:
         self._state, self._candidates = state, FamilyCandidates(state, live)
         self.families = families
-        self.wanted = set(workload_ids)
+        self.workload_ids = set(workload_ids)
         self.is_loaded = False
         self._rows: dict[DeviceId, DeviceRow] = defaultdict(DeviceRow)
         self._overlay = _Overlay()
@@ -85,7 +85,7 @@ class Coverage:
 
     def want(self, workload_ids: Iterable[WorkloadId]) -> None:
         """Take in more workloads; what the store has of them comes with the next `load`."""
-        self.wanted.update(workload_ids)
+        self.workload_ids.update(workload_ids)
 
     def load(self) -> None:
         """Count what the state file has of the fleet's workloads; all records that were told are in it."""
@@ -104,11 +104,11 @@ class Coverage:
         family, tallies = self.families.get(device_id), self._state.tallies(device_id)
         if family is None:
             return
-        self._rows[device_id].load(tallies, self._state.lost(device_id), self.wanted)
+        self._rows[device_id].load(tallies, self._state.lost(device_id), self.workload_ids)
         for group in [group for group in self._frontiers if group[0] == device_id]:
             del self._frontiers[group]
         for tally in tallies:
-            if tally.ok and tally.workload_id in self.wanted:
+            if tally.ok and tally.workload_id in self.workload_ids:
                 self._leaders[family, tally.workload_id][device_id] = None
 
     def set_environment(self, device_id: DeviceId, environment_id: str) -> None:
@@ -125,7 +125,7 @@ class Coverage:
                 continue
             if not is_imported(record.workload_id):
                 spaces.setdefault((family, record.workload_id), []).append(record)
-            if record.workload_id in self.wanted:
+            if record.workload_id in self.workload_ids:
                 name = record.device_id, record.environment_id, record.workload_id
                 groups.setdefault(name, []).append(record)
         for space, some in spaces.items():
@@ -157,7 +157,9 @@ class Coverage:
                 frontier.open.pop(candidate_id, None)
             secs = record.latency_secs if record.outcome is Outcome.OK and not record.is_suspect else None
             earlier = overlay.get(candidate_id)
-            overlay[candidate_id] = min((one for one in (secs, earlier) if one is not None), default=None)
+            overlay[candidate_id] = min(
+                (latency for latency in (secs, earlier) if latency is not None), default=None
+            )
             if secs is not None:
                 self._leaders[space][device_id] = None
             if record.origin == NOISE and record.attempt % 2 == 0:
@@ -204,10 +206,10 @@ class Coverage:
             space = family, workload_id
             measured, blocked = row.now.measured.get(workload_id, 0), self._candidates.blocked(space)
             left_alone = row.given_up.get(workload_id, set()) - blocked
-            gaps = self.known(*space) - len(blocked) - measured - len(left_alone)
+            gaps = self.candidate_count(*space) - len(blocked) - measured - len(left_alone)
             yield workload_id, measured, max(0, gaps), space in self._exhausted
 
-    def known(self, family: str, workload_id: WorkloadId) -> int:
+    def candidate_count(self, family: str, workload_id: WorkloadId) -> int:
         """How many candidates of a workload the family knows, those included that nobody has measured yet."""
         return self._candidates.count((family, workload_id))
 
@@ -318,8 +320,8 @@ class Coverage:
             if not candidate_ids:
                 break
             unknown = set(self._candidates.unknown((family, workload_id), candidate_ids))
-            if here := [name for name in candidate_ids if name not in unknown]:
-                sorted_ids[workload_id] = here
+            if own_ids := [name for name in candidate_ids if name not in unknown]:
+                sorted_ids[workload_id] = own_ids
                 candidate_ids = [name for name in candidate_ids if name in unknown]
         return sorted_ids
 

@@ -73,11 +73,11 @@ class FamilyCandidates:
     def unknown(self, space: Space, candidate_ids: Iterable[CandidateId]) -> list[CandidateId]:
         """Those of some candidates that a family does not know, each once."""
         new = self._new.get(space, {})
-        left = [name for name in dict.fromkeys(candidate_ids) if name not in new]
-        for name in self.names.of(space[0]) if left else ():
-            in_file = self._state.known_among(name, space[1], left)
-            left = [candidate_id for candidate_id in left if candidate_id not in in_file]
-        return left
+        unmatched = [name for name in dict.fromkeys(candidate_ids) if name not in new]
+        for name in self.names.of(space[0]) if unmatched else ():
+            in_file = self._state.known_among(name, space[1], unmatched)
+            unmatched = [candidate_id for candidate_id in unmatched if candidate_id not in in_file]
+        return unmatched
 
     def new(self, space: Space) -> Collection[CandidateId]:
         """Candidates that the file lacks until the turn ends."""
@@ -97,7 +97,9 @@ class FamilyCandidates:
         """Candidates that are not to be planned; whoever adds one blocks it for this life."""
         if space not in self._blocked:
             names = self.names.of(space[0])
-            self._blocked[space] = {one for name in names for one in self._state.blocked(name, space[1])}
+            self._blocked[space] = {
+                candidate_id for name in names for candidate_id in self._state.blocked(name, space[1])
+            }
         return self._blocked[space]
 
     def latest(self, space: Space, most: int) -> list[CandidateId]:

@@ -45,21 +45,21 @@ def find(reader: StoreReader, text: str) -> FoundId | None:
         StoreError: Several ids begin so.
     """
     workloads = reader.workloads()
-    named = [one for one in workloads.values() if text in (one.name, one.workload_id)]
-    found: dict[str, dict[str, set[DeviceId]]] = {kind: {} for kind in _KINDS}
+    named = [workload for workload in workloads.values() if text in (workload.name, workload.workload_id)]
+    matches: dict[str, dict[str, set[DeviceId]]] = {kind: {} for kind in _KINDS}
     if named:
-        found["workload_id"] = {one.workload_id: set() for one in named}
+        matches["workload_id"] = {workload.workload_id: set() for workload in named}
     elif len(text) >= _SHORTEST:
         for device_id, kind, value in _beginning_with(reader, text):
-            found[kind].setdefault(value, set()).add(device_id)
+            matches[kind].setdefault(value, set()).add(device_id)
     for kind in _KINDS:
-        if len(found[kind]) > 1:
+        if len(matches[kind]) > 1:
             raise StoreError(
-                f"{len(found[kind])} ids of a {kind.removesuffix('_id')} begin with {text!r}: give more of "
-                f"it, such as {min(found[kind])}"
+                f"{len(matches[kind])} ids of a {kind.removesuffix('_id')} begin with {text!r}: give more of "
+                f"it, such as {min(matches[kind])}"
             )
-        for value, devices in found[kind].items():
-            return _found(reader, kind.removesuffix("_id"), value, devices, workloads)
+        for value, devices in matches[kind].items():
+            return _found_id(reader, kind.removesuffix("_id"), value, devices, workloads)
     return None
 
 
@@ -71,7 +71,7 @@ def _beginning_with(reader: StoreReader, text: str) -> Iterator[tuple[DeviceId, 
                 yield device_id, kind, value
 
 
-def _found(
+def _found_id(
     reader: StoreReader, kind: str, value: str, devices: set[DeviceId], workloads: dict[WorkloadId, Workload]
 ) -> FoundId:
     if kind == "workload":
@@ -79,11 +79,11 @@ def _found(
         for device_id, batch in reader.columns(["workload_id"]):
             counts[device_id] = counts.get(device_id, 0) + pc.sum(pc.equal(batch.column(0), value)).as_py()
         return FoundId(kind=kind, id=value, workload=workloads.get(WorkloadId(value)), counts=counts)
-    wanted = {CandidateId(value)} if kind == "candidate" else _candidates_of(reader, value)
+    candidate_ids = {CandidateId(value)} if kind == "candidate" else _candidates_of(reader, value)
     records = [
         record
         for device_id in sorted(devices)
-        for record in find_records(reader, device_id, wanted)
+        for record in find_records(reader, device_id, candidate_ids)
         if kind == "candidate" or record.record_id == value
     ]
     workload = workloads.get(records[0].workload_id) if records else None
@@ -94,5 +94,5 @@ def _candidates_of(reader: StoreReader, record_id: str) -> set[CandidateId]:
     for _, batch in reader.columns(["record_id", "candidate_id"]):
         chosen: pa.RecordBatch = batch.filter(pc.equal(batch.column(0), record_id))
         if chosen.num_rows:
-            return {CandidateId(one) for one in chosen.column(1).to_pylist()}
+            return {CandidateId(candidate_id) for candidate_id in chosen.column(1).to_pylist()}
     return set()

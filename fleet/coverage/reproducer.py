@@ -74,16 +74,18 @@ def reproducer(reader: StoreReader, candidate: Candidate, measurements: Iterable
     """
     if fault := replay_fault(candidate.dialect, candidate.trace):
         raise StoreError(fault)
-    wanted = candidate.workload_id
-    workload = reader.own_workloads({wanted}).get(wanted)
+    workload_id = candidate.workload_id
+    workload = reader.own_workloads({workload_id}).get(workload_id)
     if workload is None:
         raise StoreError("no device of this store listed its workload, and modules of others are not run")
     entries = reader.devices()
-    for one in measurements:
-        entry = entries.get(one.device_id)
+    for measurement in measurements:
+        entry = entries.get(measurement.device_id)
         # Replay devices, and with them those of datasets, answer from what anybody may have written.
-        if entry is not None and is_live(entry.spec) and one.origin != IMPORTED:
-            return script(workload, candidate, one.device_id, entry.spec.target_json, one.protocol)
+        if entry is not None and is_live(entry.spec) and measurement.origin != IMPORTED:
+            return script(
+                workload, candidate, measurement.device_id, entry.spec.target_json, measurement.protocol
+            )
     raise StoreError(
         "no live device of this store has measured it: it came with a log or a dataset, and programs of "
         "others are never executed as they came"

@@ -105,16 +105,16 @@ def run_daemon(
         try:
             where = f", API {api.url}" if api is not None else ""
             count, store = len(devices.files.specs), settings.store.path
-            notices.say(f"fleet is up: {count} devices{where}, store {store}")
+            notices.log(f"fleet is up: {count} devices{where}, store {store}")
             if api is not None:
                 # Whoever reads a log must not get in: the link is for the terminal of whoever starts it.
                 link = api.login_url if console.is_terminal else "run `fleet dashboard` for a link"
-                notices.say(f"dashboard (a link is valid once, for 15 minutes): {link}")
+                notices.log(f"dashboard (a link is valid once, for 15 minutes): {link}")
             _run(coordinator, options, settings.daemon.stop_secs, lambda: bool(stopped), notices)
         finally:
             if api is not None:
                 api.close()
-    notices.say("fleet is down; the same command goes on")
+    notices.log("fleet is down; the same command goes on")
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _run(
         take_turn(coordinator)
         if options.once and coordinator.is_drained:
             break
-    notices.say("stopping: no new batch begins; those that run are waited for")
+    notices.log("stopping: no new batch begins; those that run are waited for")
     come_to_rest(coordinator, stop_secs)
 
 

@@ -27,7 +27,7 @@ from agents.records import NOISE, DeviceId, Outcome
 from fleet.dashboard.device_timeline import canary_ratios
 from fleet.dashboard.pages import Key
 from fleet.store.noise import Reading, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings, says
+from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 
 #: Severity from which a change is significant.
 THRESHOLD = 3.0
@@ -134,7 +134,7 @@ class ComparedSide:
                     canaries.setdefault(canary, []).append(ratio)
             is_ok = pc.equal(rows.column("outcome"), Outcome.OK.value)
             is_timed = pc.and_(is_ok, pc.is_valid(rows.column("latency_secs")))
-            is_steady = pc.and_(is_timed, pa.array(~says(rows.column("quality"), "suspect")))
+            is_steady = pc.and_(is_timed, pa.array(~flag_column(rows.column("quality"), "suspect")))
             states, every = self._states.setdefault(name, {}), rows.column("candidate_id")
             states |= {one: "failed" for one in every.to_pylist() if one not in states}
             states |= {

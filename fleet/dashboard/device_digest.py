@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.store.noise import Reading, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings, says
+from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 
 #: Columns that `DeviceDigest.add` needs.
 DIGEST_COLUMNS = (*READING_COLUMNS, "workload_id", "latency_secs", "error")
@@ -65,7 +65,7 @@ class DeviceDigest:
         measured_at = np.asarray(batch.column("measured_at"))
         self._count_periods(measured_at)
         failed = np.asarray(pc.not_equal(batch.column("outcome"), Outcome.OK.value))
-        suspect = says(batch.column("quality"), "suspect")
+        suspect = flag_column(batch.column("quality"), "suspect")
         times = np.concatenate([self.last_at, measured_at])
         last = np.argsort(times, kind="stable")[-LAST_RECORDS:]
         self.last_at = times[last]

@@ -63,7 +63,7 @@ class Chores:
         parts, began = self._parts, time.perf_counter()
         while parts.descriptors and time.perf_counter() - began < _DEVICES_SECS:
             device_id = next(iter(parts.descriptors))
-            parts.store.put_device(parts.roster.known[device_id], parts.descriptors[device_id])
+            parts.store.put_device(parts.roster.all_specs[device_id], parts.descriptors[device_id])
             del parts.descriptors[device_id]
 
     def _do_round(self, now: float, *, is_over: bool) -> None:
@@ -101,30 +101,32 @@ class Chores:
         for request in state.open_requests() if epochs else ():
             if request.kind is not RequestKind.TRAINING or request.family != trainer["family"]:
                 continue
-            shown = state.request(request.request_id)
-            if shown is None or shown["state"] != RequestState.RUNNING:
+            progress = state.request(request.request_id)
+            if progress is None or progress["state"] != RequestState.RUNNING:
                 continue
-            told = {name: epochs[name] for name in ("done", "of", "left_secs", "finding")}
-            if (told["done"], told["of"]) != (shown["done"], shown["of"]):
-                event = RequestProgressed(at_secs=now, request_id=request.request_id, **told)
-                self._parts.event_log.tell(event)
+            fresh = {name: epochs[name] for name in ("done", "of", "left_secs", "finding")}
+            if (fresh["done"], fresh["of"]) != (progress["done"], progress["of"]):
+                event = RequestProgressed(at_secs=now, request_id=request.request_id, **fresh)
+                self._parts.event_log.append(event)
 
     def _ask_for_first_heads(self, now: float) -> None:
         """Have a device onboard itself where no device of its family has a head."""
         parts = self._parts
         live = parts.roster.live_names
-        specs = {one: spec for one, spec in parts.roster.specs.items() if spec.family.value in live}
-        found = first_head_requests(
+        specs = {
+            device_id: spec for device_id, spec in parts.roster.specs.items() if spec.family.value in live
+        }
+        requests = first_head_requests(
             specs,
-            {one: parts.state.describe(one) for one in specs},
+            {device_id: parts.state.describe(device_id) for device_id in specs},
             parts.state.open_requests(),
             self._headless,
             parts.settings.limits.arrival_samples,
         )
-        for family, request in found.items():
+        for family, request in requests.items():
             self._headless.discard(family)
             if parts.state.request(request.request_id) is None:
-                parts.event_log.tell(RequestSubmitted(at_secs=now, request=request))
+                parts.event_log.append(RequestSubmitted(at_secs=now, request=request))
 
     def _do_upkeep(self, now: float) -> None:
         """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""

@@ -77,7 +77,7 @@ def assemble(context: EngineContext) -> Composition:
         make_folder(context.root)
     root, store, settings = context.root, context.store, context.settings
     event_log = EventLog(store.state, settings.limits)
-    stored = {one: entry.spec for one, entry in store.devices().items()}
+    stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
     pools = CandidatePools(store.state, live=roster.live_names)
     coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
@@ -95,16 +95,16 @@ def assemble(context: EngineContext) -> Composition:
             up=up,
             thread=thread,
             sharing=roster.sharing,
-            known=roster.known,
+            specs=roster.all_specs,
             ranker=context.ranker,
-            say=context.notices.say,
-            submit=lambda job: event_log.tell(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+            log=context.notices.log,
+            submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
         ),
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,
         turns=roster.turns,
-        is_open=lambda one: not event_log.state.describe(one)["closed"],
+        is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
         uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
         imports=ImportedCandidates(roster.live_names),
     )
@@ -112,7 +112,7 @@ def assemble(context: EngineContext) -> Composition:
     sharing, counts = roster.sharing, record_counts(store.state)
     record_sink = RecordSink(*(store, counts, coverage, pools, tallies, sharing), DeadLetters(store.state))
     return Composition(
-        **{one.name: getattr(context, one.name) for one in fields(context)},
+        **{field.name: getattr(context, field.name) for field in fields(context)},
         roster=roster,
         imports=planning.imports,
         up=up,
@@ -122,7 +122,7 @@ def assemble(context: EngineContext) -> Composition:
         thread=thread,
         tallies=tallies,
         planner=planner,
-        modules=WorkloadModules(store, roster.known),
+        modules=WorkloadModules(store, roster.all_specs),
         discovery=WorkloadDiscovery(
             *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
             {} if settings.limits.requests_only else roster.specs,

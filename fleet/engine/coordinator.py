@@ -109,13 +109,13 @@ class Coordinator:
         for answer in parts.thread.poll():
             self._effects.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
-            parts.event_log.tell(event)
+            parts.event_log.append(event)
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
-        parts.desk.serve(parts.state, self._known_fleet, parts.event_log.tell, parts.clock())
+        parts.desk.serve(parts.state, self._known_fleet, parts.event_log.append, parts.clock())
         if not self._is_stopping:
             self._drivers.serve()
         self._tell_wall()
-        parts.event_log.tell(ev.Tick(at_secs=parts.clock()))
+        parts.event_log.append(ev.Tick(at_secs=parts.clock()))
         self._flush()
         self._chores.do(parts.clock(), is_stopping=self._is_stopping)
 
@@ -123,7 +123,7 @@ class Coordinator:
         """Grant nothing from here on; what runs may end while `turn` goes on."""
         if not self._is_stopping:
             self._is_stopping = True
-            self._parts.event_log.tell(ev.CoordinatorStopping(at_secs=self._parts.clock()))
+            self._parts.event_log.append(ev.CoordinatorStopping(at_secs=self._parts.clock()))
             self._flush()
             # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
             for device_id, incarnation in self._parts.up.items():
@@ -145,16 +145,21 @@ class Coordinator:
     def is_drained(self) -> bool:
         """With `once`: whether all that was planned is done, on every device that works."""
         parts = self._parts
-        found = {one: parts.state.describe(one) for one in parts.roster.specs}
-        ready = {one for one, told in found.items() if told["state"] == DeviceState.IDLE}
+        status_by_device = {device_id: parts.state.describe(device_id) for device_id in parts.roster.specs}
+        ready = {
+            device_id for device_id, status in status_by_device.items() if status["state"] == DeviceState.IDLE
+        }
         return (
             self.is_quiet
             and parts.planner.is_idle
             and parts.thread.is_idle
             and not parts.discovery.is_waiting
             and ready <= self._effects.fed
-            and not any(told["state"] in _BEGUN for told in found.values())
-            and not any(found[one]["queued"] and not found[one]["closed"] for one in ready)
+            and not any(status["state"] in _BEGUN for status in status_by_device.values())
+            and not any(
+                status_by_device[device_id]["queued"] and not status_by_device[device_id]["closed"]
+                for device_id in ready
+            )
         )
 
     def close(self) -> None:
@@ -166,11 +171,11 @@ class Coordinator:
         try:
             parts.store.flush()
         except StoreError as error:
-            parts.notices.say(f"rows wait for the table until the next start: {error}")
+            parts.notices.log(f"rows wait for the table until the next start: {error}")
         try:
             parts.event_log.compact(parts.planner.queues.jobs(), now=True)
         except StoreFull as error:
-            parts.notices.say(f"the state file stays as long as it is: {error}")
+            parts.notices.log(f"the state file stays as long as it is: {error}")
 
     def release(self) -> None:
         """Let go of the files as a kill does, so that another coordinator may have them."""
@@ -183,12 +188,16 @@ class Coordinator:
     def _begin(self) -> None:
         """Tell the state what there is now; what was kept of before is in it already."""
         parts = self._parts
-        now, tell, state, specs = parts.clock(), parts.event_log.tell, parts.state, parts.roster.specs
+        now, append, state, specs = parts.clock(), parts.event_log.append, parts.state, parts.roster.specs
         self._updates.begin()
-        records = {one: found.records for one, found in parts.record_sink.counts.items() if one in specs}
-        tell(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
+        records = {
+            device_id: counts.records
+            for device_id, counts in parts.record_sink.counts.items()
+            if device_id in specs
+        }
+        append(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
         for device_id in specs:
-            tell(self._updates.added(device_id))
+            append(self._updates.added(device_id))
         for job in parts.event_log.jobs:
             parts.planner.queues.opened(job)
         self._flush()
@@ -196,12 +205,14 @@ class Coordinator:
             if state.job_state(job.job_id) is None:  # of a command that has ended
                 parts.planner.queues.closed(job.job_id)
         parts.desk.open(parts.state)
-        parts.planner.heads.update(one for one in state.device_ids() if state.describe(one)["champion"])
+        parts.planner.heads.update(
+            device_id for device_id in state.device_ids() if state.describe(device_id)["champion"]
+        )
         self._look()
 
     def _known_fleet(self) -> KnownFleet:
         parts = self._parts
-        families = {str(one): family for one, family in parts.roster.families.items()}
+        families = {str(device_id): family for device_id, family in parts.roster.families.items()}
         return KnownFleet(
             families=families,
             trains=parts.trainer is not None,
@@ -214,7 +225,7 @@ class Coordinator:
         parts = self._parts
         now, ahead = parts.clock(), parts.clock.wall_ahead_secs
         if abs(ahead - parts.state.wall_ahead_secs) >= LEAST_SET_SECS:
-            parts.event_log.tell(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
+            parts.event_log.append(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
 
     def _flush(self) -> None:
         """Make what was told durable, then do what follows from it, until nothing follows any more."""
@@ -258,7 +269,7 @@ class Coordinator:
             health=health_of(parts, self._ingest, self._turns),
         )
         rates = self._rates.add(now, parts.record_sink.counts)
-        self._view = make_view(parts.state, parts.roster.known, parts.record_sink.counts, rates, around)
+        self._view = make_view(parts.state, parts.roster.all_specs, parts.record_sink.counts, rates, around)
         parts.notices.summarize(self._view)
         # A picture of thousands of devices takes its time: never more than a little of all.
         self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))

@@ -23,7 +23,7 @@ class DeviceUpdates:
     def __init__(self, parts: Composition, source: DeviceSource) -> None:
         self._parts, self._source = parts, source
         #: What could not be followed to the end, for want of room on the disk.
-        self._left: DeviceFiles | None = None
+        self._unapplied: DeviceFiles | None = None
         #: Faults that are told, by device.
         self._faults: dict[DeviceId, str] = {}
 
@@ -50,7 +50,7 @@ class DeviceUpdates:
             StoreFull: No room; the next call goes on.
             FleetError: The disk failed.
         """
-        files = self._left = self._source.look() or self._left
+        files = self._unapplied = self._source.look() or self._unapplied
         if files is None:
             return
         changes = compare(self._parts.roster.specs, files)
@@ -71,11 +71,11 @@ class DeviceUpdates:
         # A device that cannot join has a file, and waits as it did.
         self._part_with_others({*changes.retired, *refused})
         self._tell_faults({**changes.faults, **refused})
-        self._left = None
+        self._unapplied = None
 
     def _add(self, spec: DeviceSpec) -> None:
         parts, device_id = self._parts, spec.device_id
-        is_stranger = device_id not in parts.roster.known and device_id in parts.record_sink.counts
+        is_stranger = device_id not in parts.roster.all_specs and device_id in parts.record_sink.counts
         is_first = parts.roster.put(spec)
         if is_first:
             # Replay devices that left may have drawn what waits: it may be of anybody.
@@ -88,8 +88,8 @@ class DeviceUpdates:
             incarnation = parts.state.describe(device_id)["incarnation"]
             parts.transport.stop(device_id, incarnation, kill=True)
         parts.discovery.joined(spec)
-        parts.event_log.tell(self.added(device_id))
-        parts.notices.say(f"{device_id}: joins the fleet", kind="joined", style="green")
+        parts.event_log.append(self.added(device_id))
+        parts.notices.log(f"{device_id}: joins the fleet", kind="joined", style="green")
 
     def _retire(self, device_id: DeviceId) -> None:
         """Forget a device, then tell the state, which takes no job of one that is retired."""
@@ -97,31 +97,31 @@ class DeviceUpdates:
         parts.roster.retire(device_id)
         parts.planner.forget(device_id)
         parts.transport.forget(device_id)
-        parts.event_log.tell(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.append(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
         text = f"{device_id}: leaves the fleet, for {reason}; its records and its model stay"
-        parts.notices.say(text, kind="retired")
+        parts.notices.log(text, kind="retired")
 
     def _start_anew(self, device_id: DeviceId, reason: str) -> None:
         parts = self._parts
-        parts.event_log.tell(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
-        parts.notices.say(f"{device_id}: its agent is started anew: {reason}", kind="changed")
+        parts.event_log.append(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.notices.log(f"{device_id}: its agent is started anew: {reason}", kind="changed")
 
-    def _part_with_others(self, told: Collection[DeviceId]) -> None:
+    def _part_with_others(self, handled: Collection[DeviceId]) -> None:
         """Leave devices out that this start was not asked for; retire those that have no file."""
         parts, files = self._parts, self._source.files
         for device_id in parts.state.device_ids():
-            if device_id in parts.roster.specs or device_id in told:
+            if device_id in parts.roster.specs or device_id in handled:
                 continue
-            found = parts.state.describe(device_id)
+            status = parts.state.describe(device_id)
             reason = files.why_not(device_id)
-            if found["state"] == DeviceState.RETIRED or (reason and found["reason"] == reason):
+            if status["state"] == DeviceState.RETIRED or (reason and status["reason"] == reason):
                 continue
             now = parts.clock()
             if reason:
-                parts.event_log.tell(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
             else:
                 reason = "it has no device file now"
-                parts.event_log.tell(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
 
     def _tell_faults(self, faults: Mapping[DeviceId, str]) -> None:
         notices = self._parts.notices

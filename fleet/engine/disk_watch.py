@@ -47,7 +47,7 @@ class DiskWatch:
         if not self.is_full:
             self.is_full = True
             self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}", "disk")
-            self._event_log.tell(DiskFull(at_secs=now, text=str(error)))
+            self._event_log.append(DiskFull(at_secs=now, text=str(error)))
 
     def probe(self) -> None:
         """Look for room, if there was none.
@@ -69,5 +69,5 @@ class DiskWatch:
         """Note that what found no room is on the disk now."""
         if self.is_full:
             self.is_full = False
-            self._event_log.tell(DiskFreed(at_secs=self._clock()))
+            self._event_log.append(DiskFreed(at_secs=self._clock()))
             self._notices.alarm("", "there is room on the disk again; leases are granted", "disk")

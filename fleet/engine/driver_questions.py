@@ -90,7 +90,7 @@ class DriverQuestions:
         key = f"{request_id}/{number}"
         question = _Question(request_id, number, op, device_ids, message)
         self._questions[key] = question
-        if unknown := [one for one in device_ids if one not in parts.roster.specs]:
+        if unknown := [device_id for device_id in device_ids if device_id not in parts.roster.specs]:
             self._answer(key, unusable=f"{unknown[0]} is no device of the fleet just now")
         elif op == "measure":
             self._measure(key, question)
@@ -111,7 +111,9 @@ class DriverQuestions:
 
     def forget(self, request_id: RequestId) -> None:
         """Let go of what a driver asked that is gone."""
-        self._questions = {key: one for key, one in self._questions.items() if one.request_id != request_id}
+        self._questions = {
+            key: question for key, question in self._questions.items() if question.request_id != request_id
+        }
 
     def heard(self, message: Message) -> bool:
         """Take in what an agent said.
@@ -144,7 +146,7 @@ class DriverQuestions:
         for question in self._questions.values():
             if question.op == "measure":
                 records = fresh.get(question.device_ids[0], ())
-                question.records += [one for one in records if question.is_about(one)]
+                question.records += [record for record in records if question.is_about(record)]
 
     def job_ended(self, job_id: JobId) -> None:
         """Note a job that brings nothing any more; that is durable."""
@@ -152,7 +154,7 @@ class DriverQuestions:
             if job_id in question.jobs:
                 question.jobs.discard(job_id)
                 if not question.jobs:
-                    self._answer(key, value=[record_to_json(one) for one in question.records])
+                    self._answer(key, value=[record_to_json(record) for record in question.records])
 
     def _go_on(self, key: str, question: _Question) -> None:
         if question.op == "flush":
@@ -191,11 +193,11 @@ class DriverQuestions:
             self._answer(key, unusable=reason)
             return
         parts = self._parts
-        found = [parts.state.describe(one) for one in question.device_ids]
+        statuses = [parts.state.describe(device_id) for device_id in question.device_ids]
         waits = [
-            one
-            for one, told in zip(question.device_ids, found, strict=True)
-            if told["state"] not in USABLE or one not in parts.up or one in parts.descriptors
+            device_id
+            for device_id, status in zip(question.device_ids, statuses, strict=True)
+            if status["state"] not in USABLE or device_id not in parts.up or device_id in parts.descriptors
         ]
         if waits:
             return
@@ -204,7 +206,7 @@ class DriverQuestions:
             return
         device_id = question.device_ids[0]
         if question.op == "environment":
-            self._answer(key, value=found[0]["environment_id"])
+            self._answer(key, value=statuses[0]["environment_id"])
             return
         question.incarnation = parts.up[device_id]
         if question.op == "workloads":
@@ -238,14 +240,14 @@ class DriverQuestions:
         if not keys:
             return False
         try:
-            parts.store.put_workloads(message.workloads, own=is_live(parts.roster.known[device_id]))
+            parts.store.put_workloads(message.workloads, own=is_live(parts.roster.all_specs[device_id]))
         except StoreFull:
             # The driver waits for it: the agent is asked again, until there is room.
             self._questions[keys[0]].incarnation = None
             raise
         parts.modules.put(device_id, message.workloads)
         # One list answers one question; the fleet's own discovery may have asked for the same list.
-        self._answer(keys[0], value=[as_json_dict(one) for one in message.workloads])
+        self._answer(keys[0], value=[as_json_dict(workload) for workload in message.workloads])
         return True
 
     def _measure(self, key: str, question: _Question) -> None:
@@ -260,26 +262,28 @@ class DriverQuestions:
             self._answer(key, error=f"request {question.request_id} has ended")
             return
         family, attempt = parts.roster.sharing[device_id], int(values["attempt"])
-        found = {one.candidate_id: one for one in map(unpack_candidate, values["candidates"])}
+        candidates = {
+            candidate.candidate_id: candidate for candidate in map(unpack_candidate, values["candidates"])
+        }
         question.candidates, question.origins = (
-            frozenset(found),
-            frozenset(one.origin for one in found.values()),
+            frozenset(candidates),
+            frozenset(candidate.origin for candidate in candidates.values()),
         )
         waiting = {
-            one: job.job_id
-            for one, job in parts.planner.queues.jobs_of(device_id, found, attempt).items()
+            candidate_id: job.job_id
+            for candidate_id, job in parts.planner.queues.jobs_of(device_id, candidates, attempt).items()
             if job.request_id == question.request_id or parts.state.job_state(job.job_id) is JobState.LEASED
         }
         question.jobs.update(waiting.values())
-        fresh = [one for name, one in found.items() if name not in waiting]
+        fresh = [candidate for name, candidate in candidates.items() if name not in waiting]
         by_workload: dict[WorkloadId, list[Candidate]] = {}
-        for one in fresh:
-            by_workload.setdefault(one.workload_id, []).append(one)
+        for candidate in fresh:
+            by_workload.setdefault(candidate.workload_id, []).append(candidate)
         for workload_id, some in by_workload.items():
             parts.pools.add(family, workload_id, some)
-            parts.coverage.propose(family, workload_id, [one.candidate_id for one in some])
+            parts.coverage.propose(family, workload_id, [candidate.candidate_id for candidate in some])
         for part in _parts(fresh):
-            pairs = [(one.workload_id, one.candidate_id) for one in part]
+            pairs = [(candidate.workload_id, candidate.candidate_id) for candidate in part]
             job = replace(
                 parts.planner.factory.job(
                     device_id, pairs, part[0].origin, attempt, str(values["model_version"])
@@ -289,7 +293,7 @@ class DriverQuestions:
             )
             question.jobs.add(job.job_id)
             parts.planner.queues.opened(job)
-            parts.event_log.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+            parts.event_log.append(ev.JobSubmitted(at_secs=parts.clock(), job=job))
         if not question.jobs:
             self._answer(key, value=[])
 
@@ -297,20 +301,20 @@ class DriverQuestions:
         """Why a device of a question cannot be waited for; empty where it can."""
         state = self._parts.state
         for device_id in question.device_ids:
-            told = state.describe(device_id)
+            status = state.describe(device_id)
             # A job that kills its agent is put under quarantine before its device is.
-            is_failing = question.op != "measure" and told["failures"] >= _MOST_FAILURES
-            if told["state"] in _OUT or is_failing:
-                return f"device {device_id}: {told['reason'] or told['state']}"
+            is_failing = question.op != "measure" and status["failures"] >= _MOST_FAILURES
+            if status["state"] in _OUT or is_failing:
+                return f"device {device_id}: {status['reason'] or status['state']}"
         return ""
 
     def _listing(self, device_id: DeviceId, incarnation: int) -> list[str]:
         """Questions for the workloads that an agent was asked to list."""
-        asked = (device_id,), incarnation
+        listed = (device_id,), incarnation
         return [
             key
-            for key, one in self._questions.items()
-            if one.op == "workloads" and (one.device_ids, one.incarnation) == asked
+            for key, question in self._questions.items()
+            if question.op == "workloads" and (question.device_ids, question.incarnation) == listed
         ]
 
     def _answer(self, key: str, **answer: Any) -> None:
@@ -322,8 +326,8 @@ class DriverQuestions:
 def _parts(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
     """Cut candidates into jobs: one that measures again gives its own origin to all that it has."""
     groups: dict[str, list[Candidate]] = {}
-    for one in candidates:
-        groups.setdefault(one.origin if one.origin in REPEATS else "", []).append(one)
+    for candidate in candidates:
+        groups.setdefault(candidate.origin if candidate.origin in REPEATS else "", []).append(candidate)
     for some in groups.values():
         for start in range(0, len(some), BATCH_SIZE):
             yield some[start : start + BATCH_SIZE]

@@ -56,7 +56,7 @@ class EffectRunner:
                 else:
                     text = "nothing trains here"
                     done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
-                    parts.event_log.tell(done)
+                    parts.event_log.append(done)
             case ev.StopTraining(family=family) if parts.trainer is not None:
                 parts.trainer.stop(family)
             case ev.StartDriver(request_id=request_id):
@@ -102,7 +102,7 @@ class EffectRunner:
         except (FleetError, OSError) as error:
             now, reason = parts.clock(), str(error)
             ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
-            parts.event_log.tell(ended)
+            parts.event_log.append(ended)
 
     def _flush(self) -> None:
         """Bring all rows into the table, as far as the disk has room."""
@@ -115,14 +115,14 @@ class EffectRunner:
         """Plan for devices that asked for jobs, as far as it is known what they measure."""
         parts = self._parts
         room = {
-            one: count
-            for one, count in self._wants.items()
-            if one in parts.up and parts.planner.workloads_of(one)
+            device_id: count
+            for device_id, count in self._wants.items()
+            if device_id in parts.up and parts.planner.workloads_of(device_id)
         }
-        for one in room:
-            del self._wants[one]
+        for device_id in room:
+            del self._wants[device_id]
         if parts.settings.once:
-            room = {one: count for one, count in room.items() if one not in self.fed}
+            room = {device_id: count for device_id, count in room.items() if device_id not in self.fed}
         if room:
             self.fed.update(room)
             parts.planner.want(room)
@@ -131,14 +131,14 @@ class EffectRunner:
         """Go on with what was looked up in the store."""
         parts = self._parts
         if answer.error:
-            parts.notices.say(f"reading the store failed: {answer.error}", kind="reading", style="red")
+            parts.notices.log(f"reading the store failed: {answer.error}", kind="reading", style="red")
         match answer.tag:
             case NoisePlan() as plan:
                 family = parts.roster.sharing[plan.device_id]
                 for job in parts.noise.planned(plan, family, answer.value or []):
                     if plan.device_id not in parts.roster.specs:
                         break  # it left meanwhile
-                    parts.event_log.tell(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+                    parts.event_log.append(ev.JobSubmitted(at_secs=parts.clock(), job=job))
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
                 parts.planner.ranked(drawn.device_id, drawn.request_id, candidates, version)
@@ -153,4 +153,4 @@ class EffectRunner:
         job = parts.state.job(grant.job_id)
         if job is not None:
             for event in self._dispatcher.grant(grant, job, parts.clock()):
-                parts.event_log.tell(event)
+                parts.event_log.append(event)

@@ -66,7 +66,7 @@ class EventLog:
                 " or move the file away: the table and the spools keep every measurement, only queues,"
                 " candidates and counters begin anew"
             ) from error
-        self._told: list[Event] = []
+        self._pending: list[Event] = []
         #: Applied, but not durable yet.
         self._events: list[Event] = []
         self._instructions: list[Instruction] = []
@@ -74,16 +74,16 @@ class EventLog:
     @property
     def has_news(self) -> bool:
         """Whether anything was told since the last `commit`, or is not durable yet."""
-        return bool(self._told or self._events)
+        return bool(self._pending or self._events)
 
     @property
     def is_behind(self) -> bool:
         """Whether there was no room for events that the state knows: nothing may be told until there is."""
         return bool(self._events)
 
-    def tell(self, event: Event) -> None:
+    def append(self, event: Event) -> None:
         """Note an event for the next `commit`, which leaves out heartbeats and ticks that change nothing."""
-        self._told.append(event)
+        self._pending.append(event)
 
     def commit(self) -> tuple[list[Event], list[Instruction]]:
         """Apply what was told and keep it with all parts of the turn, with one wait for the disk.
@@ -96,8 +96,8 @@ class EventLog:
             StateError: An event is impossible; it is not in the file.
             StoreError: The disk failed.
         """
-        told, self._told = self._told, []
-        for event in told:
+        pending, self._pending = self._pending, []
+        for event in pending:
             if self.state.is_news(event):
                 self._instructions += self.state.apply(event)
                 self._events.append(event)

@@ -56,20 +56,25 @@ class Rates:
     """Records a second of each device over the last minute."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, dict[DeviceId, int]]] = deque()
+        self._samples: deque[tuple[float, dict[DeviceId, int]]] = deque()
 
     def add(self, now: float, counts: Mapping[DeviceId, RecordCounts]) -> dict[DeviceId, float]:
         """Note the counts of now; returns the rates."""
         # Every few seconds is enough for a rate over a minute.
-        if not self._seen or now - self._seen[-1][0] >= RATE_SECS / 12:
-            self._seen.append((now, {one: found.records for one, found in counts.items()}))
-        while len(self._seen) > 1 and now - self._seen[0][0] > RATE_SECS:
-            self._seen.popleft()
-        since, before = self._seen[0]
+        if not self._samples or now - self._samples[-1][0] >= RATE_SECS / 12:
+            self._samples.append(
+                (now, {device_id: device_counts.records for device_id, device_counts in counts.items()})
+            )
+        while len(self._samples) > 1 and now - self._samples[0][0] > RATE_SECS:
+            self._samples.popleft()
+        since, before = self._samples[0]
         secs = max(now - since, 1e-9)
         if now == since:
             return {}
-        return {one: (found.records - before.get(one, 0)) / secs for one, found in counts.items()}
+        return {
+            device_id: (device_counts.records - before.get(device_id, 0)) / secs
+            for device_id, device_counts in counts.items()
+        }
 
 
 def make_view(
@@ -87,10 +92,10 @@ def make_view(
     """
     devices: dict[str, Any] = {}
     for device_id in state.device_ids():
-        found = state.describe(device_id)
+        status = state.describe(device_id)
         has = counts.get(device_id, RecordCounts())
         spec = specs.get(device_id)
-        devices[device_id] = found | {
+        devices[device_id] = status | {
             "kind": str(spec.kind) if spec is not None else "",
             "records": has.records,
             "ok": has.ok,
@@ -105,17 +110,17 @@ def make_view(
         "clock": dict(around.clock),
         "coordinator": {"pid": around.pid, "version": around.version, "state": around.state},
         "devices": devices,
-        "jobs": {one.value: jobs[one] for one in JobState},
+        "jobs": {state.value: jobs[state] for state in JobState},
         "store": {
             "path": around.store,
             "table_version": around.table_version,
-            "records": sum(one.records for one in counts.values()),
+            "records": sum(device_counts.records for device_counts in counts.values()),
             "waiting": around.waiting,
             "refused": around.refused,
             "imports_refused": around.imports_refused,
         },
         "training": {**around.trainer, **state.training()},
-        "alarms": [dict(one) for one in around.alarms],
+        "alarms": [dict(alarm) for alarm in around.alarms],
         "health": dict(around.health),
     }
 

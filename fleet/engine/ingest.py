@@ -31,7 +31,7 @@ from fleet.engine.composition import Composition
 from fleet.engine.notices import announce_message
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
-from fleet.results.record_sink import Taken
+from fleet.results.record_sink import Intake
 
 #: Three heartbeats of a replay device, the slowest of all.
 _LEAST_SILENCE_SECS = 30.0
@@ -100,12 +100,12 @@ class Ingest:
                 # First: what was taken must be told of, whatever comes next.
                 parts.disk.probe()
                 parts.store.move_on()
-                taken = parts.record_sink.take(self.held, parts.state, parts.clock())
+                intake = parts.record_sink.take(self.held, parts.state, parts.clock())
             except StoreFull as error:
                 parts.disk.full(error)
             else:
                 self.held = []
-                self._follow(taken)
+                self._follow(intake)
         for message in messages:
             try:
                 self._concern(message)
@@ -114,14 +114,16 @@ class Ingest:
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
             for event in events_of(message, parts.state, parts.clock(), parts.clock.wall()):
-                parts.event_log.tell(event)
+                parts.event_log.append(event)
             self._look_for_last(message)
             self._silence.heard(message)
 
     @property
     def unacknowledged(self) -> tuple[int, float]:
         """Records that have come and are not acknowledged, and seconds since the oldest of them came."""
-        count = sum(len(one.records) for one in self.held) + sum(len(ids) for _, _, ids in self.acknowledge)
+        count = sum(len(arrival.records) for arrival in self.held) + sum(
+            len(ids) for _, _, ids in self.acknowledge
+        )
         return count, time.monotonic() - self._since if self.held or self.acknowledge else 0.0
 
     def end_silent(self) -> None:
@@ -133,10 +135,10 @@ class Ingest:
         for device_id, incarnation in self._silence.silent(parts.up):
             if not parts.state.describe(device_id)["leases"]:
                 reason = "its agent says nothing any more"
-                parts.notices.say(f"{device_id}: {reason}", kind="silent", style="red")
+                parts.notices.log(f"{device_id}: {reason}", kind="silent", style="red")
                 parts.agent_gone(device_id, incarnation)
                 parts.transport.stop(device_id, incarnation, kill=True)
-                parts.event_log.tell(
+                parts.event_log.append(
                     ev.AgentDied(
                         at_secs=parts.clock(),
                         device_id=device_id,
@@ -169,35 +171,35 @@ class Ingest:
                 self._coming[key] = message
             case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
                 clock = self._parts.clock
-                self._parts.event_log.tell(passed(up, clock(), clock.wall()))
+                self._parts.event_log.append(passed(up, clock(), clock.wall()))
             case AgentGone() | AgentRefused():
                 self._coming.pop(key, None)
 
-    def _follow(self, taken: Taken) -> None:
+    def _follow(self, intake: Intake) -> None:
         """Tell of what is stored now; that there is room comes after it, because leases follow from that."""
         parts, now = self._parts, self._parts.clock()
-        for event in taken.events:
-            parts.event_log.tell(event)
-        self.acknowledge += taken.acknowledge
-        self._drivers.questions.stored(taken.fresh)
-        for device_id, records in taken.fresh.items():
+        for event in intake.events:
+            parts.event_log.append(event)
+        self.acknowledge += intake.acknowledge
+        self._drivers.questions.stored(intake.fresh)
+        for device_id, records in intake.fresh.items():
             if parts.trainer is not None:
                 parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
-            if not is_live(parts.roster.known[device_id]):
+            if not is_live(parts.roster.all_specs[device_id]):
                 continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
                 alarm = ev.DriftAlarm(at_secs=now, device_id=device_id, text=said, is_unsteady=True)
-                parts.event_log.tell(alarm)
+                parts.event_log.append(alarm)
             elif said:
-                parts.notices.say(f"{device_id}: {said}")
-                parts.event_log.tell(ev.DriftEnded(at_secs=now, device_id=device_id))
-        for refusal in taken.refusals:
+                parts.notices.log(f"{device_id}: {said}")
+                parts.event_log.append(ev.DriftEnded(at_secs=now, device_id=device_id))
+        for refusal in intake.refusals:
             count, where = len(refusal.records), parts.record_sink.letters.path
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
         for note in parts.record_sink.kept_notes():
-            parts.notices.say(note, kind="deleted")
+            parts.notices.log(note, kind="deleted")
         if parts.store.no_room is None:
             parts.disk.freed()
         else:
@@ -236,7 +238,7 @@ class Ingest:
                 parts.planner.queues.took(device_id, len(message.records), message.device_secs)
             # A list that a driver asked for, who is gone, is of other networks.
             case WorkloadsListed(networks=networks) if networks == tuple(parts.settings.choice.networks):
-                ready = parts.discovery.listed(parts.roster.known[device_id], message.workloads)
+                ready = parts.discovery.listed(parts.roster.all_specs[device_id], message.workloads)
                 measured = len(parts.planner.workloads_of(device_id))
                 if ready:
-                    parts.notices.say(f"{len(ready)} devices measure {measured} workloads")
+                    parts.notices.log(f"{len(ready)} devices measure {measured} workloads")

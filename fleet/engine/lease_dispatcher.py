@@ -31,8 +31,8 @@ class LeaseDispatcher:
         """
         family, pools = self._families[job.device_id], self._parts.pools
         candidates = pools.at_hand(family, job.candidate_ids)
-        left = self._parts.record_sink.left(job, candidates)
-        missing = [name for name in left if name not in candidates]
+        unfinished = self._parts.record_sink.unfinished(job, candidates)
+        missing = [name for name in unfinished if name not in candidates]
         for workload_id in job.workload_ids if missing else ():
             candidates |= pools.get(family, workload_id, missing)
             missing = [name for name in missing if name not in candidates]
@@ -44,16 +44,15 @@ class LeaseDispatcher:
             msgspec.structs.replace(candidates[name], origin=job.origin)
             if job.origin in REPEATS
             else candidates[name]
-            for name in left
+            for name in unfinished
             if name in candidates and candidates[name].workload_id in workloads
         ]
         if batch:
             self._send(grant, job, batch, workloads)
             return []
-        if left:
-            reason = (
-                f"the traces of its {len(left)} candidates are gone, or their workloads are not measured now"
-            )
+        if unfinished:
+            count = len(unfinished)
+            reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
             return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
         return [
             self._parts.tallies.finish(job.device_id, job.job_id, grant.fencing_token, grant.incarnation, now)
@@ -67,8 +66,9 @@ class LeaseDispatcher:
         measured = self._parts.planner.workloads_of(job.device_id)
         if measured and not job.request_id:
             return measured
-        found = {one: self._parts.modules.get(job.device_id, one) for one in job.workload_ids}
-        return {one: workload for one, workload in found.items() if workload is not None}
+        modules, workload_ids = self._parts.modules, job.workload_ids
+        workloads = {workload_id: modules.get(job.device_id, workload_id) for workload_id in workload_ids}
+        return {workload_id: workload for workload_id, workload in workloads.items() if workload is not None}
 
     def _send(
         self,
@@ -79,7 +79,7 @@ class LeaseDispatcher:
     ) -> None:
         batch = Batch(
             candidates=tuple(candidates),
-            workloads={one.workload_id: workloads[one.workload_id] for one in candidates},
+            workloads={candidate.workload_id: workloads[candidate.workload_id] for candidate in candidates},
             protocol=self._parts.roster.protocols[job.device_id],
             attempt=job.attempt,
             model_version=job.model_version,
@@ -94,7 +94,7 @@ class LeaseDispatcher:
 
     def _drop(self, job: Job, family: str, missing: list[CandidateId]) -> None:
         """Leave candidates alone whose traces are gone; others are proposed in their place."""
-        self._parts.notices.say(
+        self._parts.notices.log(
             f"{job.device_id}: {len(missing)} candidates of job {job.job_id} are not in the state file; "
             "they are left out"
         )

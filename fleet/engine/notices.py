@@ -60,9 +60,9 @@ class Notices:
         self._held: dict[str, dict[str, Any]] = {}
         self._kinds: Counter[str] = Counter()
         self._summary_at = clock() + SUMMARY_SECS
-        self._shown: dict[str, int] = {}
+        self._records_before: dict[str, int] = {}
 
-    def say(self, text: str, *, kind: str = "", style: str = "") -> None:
+    def log(self, text: str, *, kind: str = "", style: str = "") -> None:
         """Print one line; one that cannot be written is left out, and ends nothing.
 
         Args:
@@ -103,10 +103,10 @@ class Notices:
     def drop_alarm(self, key: str) -> None:
         """Say that it is mended."""
         if self._held.pop(key, None) is not None:
-            self.say(f"{key} is in order again")
+            self.log(f"{key} is in order again")
 
     def _sounded(self, device_id: str, text: str, kind: str) -> dict[str, Any]:
-        self.say(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
+        self.log(f"{device_id}: {text}" if device_id else text, kind="alarm", style="yellow")
         return {"at": self._wall(), "device_id": device_id, "text": text, "kind": kind}
 
     def summarize(self, view: Mapping[str, Any]) -> None:
@@ -117,17 +117,18 @@ class Notices:
         self._summary_at = now + SUMMARY_SECS
         for kind, count in self._kinds.items():
             if count > _MOST_OF_KIND:
-                self.say(f"... and {count - _MOST_OF_KIND} more lines like the last {kind} line")
+                self.log(f"... and {count - _MOST_OF_KIND} more lines like the last {kind} line")
         self._kinds.clear()
         devices: Mapping[str, Mapping[str, Any]] = view["devices"]
         new = {
-            one: found["records"] - self._shown.get(one, found["records"]) for one, found in devices.items()
+            device_id: device["records"] - self._records_before.get(device_id, device["records"])
+            for device_id, device in devices.items()
         }
-        self._shown = {one: found["records"] for one, found in devices.items()}
-        states = Counter(found["state"] for found in devices.values())
+        self._records_before = {device_id: device["records"] for device_id, device in devices.items()}
+        states = Counter(device["state"] for device in devices.values())
         jobs = view["jobs"]
         said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        self.say(
+        self.log(
             f"{view['store']['records']} records (+{sum(new.values())}); devices: {said}; jobs: "
             f"{jobs['leased']} leased, {jobs['queued']} queued, {jobs['done']} done"
         )
@@ -173,37 +174,37 @@ def announce_message(message: Message, notices: Notices) -> None:
     name = message.device_id
     match message:
         case AgentUp(host=host, pending=pending):
-            left = f"; {len(pending)} records of an earlier life came with it" if pending else ""
-            notices.say(f"{name}: up on {host or 'its host'}{left}", kind="up", style="green")
+            leftovers = f"; {len(pending)} records of an earlier life came with it" if pending else ""
+            notices.log(f"{name}: up on {host or 'its host'}{leftovers}", kind="up", style="green")
         case AgentRefused(reason=reason):
-            notices.say(f"{name}: refused: {reason}", kind="refused", style="red")
+            notices.log(f"{name}: refused: {reason}", kind="refused", style="red")
         case AgentGone(reason=reason, was_asked=False):
-            notices.say(f"{name}: its agent ended: {reason}", kind="gone", style="red")
+            notices.log(f"{name}: its agent ended: {reason}", kind="gone", style="red")
         case Failed(what=what, error=error):
-            notices.say(f"{name}: {what} failed: {error}", kind=f"failed {what}", style="red")
+            notices.log(f"{name}: {what} failed: {error}", kind=f"failed {what}", style="red")
 
 
 def announce_event(event: Event, notices: Notices) -> None:
     """Say what happened in the fleet."""
     match event:
         case ev.JobCancelled(device_id=name, job_id=job_id, reason=reason):
-            notices.say(f"{name}: job {job_id} is cancelled: {reason}", kind="cancelled")
+            notices.log(f"{name}: job {job_id} is cancelled: {reason}", kind="cancelled")
         case ev.ResultArrivedLate(device_id=name, count=count):
-            notices.say(f"{name}: {count} late results were kept apart", kind="late", style="yellow")
+            notices.log(f"{name}: {count} late results were kept apart", kind="late", style="yellow")
         case ev.DriftAlarm(device_id=name, text=text):
             notices.alarm(name, text, "drift")
         case ev.ModelPublished(version=version, device_ids=names):
-            notices.say(f"{version} serves {', '.join(names)}", style="green")
+            notices.log(f"{version} serves {', '.join(names)}", style="green")
         case ev.ModelRolledBack(version=version, device_id=name, reason=reason):
             notices.alarm(name, f"goes back to {version or 'no model'}: {reason}", "rollback")
         case ev.RequestSubmitted(request=request):
-            notices.say(f"request {request.request_id}: {request.kind}", kind="request")
+            notices.log(f"request {request.request_id}: {request.kind}", kind="request")
         case ev.RequestCancelled(request_id=request_id, reason=reason):
-            notices.say(f"request {request_id}: {reason}", kind="request")
+            notices.log(f"request {request_id}: {reason}", kind="request")
         case ev.TrainingFinished(family=family, text=text):
-            notices.say(f"training for {family} ended: {text}")
+            notices.log(f"training for {family} ended: {text}")
         case ev.TrainingFailed(family=family, reason=reason, wants_records=True):
-            notices.say(f"training for {family} waits for records: {reason}")
+            notices.log(f"training for {family} waits for records: {reason}")
         case ev.TrainingFailed(family=family, reason=reason):
             last = reason.strip().rsplit("\n", 1)[-1]
             notices.alarm("", f"training for {family} failed: {last}", "training")
@@ -213,9 +214,11 @@ def announce_instruction(instruction: Instruction, notices: Notices) -> None:
     """Say what is done about it."""
     match instruction:
         case ev.StopAgent(device_id=name, kill=True):
-            notices.say(f"{name}: its agent is ended by force", kind="killed", style="red")
+            notices.log(f"{name}: its agent is ended by force", kind="killed", style="red")
         case ev.Quarantine(device_id=name, job_id=job_id, reason=reason):
             what = f"job {job_id} is quarantined" if job_id else "quarantined"
             notices.alarm(name, f"{what}: {reason}", "quarantine")
         case ev.StartTraining(family=family, reasons=reasons):
-            notices.say(f"training for {family}: {'; '.join(one.text or one.kind for one in reasons)}")
+            notices.log(
+                f"training for {family}: {'; '.join(reason.text or reason.kind for reason in reasons)}"
+            )

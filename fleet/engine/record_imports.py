@@ -45,13 +45,13 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
     match question["op"]:
         case "import_workloads":
             lines = Path(question["file"]).read_text().splitlines()
-            return parts.store.put_workloads(workload_from_json(json.loads(one)) for one in lines)
+            return parts.store.put_workloads(workload_from_json(json.loads(line)) for line in lines)
         case "import_device":
             return parts.store.put_device(*device_from_json(question["spec"], question["descriptor"]))
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            search = parts.imports.search(parts.coverage.wanted, parts.record_sink.imported_devices)
+            search = parts.imports.search(parts.coverage.workload_ids, parts.record_sink.imported_devices)
             parts.thread.ask(ClaimsAsked(), search)
             return True
 
@@ -67,6 +67,6 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
             counts.add_rows(rows)
     if device_id in parts.roster.specs and done.appended:
         fresh, ok = counts.records - before[0], counts.ok - before[1]
-        told = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
-        parts.event_log.tell(told)
+        stored = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
+        parts.event_log.append(stored)
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}

@@ -137,15 +137,15 @@ class RequestDrivers:
                         name: message[name] for name in ("done", "of", "left_secs", "finding", "is_measuring")
                     },
                 )
-                parts.event_log.tell(event)
+                parts.event_log.append(event)
             case "say":
-                parts.notices.say(f"{request_id}: {message['text']}")
+                parts.notices.log(f"{request_id}: {message['text']}")
             case "published" if parts.trainer is not None:
                 pass  # who trains sees every change of champions
             case "published":
-                names = tuple(DeviceId(one) for one in message["devices"])
+                names = tuple(DeviceId(name) for name in message["devices"])
                 published = ev.ModelPublished(at_secs=now, version=message["version"], device_ids=names)
-                parts.event_log.tell(published)
+                parts.event_log.append(published)
             case "end":
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
@@ -178,7 +178,7 @@ class RequestDrivers:
     def _start_again(self, request_id: RequestId, failure: str) -> None:
         """Start a driver again that ended without a word, or end its request."""
         if self._starts[request_id] < _MOST_STARTS:
-            self._parts.notices.say(f"{request_id}: its driver is started again: {failure}", style="red")
+            self._parts.notices.log(f"{request_id}: its driver is started again: {failure}", style="red")
             self.start(request_id)
         else:
             self._end(request_id, {}, f"its driver ended {_MOST_STARTS} times; the last time {failure}")
@@ -186,15 +186,15 @@ class RequestDrivers:
     def _cancel_orphans(self) -> None:
         """Cancel jobs that wait though their request has ended: they were at work then, or just made."""
         parts = self._parts
-        jobs = [one for one in parts.planner.queues.jobs() if one.request_id]
-        wanted = {one.request_id for one in parts.state.open_requests()} if jobs else set()
+        jobs = [job for job in parts.planner.queues.jobs() if job.request_id]
+        open_ids = {request.request_id for request in parts.state.open_requests()} if jobs else set()
         for job in jobs:
-            if job.request_id not in wanted and parts.state.job_state(job.job_id) is JobState.QUEUED:
+            if job.request_id not in open_ids and parts.state.job_state(job.job_id) is JobState.QUEUED:
                 reason = f"request {job.request_id} has ended"
                 cancelled = ev.JobCancelled(
                     at_secs=parts.clock(), device_id=job.device_id, job_id=job.job_id, reason=reason
                 )
-                parts.event_log.tell(cancelled)
+                parts.event_log.append(cancelled)
 
     def _send(self, request_id: RequestId, answer: Mapping[str, Any]) -> None:
         driver = self._drivers.get(request_id)
@@ -210,4 +210,4 @@ class RequestDrivers:
         ended = ev.RequestEnded(
             at_secs=self._parts.clock(), request_id=request_id, result=dict(result), reason=reason
         )
-        self._parts.event_log.tell(ended)
+        self._parts.event_log.append(ended)

@@ -67,24 +67,30 @@ class CandidatePools:
     def add(self, family: str, workload_id: WorkloadId, candidates: Iterable[Candidate]) -> None:
         """Keep new candidates of a workload; they are on the disk with the next turn."""
         key = family, workload_id
-        known = self._waiting.get(key, {})
-        fresh = {one.candidate_id: one for one in candidates if one.candidate_id not in known}
+        waiting = self._waiting.get(key, {})
+        fresh = {
+            candidate.candidate_id: candidate
+            for candidate in candidates
+            if candidate.candidate_id not in waiting
+        }
         if not fresh:
             return
         self._waiting.setdefault(key, {}).update(dict.fromkeys(fresh))
         self._new.setdefault(key, {}).update(fresh)
-        for one in fresh.values():
-            self._remember(family, one)
+        for candidate in fresh.values():
+            self._remember(family, candidate)
 
     def write(self, turn: Turn) -> None:
         """Write what the disk lacks into a turn."""
         self._written.clear()
         for key, candidates in self._new.items():
             numbers = turn.add_candidates(self._names.of(key[0])[-1], key[1], list(candidates.values()))
-            self._written += [(key, one, number) for one, number in zip(candidates, numbers, strict=True)]
+            self._written += [
+                (key, candidate_id, number) for candidate_id, number in zip(candidates, numbers, strict=True)
+            ]
         turn.settle_candidates(self._measured)
         if self._is_used_up_new:
-            spaces = [[*key, known] for key, known in self._used_up.items()]
+            spaces = [[*key, count] for key, count in self._used_up.items()]
             turn.put_note(USED_UP, canonical_json({"versions": own_versions(), "spaces": spaces}).encode())
 
     def confirm(self) -> None:
@@ -96,13 +102,13 @@ class CandidatePools:
         self._measured.clear()
         self._is_used_up_new = False
 
-    def use_up(self, family: str, workload_id: WorkloadId, known: int) -> None:
+    def use_up(self, family: str, workload_id: WorkloadId, known_count: int) -> None:
         """Note that live devices of a family find no candidate beside the known ones, whose number is given.
 
         What replay devices draw from may be another file at the next start, and drawing takes them no time.
         """
         if self._live is None or family in self._live:
-            self._used_up[family, workload_id] = known
+            self._used_up[family, workload_id] = known_count
             self._is_used_up_new = True
 
     def used_up(self) -> dict[_Key, int]:
@@ -114,53 +120,53 @@ class CandidatePools:
         for candidate in candidates:
             self._remember(family, _paired(candidate))
 
-    def at_hand(self, family: str, wanted: Iterable[CandidateId]) -> dict[CandidateId, Candidate]:
+    def at_hand(self, family: str, candidate_ids: Iterable[CandidateId]) -> dict[CandidateId, Candidate]:
         """Those of some candidates that are in memory."""
-        found: dict[CandidateId, Candidate] = {}
-        for one in wanted:
-            key = family, one
+        candidates: dict[CandidateId, Candidate] = {}
+        for candidate_id in candidate_ids:
+            key = family, candidate_id
             if (candidate := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
-                found[one] = candidate
-        return found
+                candidates[candidate_id] = candidate
+        return candidates
 
     def get(
-        self, family: str, workload_id: WorkloadId, wanted: Collection[CandidateId]
+        self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
     ) -> dict[CandidateId, Candidate]:
         """Those of some candidates of a workload that the family knows, from memory or the file.
 
         Who measures one that is measured already does so `paired`.
         """
-        candidates = self.at_hand(family, wanted)
+        candidates = self.at_hand(family, candidate_ids)
         key = family, workload_id
         waiting, new = self._waiting.get(key, {}), self._new.get(key, {})
-        candidates |= {name: new[name] for name in wanted if name in new and name not in candidates}
-        left = [name for name in wanted if name not in candidates]
-        read = self._file.candidates(self._names.of(family), workload_id, left) if left else {}
+        candidates |= {name: new[name] for name in candidate_ids if name in new and name not in candidates}
+        missing = [name for name in candidate_ids if name not in candidates]
+        read = self._file.candidates(self._names.of(family), workload_id, missing) if missing else {}
         for name, candidate in read.items():
             candidates[name] = candidate if name in waiting else _paired(candidate)
             self._remember(family, candidates[name])
-        return {name: candidates[name] for name in wanted if name in candidates}
+        return {name: candidates[name] for name in candidate_ids if name in candidates}
 
     def measured(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Wait no more for candidates that the store has now."""
         held = self._waiting.get((family, workload_id), {})
-        gone = [one for one in candidate_ids if one in held]
+        gone = [candidate_id for candidate_id in candidate_ids if candidate_id in held]
         if not gone:
             return
         # Source devices measure them next: after a restart they are in the file only.
         self.remember(family, self.get(family, workload_id, gone).values())
-        for one in gone:
-            if (number := held.pop(one)) is not None:
+        for candidate_id in gone:
+            if (number := held.pop(candidate_id)) is not None:
                 self._measured.append(number)
-            self._new.get((family, workload_id), {}).pop(one, None)
+            self._new.get((family, workload_id), {}).pop(candidate_id, None)
         if not held:
             del self._waiting[family, workload_id]
             self._new.pop((family, workload_id), None)
 
     def part(self, family: str) -> None:
         """Let its replay devices keep what waits for a family: its first live device comes."""
-        for key in [one for one in self._waiting if one[0] == family]:
+        for key in [waiting_key for waiting_key in self._waiting if waiting_key[0] == family]:
             replayed = f"{family}{REPLAY_SUFFIX}", key[1]
             self._waiting[replayed] = self._waiting.pop(key)
             if key in self._new:
@@ -168,11 +174,11 @@ class CandidatePools:
 
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id
-        known = self._cache.get(key)
-        if known is not None and (candidate.origin != Origin.PAIRED or known.origin == Origin.PAIRED):
+        cached = self._cache.get(key)
+        if cached is not None and (candidate.origin != Origin.PAIRED or cached.origin == Origin.PAIRED):
             return
         self._cache[key] = candidate
-        self._bytes += len(candidate.trace) if known is None else 0
+        self._bytes += len(candidate.trace) if cached is None else 0
         while self._bytes > self._cache_bytes and len(self._cache) > 1:
             _, gone = self._cache.popitem(last=False)
             self._bytes -= len(gone.trace)
@@ -183,7 +189,7 @@ class CandidatePools:
         value = {} if body is None else json.loads(body)
         if value.get("versions") != own_versions():
             return {}
-        return {(family, WorkloadId(workload)): known for family, workload, known in value["spaces"]}
+        return {(family, WorkloadId(workload)): count for family, workload, count in value["spaces"]}
 
 
 def _paired(candidate: Candidate) -> Candidate:

@@ -31,10 +31,10 @@ class Drawn:
 
 def _ranked(ranker: CandidateRanker | None, workload: Workload, drawn: Drawn) -> tuple[list[Candidate], str]:
     """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
-    found = ranker.rank(workload, drawn.device_id, drawn.candidates) if ranker is not None else None
-    if found is None:
+    ranking = ranker.rank(workload, drawn.device_id, drawn.candidates) if ranker is not None else None
+    if ranking is None:
         return list(drawn.candidates), ""
-    return found.first(drawn.candidates, len(drawn.candidates)), found.model.version
+    return ranking.first(drawn.candidates, len(drawn.candidates)), ranking.model.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,10 @@ class JobSink:
     thread: StoreThread
     #: Name under which every device shares candidates, and all known devices.
     sharing: Mapping[DeviceId, str]
-    known: Mapping[DeviceId, DeviceSpec]
+    specs: Mapping[DeviceId, DeviceSpec]
     ranker: CandidateRanker | None
     #: Told what people should know.
-    say: Callable[..., None]
+    log: Callable[..., None]
     #: Told of every job.
     submit: Callable[[Job], None]
 
@@ -62,15 +62,15 @@ class JobSink:
         self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
     ) -> None:
         """Look for traces of imported candidates in the store; `JobPlanner.found_imported` follows."""
-        family = self.known[device_id].family
-        question = partial(imported_traces, family=family, wanted=list(candidate_ids))
+        family = self.specs[device_id].family
+        question = partial(imported_traces, family=family, candidate_ids=list(candidate_ids))
         self.thread.ask(ImportedAsked(device_id=device_id, request_id=request_id), question)
 
     def underived(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """Tell people that imported candidates are not measured: how many, by reason."""
-        told = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
-        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {told}"
-        self.say(text, kind="imported")
+        counts = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        text = f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {counts}"
+        self.log(text, kind="imported")
 
     def rank(
         self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]

@@ -26,20 +26,22 @@ class Excluded:
     #: The latest that are known.
     ids: frozenset[CandidateId]
     #: How many are known.
-    known: int
+    known_count: int
 
     @property
     def is_all(self) -> bool:
         """Whether these are all that are known."""
-        return len(self.ids) == self.known
+        return len(self.ids) == self.known_count
 
     def without(self, drawn: Sequence[Candidate]) -> dict[CandidateId, Candidate]:
         """What of an answer is not among these."""
-        return {one.candidate_id: one for one in drawn if one.candidate_id not in self.ids}
+        return {
+            candidate.candidate_id: candidate for candidate in drawn if candidate.candidate_id not in self.ids
+        }
 
     def is_end(self, drawn: Sequence[Candidate]) -> bool:
         """Whether random draws show that there are no other candidates."""
-        return all(one.candidate_id in self.ids for one in drawn) if self.is_all else not drawn
+        return all(candidate.candidate_id in self.ids for candidate in drawn) if self.is_all else not drawn
 
 
 class DedupFilter:
@@ -49,23 +51,23 @@ class DedupFilter:
         self._coverage, self._most = coverage, most
         self._latest: dict[tuple[str, WorkloadId], Excluded] = {}
 
-    def tell(self, family: str, workload_id: WorkloadId) -> Excluded:
+    def exclusions(self, family: str, workload_id: WorkloadId) -> Excluded:
         """What a request is to say; the same object while there is nothing new, for many devices ask."""
-        known = self._coverage.known(family, workload_id)
-        told = self._latest.pop((family, workload_id), None)
-        if told is None or told.known != known:
+        known_count = self._coverage.candidate_count(family, workload_id)
+        excluded = self._latest.pop((family, workload_id), None)
+        if excluded is None or excluded.known_count != known_count:
             latest = self._coverage.latest(family, workload_id, self._most)
-            told = Excluded(frozenset(latest), known)
+            excluded = Excluded(frozenset(latest), known_count)
         self._latest[family, workload_id] = (
-            told  # at the end: those that nobody has asked for longest go first
+            excluded  # at the end: those that nobody has asked for longest go first
         )
         if len(self._latest) > _MOST_WORKLOADS:
             del self._latest[next(iter(self._latest))]
-        return told
+        return excluded
 
     def fresh(
         self,
-        told: Excluded,
+        excluded: Excluded,
         device_id: DeviceId,
         workload_id: WorkloadId,
         drawn: Mapping[CandidateId, Candidate],
@@ -74,14 +76,14 @@ class DedupFilter:
         """What of an answer is new to a device; what another device has drawn meanwhile is as good as new.
 
         Args:
-            told: What the agent was told.
+            excluded: What the agent was told.
             device_id: The device.
             workload_id: What the candidates are of.
             drawn: Of those, what it was not told (`Excluded.without`).
             count: How many of them are looked at.
         """
         fresh = dict(islice(drawn.items(), count))
-        if fresh and not told.is_all:
-            for one in self._coverage.measured_among(device_id, workload_id, fresh):
-                del fresh[one]
+        if fresh and not excluded.is_all:
+            for candidate_id in self._coverage.measured_among(device_id, workload_id, fresh):
+                del fresh[candidate_id]
         return fresh

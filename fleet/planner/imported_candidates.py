@@ -35,39 +35,39 @@ class ImportedCandidates:
     def load(
         self,
         reader: StoreReader,
-        wanted: Collection[WorkloadId],
+        workload_ids: Collection[WorkloadId],
         device_ids: Collection[DeviceId],
     ) -> None:
         """Find the candidates.
 
         Args:
             reader: The store.
-            wanted: Workloads that the fleet measures.
+            workload_ids: Workloads that the fleet measures.
             device_ids: Devices that have records which came with a log.
         """
         self._waiting.clear()
         self._offered.clear()
-        self.add(self.search(wanted, device_ids)(reader))
+        self.add(self.search(workload_ids, device_ids)(reader))
 
     def search(
-        self, wanted: Collection[WorkloadId], device_ids: Collection[DeviceId]
+        self, workload_ids: Collection[WorkloadId], device_ids: Collection[DeviceId]
     ) -> Callable[[StoreReader], dict[tuple[str, WorkloadId], list[CandidateId]]]:
         """Make the question for the candidates in a store, for any thread to ask. Arguments as of `load`.
 
         It holds copies: devices come, and more workloads are wanted, while it is asked.
         """
-        families, workload_ids, chosen = dict(self._families), frozenset(wanted), tuple(device_ids)
+        families, measured_ids, chosen = dict(self._families), frozenset(workload_ids), tuple(device_ids)
         return lambda reader: {
             (name, workload_id): list(candidate_ids)
             for name, family in families.items()
-            for workload_id, candidate_ids in claims(reader, family, workload_ids, chosen).items()
+            for workload_id, candidate_ids in claims(reader, family, measured_ids, chosen).items()
         }
 
-    def add(self, found: Mapping[tuple[str, WorkloadId], Iterable[CandidateId]]) -> None:
+    def add(self, candidate_ids_by_key: Mapping[tuple[str, WorkloadId], Iterable[CandidateId]]) -> None:
         """Have the candidates wait that did not wait before."""
-        for key, candidate_ids in found.items():
+        for key, candidate_ids in candidate_ids_by_key.items():
             offered = self._offered.setdefault(key, set())
-            fresh = [one for one in candidate_ids if one not in offered]
+            fresh = [candidate_id for candidate_id in candidate_ids if candidate_id not in offered]
             offered.update(fresh)
             self._waiting.setdefault(key, deque()).extend(fresh)
 

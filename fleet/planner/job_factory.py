@@ -43,7 +43,7 @@ class JobFactory:
             job_id=JobId(f"{self._token}-{self.number()}"),
             device_id=device_id,
             workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
-            candidate_ids=tuple(one for _, one in part),
+            candidate_ids=tuple(candidate_id for _, candidate_id in part),
             origin=origin,
             attempt=attempt,
             expected_secs=self._queues.candidate_secs(device_id) * len(part),
@@ -56,12 +56,12 @@ class JobFactory:
         origin_of, pending.origins = pending.origins, {}
         attempts = self._coverage.next_attempts(device_id)
         alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
-        for one, workload_id in chosen.items():
-            key = attempts.get(one, 0), pending.versions.get(one, "")
-            alike.setdefault(key, []).append((workload_id, one))
+        for candidate_id, workload_id in chosen.items():
+            key = attempts.get(candidate_id, 0), pending.versions.get(candidate_id, "")
+            alike.setdefault(key, []).append((workload_id, candidate_id))
         for (attempt, version), pairs in sorted(alike.items()):
             for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
-                origins = Counter(origin_of[one] for _, one in part)
+                origins = Counter(origin_of[candidate_id] for _, candidate_id in part)
                 origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
                 yield self.job(device_id, part, origin, attempt, version)
 
@@ -76,7 +76,11 @@ def mixed(
     order = draws.sample(sorted(by_workload), len(by_workload))
     parts: list[list[tuple[WorkloadId, CandidateId]]] = []
     for start in range(0, len(order), WORKLOADS_PER_BATCH):
-        mix = [pair for one in order[start : start + WORKLOADS_PER_BATCH] for pair in by_workload[one]]
+        mix = [
+            pair
+            for workload_id in order[start : start + WORKLOADS_PER_BATCH]
+            for pair in by_workload[workload_id]
+        ]
         mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
         parts += [mix[first : first + BATCH_SIZE] for first in range(0, len(mix), BATCH_SIZE)]
     return parts

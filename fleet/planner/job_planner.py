@@ -68,7 +68,7 @@ class JobPlanner:
 
     def set_workloads(self, device_ids: Iterable[DeviceId], workloads: Sequence[Workload]) -> None:
         """Say what some devices measure."""
-        by_id = {one.workload_id: one for one in workloads}
+        by_id = {workload.workload_id: workload for workload in workloads}
         for device_id in device_ids:
             self._workloads[device_id] = by_id
 
@@ -98,27 +98,29 @@ class JobPlanner:
         requests = self._coalescer.answered(message.request.request_id)
         if not requests:
             return
-        asked, family = requests[0], self._families[message.device_id]
-        workload_id = asked.workload.workload_id
+        first, family = requests[0], self._families[message.device_id]
+        workload_id = first.workload.workload_id
         if message.refused:
             self._imports.refused.update(message.refused)
-            self._job_sink.underived(asked.workload, message.refused)
-        if not asked.parents and not asked.foreign and asked.told.is_end(message.candidates):
+            self._job_sink.underived(first.workload, message.refused)
+        if not first.parents and not first.foreign and first.excluded.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
-            self._pools.use_up(family, workload_id, asked.told.known)
-        drawn = asked.told.without(message.candidates)
+            self._pools.use_up(family, workload_id, first.excluded.known_count)
+        drawn = first.excluded.without(message.candidates)
         # A request whose candidates a head is to choose is shared with nobody.
-        if asked.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > asked.count:
-            drawn = self._dedup.fresh(asked.told, asked.device_id, workload_id, drawn, asked.count)
-            if (answered := self._answered(asked.device_id, asked.request_id)) is not None:
+        if first.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > first.count:
+            drawn = self._dedup.fresh(first.excluded, first.device_id, workload_id, drawn, first.count)
+            if (answered := self._answered(first.device_id, first.request_id)) is not None:
                 request_id = self._wait(*answered)
-                self._job_sink.rank(asked.device_id, request_id, asked.workload, list(drawn.values()))
+                self._job_sink.rank(first.device_id, request_id, first.workload, list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
         for request in requests:
             if (answered := self._answered(request.device_id, request.request_id)) is not None:
                 pending, _ = answered
-                fresh = self._dedup.fresh(request.told, request.device_id, workload_id, drawn, request.count)
+                fresh = self._dedup.fresh(
+                    request.excluded, request.device_id, workload_id, drawn, request.count
+                )
                 self._take(pending, request.device_id, workload_id, fresh)
 
     def ranked(
@@ -136,14 +138,15 @@ class JobPlanner:
             return
         pending, ask = answered
         # A request for random ones may have drawn the same meanwhile.
-        known = self._pools.get(
-            self._families[device_id], ask.workload_id, [one.candidate_id for one in candidates]
+        pooled = self._pools.get(
+            self._families[device_id], ask.workload_id, [candidate.candidate_id for candidate in candidates]
         )
-        fresh = [one for one in candidates if one.candidate_id not in known]
-        chosen = {one.candidate_id: one for one in fresh[: ask.count]}
+        fresh = [candidate for candidate in candidates if candidate.candidate_id not in pooled]
+        chosen = {candidate.candidate_id: candidate for candidate in fresh[: ask.count]}
         if version:
             chosen = {
-                key: msgspec.structs.replace(one, origin=Origin.MODEL.value) for key, one in chosen.items()
+                key: msgspec.structs.replace(candidate, origin=Origin.MODEL.value)
+                for key, candidate in chosen.items()
             }
             pending.versions.update(dict.fromkeys(chosen, version))
         self._know(self._families[device_id], ask.workload_id, chosen)
@@ -169,10 +172,10 @@ class JobPlanner:
         """Let go of what a device's agent was asked for; what was chosen so far becomes jobs."""
         self.hosts.pop(device_id, None)
         if (pending := self._pending.get(device_id)) is not None:
-            left = list(pending.waiting)
+            unanswered = list(pending.waiting)
             pending.waiting.clear()
             self._settle(device_id)
-            self._coalescer.unanswered(left, self._is_open)
+            self._coalescer.unanswered(unanswered, self._is_open)
             self._send()
 
     def forget(self, device_id: DeviceId) -> None:
@@ -186,11 +189,11 @@ class JobPlanner:
         """Begin one request of the plan."""
         pending = self._pending[ask.device_id]
         if ask.origin is Origin.PAIRED:
-            taken = self.queues.taken(ask.device_id) | pending.chosen.keys()
-            found = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, taken)
-            pending.chosen |= dict.fromkeys(found, ask.workload_id)
-            pending.origins |= dict.fromkeys(found, Origin.PAIRED.value)
-            family, short = self._families[ask.device_id], ask.count - len(found)
+            unavailable = self.queues.candidate_ids(ask.device_id) | pending.chosen.keys()
+            gaps = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, unavailable)
+            pending.chosen |= dict.fromkeys(gaps, ask.workload_id)
+            pending.origins |= dict.fromkeys(gaps, Origin.PAIRED.value)
+            family, short = self._families[ask.device_id], ask.count - len(gaps)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._wait(pending, replace(ask, count=len(imported)))
                 self._job_sink.search_imported(ask.device_id, request_id, imported)
@@ -217,11 +220,11 @@ class JobPlanner:
             request_id=self._wait(self._pending[ask.device_id], ask),
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_ranked else 1),
-            told=self._dedup.tell(self._families[ask.device_id], ask.workload_id),
+            excluded=self._dedup.exclusions(self._families[ask.device_id], ask.workload_id),
             parents=tuple(parents),
             foreign=tuple(foreign),
             is_ranked=is_ranked,
-            is_idle=not self.queues.taken(ask.device_id),
+            is_idle=not self.queues.candidate_ids(ask.device_id),
         )
         self._coalescer.add(request)
 
@@ -251,10 +254,10 @@ class JobPlanner:
         """Keep new candidates for all devices of a family."""
         # Candidates that another device has drawn and measured meanwhile are in the store.
         stored = self._coverage.stored_among(family, workload_id, fresh)
-        self._pools.remember(family, (fresh[one] for one in stored))
-        kept = [one for key, one in fresh.items() if key not in stored]
-        if kept:
-            self._pools.add(family, workload_id, kept)
+        self._pools.remember(family, (fresh[candidate_id] for candidate_id in stored))
+        unstored = [candidate for key, candidate in fresh.items() if key not in stored]
+        if unstored:
+            self._pools.add(family, workload_id, unstored)
         if fresh:
             self._coverage.propose(family, workload_id, list(fresh))
 
@@ -266,12 +269,12 @@ class JobPlanner:
         fresh: Mapping[CandidateId, Candidate],
     ) -> None:
         """Choose new candidates for a device."""
-        queued = self.queues.taken(device_id)
-        for candidate_id, one in fresh.items():
+        queued = self.queues.candidate_ids(device_id)
+        for candidate_id, candidate in fresh.items():
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
                 pending.chosen.setdefault(candidate_id, workload_id)
-                pending.origins.setdefault(candidate_id, one.origin)
+                pending.origins.setdefault(candidate_id, candidate.origin)
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:

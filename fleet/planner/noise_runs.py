@@ -97,7 +97,7 @@ class NoiseRuns:
             _plan,
             device_id=device_id,
             environment_id=environment_id,
-            wanted=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
+            candidate_ids=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
             workload_ids=self._planner.workloads_of(device_id),
             count=self._count,
             seed=seed,
@@ -112,12 +112,12 @@ class NoiseRuns:
     def planned(self, plan: NoisePlan, family: str, jobs: list[DeviceBatch]) -> list[Job]:
         """Turn what the thread has planned into jobs, in the order in which they must be measured."""
         self._open.discard(plan.device_id)
-        made: list[Job] = []
-        for one in jobs:
-            self._pools.remember(family, one.candidates)
-            part = [(each.workload_id, each.candidate_id) for each in one.candidates]
-            made.append(self._planner.factory.job(plan.device_id, part, NOISE, one.attempt))
-        return made
+        noise_jobs: list[Job] = []
+        for batch in jobs:
+            self._pools.remember(family, batch.candidates)
+            part = [(candidate.workload_id, candidate.candidate_id) for candidate in batch.candidates]
+            noise_jobs.append(self._planner.factory.job(plan.device_id, part, NOISE, batch.attempt))
+        return noise_jobs
 
 
 def _plan(
@@ -125,14 +125,14 @@ def _plan(
     *,
     device_id: DeviceId,
     environment_id: str,
-    wanted: list[CandidateId],
+    candidate_ids: list[CandidateId],
     workload_ids: Container[WorkloadId],
     count: int,
     seed: int,
 ) -> list[DeviceBatch]:
     present = (
         record
-        for record in find_records(reader, device_id, wanted)
+        for record in find_records(reader, device_id, candidate_ids)
         if record.environment_id == environment_id
     )
     return plan_noise(present, workload_ids, count=count, seed=seed)

@@ -66,14 +66,14 @@ class PlanViews:
         """
         asking = list(device_ids)
         workloads = workloads_of[asking[0]] if asking else {}
-        devices = {one: self._device(one, workloads) for one in asking}
+        devices = {device_id: self._device(device_id, workloads) for device_id in asking}
         shared = {device.host for device in devices.values()} - {""}
-        for one in self._turns if shared else ():
-            is_alike = workloads_of.get(one) is workloads and self._place(one) in shared
+        for device_id in self._turns if shared else ():
+            is_alike = workloads_of.get(device_id) is workloads and self._place(device_id) in shared
             # Nobody waits for one that has enough records, so its counts are not needed.
-            if is_alike and one not in devices and self._coverage.records(one) < NEW_RECORDS:
-                devices[one] = self._device(one, workloads)
-        weighted = {one.workload_id: one.weight * one.flops for one in workloads.values()}
+            if is_alike and device_id not in devices and self._coverage.records(device_id) < NEW_RECORDS:
+                devices[device_id] = self._device(device_id, workloads)
+        weighted = {workload.workload_id: workload.weight * workload.flops for workload in workloads.values()}
         return FleetView(devices=devices, workloads=weighted)
 
     def _place(self, device_id: DeviceId) -> str:
@@ -101,13 +101,13 @@ class PlanViews:
         self, device_id: DeviceId, workloads: Iterable[WorkloadId], unsure: Mapping[WorkloadId, float]
     ) -> dict[WorkloadId, Cell]:
         cells: dict[WorkloadId, Cell] = {}
-        for one, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
-            queued = self._queues.waiting(device_id, one)
-            cells[one] = Cell(
+        for workload_id, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
+            queued = self._queues.waiting(device_id, workload_id)
+            cells[workload_id] = Cell(
                 measured=measured,
                 queued=queued,
-                unpaired=max(0, gaps - queued) + self._waiting(device_id, one),
-                interval=unsure.get(one),
+                unpaired=max(0, gaps - queued) + self._waiting(device_id, workload_id),
+                interval=unsure.get(workload_id),
                 is_exhausted=is_exhausted,
             )
         return cells

@@ -22,7 +22,7 @@ class Queues:
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, Job] = {}
-        self._taken: dict[DeviceId, dict[CandidateId, JobId]] = {}
+        self._job_by_candidate: dict[DeviceId, dict[CandidateId, JobId]] = {}
         self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
         #: Candidates that were measured and the seconds that they took; the older, the less they count.
         self._took: dict[DeviceId, tuple[float, float]] = {}
@@ -39,7 +39,9 @@ class Queues:
         if job.job_id in self._jobs:
             return
         self._jobs[job.job_id] = job
-        self._taken.setdefault(job.device_id, {}).update(dict.fromkeys(job.candidate_ids, job.job_id))
+        self._job_by_candidate.setdefault(job.device_id, {}).update(
+            dict.fromkeys(job.candidate_ids, job.job_id)
+        )
         counts = self._counts.setdefault(job.device_id, Counter())
         for workload_id in job.workload_ids:
             counts[workload_id] += _share(job)
@@ -49,23 +51,23 @@ class Queues:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        taken = self._taken[job.device_id]
-        for one in job.candidate_ids:
-            if taken.get(one) == job_id:
-                del taken[one]
+        job_by_candidate = self._job_by_candidate[job.device_id]
+        for candidate_id in job.candidate_ids:
+            if job_by_candidate.get(candidate_id) == job_id:
+                del job_by_candidate[candidate_id]
         for workload_id in job.workload_ids:
             self._counts[job.device_id][workload_id] -= _share(job)
 
     def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
         """Learn how long a candidate takes, from any part of a batch."""
         if device_secs > 0:
-            kept = (1 - _LEARNING) ** (candidates / BATCH_SIZE)
+            share = (1 - _LEARNING) ** (candidates / BATCH_SIZE)
             count, secs = self._took.get(device_id, (0.0, 0.0))
-            self._took[device_id] = kept * count + candidates, kept * secs + device_secs
+            self._took[device_id] = share * count + candidates, share * secs + device_secs
 
-    def taken(self, device_id: DeviceId) -> Set[CandidateId]:
+    def candidate_ids(self, device_id: DeviceId) -> Set[CandidateId]:
         """Candidates in the jobs of a device."""
-        return self._taken.get(device_id, {}).keys()
+        return self._job_by_candidate.get(device_id, {}).keys()
 
     def jobs_of(
         self, device_id: DeviceId, candidate_ids: Iterable[CandidateId], attempt: int
@@ -74,9 +76,17 @@ class Queues:
 
         Those of the background may have to wait for the request that asks.
         """
-        taken = self._taken.get(device_id, {})
-        found = {one: self._jobs[taken[one]] for one in candidate_ids if one in taken}
-        return {one: job for one, job in found.items() if job.attempt == attempt and job.request_id}
+        job_by_candidate = self._job_by_candidate.get(device_id, {})
+        jobs = {
+            candidate_id: self._jobs[job_by_candidate[candidate_id]]
+            for candidate_id in candidate_ids
+            if candidate_id in job_by_candidate
+        }
+        return {
+            candidate_id: job
+            for candidate_id, job in jobs.items()
+            if job.attempt == attempt and job.request_id
+        }
 
     def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
         """About how many of them are of a workload."""

@@ -28,7 +28,7 @@ class CandidateRequest:
     workload: Workload
     count: int
     #: Candidates not to draw.
-    told: Excluded
+    excluded: Excluded
     #: Traces to evolve from; empty for random ones.
     parents: tuple[str, ...]
     #: Imported traces to derive from: nothing is drawn then.
@@ -45,9 +45,9 @@ class CandidateRequest:
             workload=self.workload,
             count=count,
             # Draws of a seed are the same each time: another one for what comes on top.
-            seed=(seed + self.told.known) % 2**31,
+            seed=(seed + self.excluded.known_count) % 2**31,
             parents=self.parents,
-            exclude=self.told.ids,
+            exclude=self.excluded.ids,
             foreign=self.foreign,
         )
 
@@ -64,53 +64,60 @@ class RequestCoalescer:
         #: Requests that no agent was asked for.
         self._open: dict[_Key, list[CandidateRequest]] = {}
         #: The request that an agent was asked for, and for how many candidates.
-        self._asked: dict[_Key, tuple[CandidateRequest, int]] = {}
+        self._outstanding: dict[_Key, tuple[CandidateRequest, int]] = {}
         #: By id of what was asked: the requests that wait for the answer, that of the agent itself first.
         self._waiting: dict[str, list[CandidateRequest]] = {}
 
     def add(self, request: CandidateRequest) -> None:
         """Note a request; the answer to what another device was asked a moment ago may do for it."""
         key = self._key(request)
-        asked, count = self._asked.get(key, (None, 0))
+        outstanding, count = self._outstanding.get(key, (None, 0))
         # An idle device must not wait until another device is done with its batches.
-        if asked is not None and request.count <= count and (asked.is_idle or not request.is_idle):
-            self._waiting[asked.request_id].append(request)
+        if (
+            outstanding is not None
+            and request.count <= count
+            and (outstanding.is_idle or not request.is_idle)
+        ):
+            self._waiting[outstanding.request_id].append(request)
         else:
             self._open.setdefault(key, []).append(request)
 
     def due(self, seed: int) -> list[tuple[DeviceId, ProposeRequest]]:
         """What agents are to be asked now; the seed is that of the draws."""
-        made: list[tuple[DeviceId, ProposeRequest]] = []
+        messages: list[tuple[DeviceId, ProposeRequest]] = []
         for key, requests in self._open.items():
-            chosen = max(requests, key=lambda one: (one.is_idle, one.count))
-            count = max(one.count for one in requests)
-            self._asked[key] = chosen, count
-            self._waiting[chosen.request_id] = [chosen, *(one for one in requests if one is not chosen)]
-            made.append((chosen.device_id, chosen.message(count, seed)))
+            chosen = max(requests, key=lambda request: (request.is_idle, request.count))
+            count = max(request.count for request in requests)
+            self._outstanding[key] = chosen, count
+            self._waiting[chosen.request_id] = [
+                chosen,
+                *(request for request in requests if request is not chosen),
+            ]
+            messages.append((chosen.device_id, chosen.message(count, seed)))
         self._open.clear()
-        return made
+        return messages
 
     def answered(self, request_id: str) -> list[CandidateRequest]:
         """The requests that an answer is for, that of the agent itself first."""
         requests = self._waiting.pop(request_id, [])
         if requests:
             key = self._key(requests[0])
-            if key in self._asked and self._asked[key][0] is requests[0]:
-                del self._asked[key]
+            if key in self._outstanding and self._outstanding[key][0] is requests[0]:
+                del self._outstanding[key]
         return requests
 
     def unanswered(self, request_ids: Iterable[str], is_open: Callable[[CandidateRequest], bool]) -> None:
         """Let others be asked in place of an agent that will not answer, for those requests that are open."""
-        for one in [request for request_id in request_ids for request in self.answered(request_id)]:
-            if is_open(one):
-                self.add(one)
+        for request in [request for request_id in request_ids for request in self.answered(request_id)]:
+            if is_open(request):
+                self.add(request)
 
     def _key(self, request: CandidateRequest) -> _Key:
         space = self._spaces.get(request.device_id, f"/{request.device_id}")
         # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
         # candidates are taken once.
         own = request.request_id if request.is_ranked or request.foreign else ""
-        return space, request.workload.workload_id, request.told.known, request.parents, own
+        return space, request.workload.workload_id, request.excluded.known_count, request.parents, own
 
 
 def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]) -> dict[DeviceId, str]:
@@ -124,8 +131,10 @@ def sharing_names(specs: Mapping[DeviceId, DeviceSpec], live: Collection[Family]
         live: Families of which the fleet has live devices.
     """
     return {
-        one: str(spec.family) if is_live(spec) or spec.family not in live else f"{spec.family}{REPLAY_SUFFIX}"
-        for one, spec in specs.items()
+        device_id: str(spec.family)
+        if is_live(spec) or spec.family not in live
+        else f"{spec.family}{REPLAY_SUFFIX}"
+        for device_id, spec in specs.items()
     }
 
 

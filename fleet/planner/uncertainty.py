@@ -20,7 +20,7 @@ class Uncertainty:
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
-        self._known: dict[DeviceId, tuple[Any, int, dict[WorkloadId, float]]] = {}
+        self._widths: dict[DeviceId, tuple[Any, int, dict[WorkloadId, float]]] = {}
 
     def of(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> Mapping[WorkloadId, float]:
         """Say how wide the interval of a device's head is on each workload.
@@ -41,11 +41,11 @@ class Uncertainty:
             return {}
         if champion is None or not champion.judged:
             return {}
-        known = self._known.get(device_id)
-        if known is None or known[0] is not champion or known[1] != id(workloads):
+        cached = self._widths.get(device_id)
+        if cached is None or cached[0] is not champion or cached[1] != id(workloads):
             widths = spread(champion.judged.get("by_workload", {}), workloads)
-            known = self._known[device_id] = champion, id(workloads), widths
-        return known[2]
+            cached = self._widths[device_id] = champion, id(workloads), widths
+        return cached[2]
 
 
 def spread(
@@ -53,14 +53,14 @@ def spread(
 ) -> dict[WorkloadId, float]:
     """Widths of all workloads from those of the judged ones (`fleet.models.judge.by_workload`)."""
     by_operator: dict[str, list[float]] = {}
-    for one in judged.values():
-        by_operator.setdefault(str(one["operator"]), []).append(float(one["width"]))
+    for scores in judged.values():
+        by_operator.setdefault(str(scores["operator"]), []).append(float(scores["width"]))
     every = [width for widths in by_operator.values() for width in widths]
     if not every:
         return {}
-    found: dict[WorkloadId, float] = {}
+    width_by_workload: dict[WorkloadId, float] = {}
     for workload_id, workload in workloads.items():
         own = judged.get(workload_id)
         alike = [float(own["width"])] if own is not None else by_operator.get(workload.operator, every)
-        found[workload_id] = sum(alike) / len(alike)
-    return found
+        width_by_workload[workload_id] = sum(alike) / len(alike)
+    return width_by_workload

@@ -42,7 +42,7 @@ class WorkloadChoice:
 
     def key(self, specs: Sequence[DeviceSpec]) -> str:
         """Differs where the choice, or what replay devices were recorded from, differs."""
-        sources = {(one.replay.records, one.replay.device) for one in specs if one.replay is not None}
+        sources = {(spec.replay.records, spec.replay.device) for spec in specs if spec.replay is not None}
         bounds = {name: repr(value) for name, value in asdict(self).items()}
         bounds["networks"] = repr(tuple(map(_content_of, self.networks)))
         return content_hash(canonical_json(bounds), canonical_json(sorted(sources)))
@@ -85,12 +85,14 @@ class KeptChoices:
 
         `read` gives those of some workloads that are known.
         """
-        kept = self._groups.get(group)
-        ids = kept.get("ids") if isinstance(kept, dict) and kept.get("key") == key else None
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        entry = self._groups.get(group)
+        ids = entry.get("ids") if isinstance(entry, dict) and entry.get("key") == key else None
+        if not isinstance(ids, list) or not all(isinstance(workload_id, str) for workload_id in ids):
             return None
-        known = read(ids)
-        return [known[one] for one in ids] if all(one in known for one in ids) else None
+        workloads = read(ids)
+        if not all(workload_id in workloads for workload_id in ids):
+            return None
+        return [workloads[workload_id] for workload_id in ids]
 
     def put(self, group: str, key: str, chosen: Sequence[Workload]) -> None:
         """Keep a choice.
@@ -98,7 +100,7 @@ class KeptChoices:
         Raises:
             StoreError: The disk is full or failed.
         """
-        self._groups[group] = {"key": key, "ids": [one.workload_id for one in chosen]}
+        self._groups[group] = {"key": key, "ids": [workload.workload_id for workload in chosen]}
         with disk_errors("keeping the choice of workloads", self._path.parent):
             write_durably(self._path, canonical_json({"schema": _SCHEMA, "groups": self._groups}).encode())
 
@@ -122,12 +124,12 @@ class WorkloadDiscovery:
         specs: Mapping[DeviceId, DeviceSpec],
         imported_devices: Callable[[], Collection[DeviceId]],
     ) -> None:
-        self._choice, self._kept, self._store = choice, KeptChoices(path), store
+        self._choice, self._kept_choices, self._store = choice, KeptChoices(path), store
         self._coverage, self._pools, self._imports = context.coverage, context.pools, context.imports
         self._planner, self._transport, self._specs = planner, transport, specs
         self._imported_devices = imported_devices
         #: Devices that were asked, by group.
-        self._asked: dict[str, DeviceId] = {}
+        self._asked_devices: dict[str, DeviceId] = {}
         self._chosen: dict[str, Sequence[Workload]] = {}
         for group in dict.fromkeys(map(group_of, specs.values())):
             self._use_kept(group)
@@ -136,7 +138,7 @@ class WorkloadDiscovery:
     @property
     def is_waiting(self) -> bool:
         """Whether an agent was asked and has not answered."""
-        return bool(self._asked)
+        return bool(self._asked_devices)
 
     def joined(self, spec: DeviceSpec) -> None:
         """Have a device that came measure what its group does, as far as that is known."""
@@ -149,13 +151,17 @@ class WorkloadDiscovery:
     def agent_up(self, spec: DeviceSpec, incarnation: int) -> None:
         """Ask an agent, if nobody has told yet what the devices of its group measure."""
         group = group_of(spec)
-        if spec.device_id in self._specs and group not in self._chosen and group not in self._asked:
-            self._asked[group] = spec.device_id
+        if spec.device_id in self._specs and group not in self._chosen and group not in self._asked_devices:
+            self._asked_devices[group] = spec.device_id
             self._transport.list_workloads(spec.device_id, incarnation, self._choice.networks)
 
     def agent_gone(self, device_id: DeviceId) -> None:
         """Note that an agent will not answer; the next one that comes up is asked."""
-        self._asked = {group: one for group, one in self._asked.items() if one != device_id}
+        self._asked_devices = {
+            group: asked_device
+            for group, asked_device in self._asked_devices.items()
+            if asked_device != device_id
+        }
 
     def listed(self, spec: DeviceSpec, workloads: Sequence[Workload]) -> list[DeviceId]:
         """Choose from an agent's list.
@@ -167,19 +173,19 @@ class WorkloadDiscovery:
             FleetError: None of the workloads will do, or the disk is full.
         """
         group = group_of(spec)
-        self._asked.pop(group, None)
+        self._asked_devices.pop(group, None)
         if group in self._chosen:
             return []
         chosen = self._choice.choose(workloads)
         if not chosen:
-            asked = self._choice
-            raise none_fits(len(workloads), asked.networks, asked.min_flops, asked.max_flops)
+            choice = self._choice
+            raise none_fits(len(workloads), choice.networks, choice.min_flops, choice.max_flops)
         members = self._members(group)
         self._store.put_workloads(chosen, own=group != REPLAYED)
-        self._kept.put(group, self._choice.key(members), chosen)
+        self._kept_choices.put(group, self._choice.key(members), chosen)
         self._use(group, chosen)
         self.load()
-        return [one.device_id for one in members]
+        return [member.device_id for member in members]
 
     def load(self) -> None:
         """Read what is known of the chosen workloads: measured candidates, and those that wait for it."""
@@ -187,10 +193,13 @@ class WorkloadDiscovery:
             return
         self._store.settle()
         self._coverage.load()
-        self._imports.load(self._store, self._coverage.wanted, self._imported_devices())
-        for (family, workload_id), known in self._pools.used_up().items():
+        self._imports.load(self._store, self._coverage.workload_ids, self._imported_devices())
+        for (family, workload_id), count in self._pools.used_up().items():
             # Where fewer are known now, some were lost with a file, and can be drawn again.
-            if workload_id in self._coverage.wanted and self._coverage.known(family, workload_id) >= known:
+            if (
+                workload_id in self._coverage.workload_ids
+                and self._coverage.candidate_count(family, workload_id) >= count
+            ):
                 self._coverage.exhaust(family, workload_id)
 
     def _members(self, group: str) -> list[DeviceSpec]:
@@ -200,36 +209,36 @@ class WorkloadDiscovery:
         """Take what was chosen before; false where nothing was, or for others."""
         # Live devices get modules of our own only: what is kept of others is listed again.
         read = self._store.workloads if group == REPLAYED else self._store.own_workloads
-        chosen = self._kept.get(group, self._choice.key(self._members(group)), read)
+        chosen = self._kept_choices.get(group, self._choice.key(self._members(group)), read)
         if chosen is not None:
             self._use(group, chosen)
         return chosen is not None
 
     def _use(self, group: str, chosen: Sequence[Workload]) -> None:
-        self._coverage.want(one.workload_id for one in chosen)
-        self._planner.set_workloads([one.device_id for one in self._members(group)], chosen)
+        self._coverage.want(workload.workload_id for workload in chosen)
+        self._planner.set_workloads([member.device_id for member in self._members(group)], chosen)
         self._chosen[group] = chosen
 
 
 class WorkloadModules:
     """What was listed for requests, or is stored."""
 
-    def __init__(self, store: Store, known: Mapping[DeviceId, DeviceSpec]) -> None:
-        self._store, self._known = store, known
+    def __init__(self, store: Store, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+        self._store, self._specs = store, specs
         #: By whether they are our own, which a live device must have.
-        self._found: dict[bool, dict[WorkloadId, Workload]] = {True: {}, False: {}}
+        self._modules: dict[bool, dict[WorkloadId, Workload]] = {True: {}, False: {}}
 
     def put(self, device_id: DeviceId, workloads: Iterable[Workload]) -> None:
         """Note what the agent of a device has listed; the store has it."""
-        self._of(device_id).update({one.workload_id: one for one in workloads})
+        self._of(device_id).update({workload.workload_id: workload for workload in workloads})
 
     def get(self, device_id: DeviceId, workload_id: WorkloadId) -> Workload | None:
         """A workload as a device may be given it; None where the store lacks it."""
-        found = self._of(device_id)
-        if workload_id not in found:
-            read = self._store.own_workloads if found is self._found[True] else self._store.workloads
-            found.update(read())
-        return found.get(workload_id)
+        modules = self._of(device_id)
+        if workload_id not in modules:
+            read = self._store.own_workloads if modules is self._modules[True] else self._store.workloads
+            modules.update(read())
+        return modules.get(workload_id)
 
     def _of(self, device_id: DeviceId) -> dict[WorkloadId, Workload]:
-        return self._found[is_live(self._known[device_id])]
+        return self._modules[is_live(self._specs[device_id])]

@@ -16,7 +16,7 @@ from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.noise import Reading, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings, says
+from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 from fleet.store.store import Store
 
 
@@ -80,8 +80,8 @@ def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, A
         total += batch.num_rows
         candidate, quality = batch.column("candidate_id"), batch.column("quality")
         candidates.append(candidate)
-        suspect += int(says(quality, "suspect").sum())
-        quarantined.update(candidate.filter(pa.array(says(quality, "quarantined"))).to_pylist())
+        suspect += int(flag_column(quality, "suspect").sum())
+        quarantined.update(candidate.filter(pa.array(flag_column(quality, "quarantined"))).to_pylist())
         noise += readings(device_id, batch.filter(pc.equal(batch.column("origin"), NOISE)))
     last = last_run(noise)
     floor = noise_floor(last)

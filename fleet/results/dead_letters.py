@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agents.codec import record_to_json
 from agents.lease import LeaseTag
 from agents.records import DeviceId, Record, content_hash
-from fleet.results.refused_records import Refusal, shown
+from fleet.results.refused_records import Refusal, printable
 from fleet.state.contents import LATE, REFUSED
 from fleet.state.state_file import StateFile
 
@@ -67,7 +67,7 @@ class DeadLetters:
         lease = refusal.arrival.lease
         about = {"job_id": lease.job_id, "fencing_token": lease.fencing_token} if lease is not None else {}
         lines = [
-            json.dumps({**about, "reason": reason, "record": shown(record)})
+            json.dumps({**about, "reason": reason, "record": printable(record)})
             for record, reason in zip(refusal.records, refusal.reasons, strict=True)
         ]
         name = content_hash(*(f"{line}\n" for line in lines))[:16]

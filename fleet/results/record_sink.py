@@ -23,7 +23,7 @@ from fleet.store.store import Store
 
 
 @dataclass(slots=True)
-class Taken:
+class Intake:
     """What was done with arrivals."""
 
     events: list[Event] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RecordSink:
         self.letters.notes.clear()
         return notes
 
-    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
+    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
         """Keep what arrived, in the order in which it came; the state says what each lease is worth.
 
         Raises:
@@ -92,100 +92,102 @@ class RecordSink:
         # Whoever measured them is done with them: trying again would give the same.
         for refusal in refusals:
             self._leave(refusal, state)
-        taken = self._take(good, state, now)
-        taken.refusals = refusals
+        intake = self._take(good, state, now)
+        intake.refusals = refusals
         for refusal in refusals:
-            one, names = refusal.arrival, record_ids(refusal.records)
-            taken.acknowledge.append((one.device_id, one.incarnation, names))
-        return taken
+            arrival, names = refusal.arrival, record_ids(refusal.records)
+            intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
+        return intake
 
-    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Taken:
-        taken = Taken()
-        found = sort(arrivals, state.verdict)
-        for one in found[Verdict.LATE]:
-            self._keep_late(one, now)
-        stored = [*found[Verdict.COUNTS], *found[Verdict.REPEATED]]
-        records = [record for one in stored for record in one.records]
+    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
+        intake = Intake()
+        by_verdict = sort(arrivals, state.verdict)
+        for arrival in by_verdict[Verdict.LATE]:
+            self._keep_late(arrival, now)
+        stored = [*by_verdict[Verdict.COUNTS], *by_verdict[Verdict.REPEATED]]
+        records = [record for arrival in stored for record in arrival.records]
         check_flags(records)
         fresh = self._store.take(records)
-        taken.events, self._untold = self._untold, []
-        self._count(fresh, taken, now)
-        for one in found[Verdict.COUNTS]:
-            self._finish(one, state, taken, now)
-        for one in arrivals:
-            names = tuple(record.record_id for record in one.records)
-            taken.acknowledge.append((one.device_id, one.incarnation, names))
-        return taken
+        intake.events, self._untold = self._untold, []
+        self._count(fresh, intake, now)
+        for arrival in by_verdict[Verdict.COUNTS]:
+            self._finish(arrival, state, intake, now)
+        for arrival in arrivals:
+            names = tuple(record.record_id for record in arrival.records)
+            intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
+        return intake
 
-    def left(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
+    def unfinished(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
         """Candidates of a job that the store lacks; those at hand need not be looked for."""
-        family, left = self._families[job.device_id], self._tallies.left(job)
+        family, unfinished = self._families[job.device_id], self._tallies.unfinished(job)
         may_skip = job.attempt == 0 and job.origin not in REPEATS
-        elsewhere = [one for one in left if one not in at_hand]
+        elsewhere = [candidate_id for candidate_id in unfinished if candidate_id not in at_hand]
         grouped = self._coverage.by_workload(family, job.workload_ids, elsewhere)
-        for one in left:
-            if one in at_hand:
-                grouped.setdefault(at_hand[one].workload_id, []).append(one)
+        for candidate_id in unfinished:
+            if candidate_id in at_hand:
+                grouped.setdefault(at_hand[candidate_id].workload_id, []).append(candidate_id)
         skipped: set[CandidateId] = set()
         for of, some in grouped.items():
             skipped |= self._coverage.blocked_among(family, of, some)
             skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
-        return [one for one in left if one not in skipped]
+        return [candidate_id for candidate_id in unfinished if candidate_id not in skipped]
 
-    def _count(self, records: Sequence[Record], taken: Taken, now: float) -> None:
+    def _count(self, records: Sequence[Record], intake: Intake, now: float) -> None:
         """Tell everybody of records that the store takes in."""
         self._coverage.add(records)
         for record in records:
-            taken.fresh.setdefault(record.device_id, []).append(record)
+            intake.fresh.setdefault(record.device_id, []).append(record)
         measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
-        for device_id, some in taken.fresh.items():
+        for device_id, some in intake.fresh.items():
             counts = self.counts.setdefault(device_id, RecordCounts())
             ok = sum(record.outcome is Outcome.OK for record in some)
             counts.add(len(some), ok, max(record.measured_at for record in some))
-            taken.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
+            intake.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
             family = self._families.get(device_id, "")
             for record in some:
                 measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None
         for (family, workload_id), ids in measured.items():
             self._pools.measured(family, workload_id, ids)
 
-    def _finish(self, one: Arrival, state: FleetState, taken: Taken, now: float) -> None:
+    def _finish(self, arrival: Arrival, state: FleetState, intake: Intake, now: float) -> None:
         """Tell of a job that has all its records now."""
-        if one.lease is None:
+        if arrival.lease is None:
             return
-        self._tallies.add(one)
-        job_id, fencing_token = JobId(one.lease.job_id), one.lease.fencing_token
+        self._tallies.add(arrival)
+        job_id, fencing_token = JobId(arrival.lease.job_id), arrival.lease.fencing_token
         job = state.job(job_id)
-        if job is None or not (one.is_last or (one.is_leftover and not self.left(job, {}))):
+        if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job, {}))):
             return
-        taken.events.append(self._tallies.finish(one.device_id, job_id, fencing_token, one.incarnation, now))
+        intake.events.append(
+            self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation, now)
+        )
 
     def _leave(self, refusal: Refusal, state: FleetState) -> None:
         """Take refused candidates for finished, as far as their job is concerned, and plan them no more."""
-        one = refusal.arrival
-        if one.lease is None:
+        arrival = refusal.arrival
+        if arrival.lease is None:
             return
-        job_id = JobId(one.lease.job_id)
-        if state.verdict(one.device_id, job_id, one.lease.fencing_token) is Verdict.COUNTS:
+        job_id = JobId(arrival.lease.job_id)
+        if state.verdict(arrival.device_id, job_id, arrival.lease.fencing_token) is Verdict.COUNTS:
             self._tallies.set_aside(job_id, [record.candidate_id for record in refusal.records])
         for record in refusal.records:
-            if record.workload_id in self._coverage.wanted:
-                family = self._families[one.device_id]
+            if record.workload_id in self._coverage.workload_ids:
+                family = self._families[arrival.device_id]
                 self._coverage.block(family, record.workload_id, [record.candidate_id])
 
-    def _keep_late(self, one: Arrival, now: float) -> None:
-        assert one.lease is not None
-        known = self._store.known(one.records)
-        late = [record for record, is_known in zip(one.records, known, strict=True) if not is_known]
-        if not late or not self.letters.keep_late(one.device_id, one.lease, late):
+    def _keep_late(self, arrival: Arrival, now: float) -> None:
+        assert arrival.lease is not None
+        flags = self._store.are_stored(arrival.records)
+        late = [record for record, is_stored in zip(arrival.records, flags, strict=True) if not is_stored]
+        if not late or not self.letters.keep_late(arrival.device_id, arrival.lease, late):
             return
         self._untold.append(
             ResultArrivedLate(
                 at_secs=now,
-                device_id=one.device_id,
-                job_id=JobId(one.lease.job_id),
-                fencing_token=one.lease.fencing_token,
-                incarnation=one.incarnation,
+                device_id=arrival.device_id,
+                job_id=JobId(arrival.lease.job_id),
+                fencing_token=arrival.lease.fencing_token,
+                incarnation=arrival.incarnation,
                 count=len(late),
             )
         )

@@ -42,14 +42,14 @@ def sift(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
     """
     good: list[Arrival] = []
     refusals: list[Refusal] = []
-    for one in arrivals:
-        faults = find_faults(one.records)
-        kept = tuple(record for place, record in enumerate(one.records) if place not in faults)
-        good.append(replace(one, records=kept) if faults else one)
+    for arrival in arrivals:
+        faults = find_faults(arrival.records)
+        storable = tuple(record for place, record in enumerate(arrival.records) if place not in faults)
+        good.append(replace(arrival, records=storable) if faults else arrival)
         if faults:
-            chosen = tuple(one.records[place] for place in sorted(faults))
+            chosen = tuple(arrival.records[place] for place in sorted(faults))
             reasons = tuple(faults[place] for place in sorted(faults))
-            refusals.append(Refusal(arrival=one, records=chosen, reasons=reasons))
+            refusals.append(Refusal(arrival=arrival, records=chosen, reasons=reasons))
     return good, refusals
 
 
@@ -59,17 +59,17 @@ def find_faults(records: Sequence[Record]) -> dict[int, str]:
     Returns:
         By place: what is wrong with it.
     """
-    found: dict[int, str] = {}
+    faults: dict[int, str] = {}
     waiting = [range(len(records))] if records else []
     while waiting:
         part = waiting.pop()
         fault = _fault([records[place] for place in part])
         if fault and len(part) == 1:
-            found[part[0]] = fault
+            faults[part[0]] = fault
         elif fault:
             middle = len(part) // 2
             waiting += [part[:middle], part[middle:]]
-    return found
+    return faults
 
 
 def _fault(records: Sequence[Record]) -> str:
@@ -96,16 +96,16 @@ def check_flags(records: Sequence[Record]) -> None:
 
 def record_ids(records: Sequence[Record]) -> tuple[str, ...]:
     """Ids of refused records, as far as they have any."""
-    found: list[str] = []
+    ids: list[str] = []
     for record in records:
         try:
-            found.append(record.record_id)
+            ids.append(record.record_id)
         except FAULTS:
             continue  # no spool can have kept it either
-    return tuple(found)
+    return tuple(ids)
 
 
-def shown(record: Record) -> object:
+def printable(record: Record) -> object:
     """A record for people: as JSON where it is one, else as Python shows it."""
     try:
         value = record_to_json(record)

@@ -178,8 +178,8 @@ class CoverageQuestions(Contents):
         with state_errors("reading the state file", self.path):
             for side in (">=", "<"):
                 drawn += [
-                    CandidateId(one.hex())
-                    for (one,) in self._connection.execute(
+                    CandidateId(packed.hex())
+                    for (packed,) in self._connection.execute(
                         f"SELECT candidate FROM result WHERE {IN_GROUP} AND candidate {side} ?"
                         f" AND outcome != {LOST} GROUP BY candidate ORDER BY candidate LIMIT ?",
                         (*group, value, count - len(drawn)),

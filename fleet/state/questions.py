@@ -33,7 +33,7 @@ SELECT (SELECT count(*) FROM (SELECT * FROM made EXCEPT SELECT * FROM kept))
 class Questions(CollectionQuestions):
     """Questions about results and candidates."""
 
-    def known(self, results: Sequence[Result]) -> list[bool]:
+    def are_stored(self, results: Sequence[Result]) -> list[bool]:
         """Say of each result whether there is one of the same five fields."""
         find = self._labels.find
         places: list[tuple[Group, bytes, int]] = []

@@ -68,37 +68,41 @@ def rebuild(path: Path, families: Mapping[str, str] | None = None) -> list[str]:
         temporary.rename(rebuilt_of(path))
         fsync(path.parent)
         finish_rebuild(path)
-    kept = ", ".join(f"{len(some)} of {table}" for table, some in rows.items() if some) or "nothing"
+    rescued = ", ".join(f"{len(some)} of {table}" for table, some in rows.items() if some) or "nothing"
     first = f"the damaged file is kept as {aside.name}" if is_there else f"{path.name} was missing"
-    return [first, f"rows that could be read: {kept}", *table_part.notes]
+    return [first, f"rows that could be read: {rescued}", *table_part.notes]
 
 
 def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Rows that are whole, by table."""
     reading = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(reading, uri=True, isolation_level=None)) as connection:
-        found = {table: list(_numbered_rows(connection, table)) for table in _NUMBERED}
+        rows_by_table = {table: list(_numbered_rows(connection, table)) for table in _NUMBERED}
         snapshot = list(_rows(connection, "SELECT * FROM snapshot"))
-        found["table_version"] = list(_rows(connection, "SELECT * FROM table_version"))
+        rows_by_table["table_version"] = list(_rows(connection, "SELECT * FROM table_version"))
         for table in ("data_file", "note"):
-            found[table] = list(_rows(connection, f"SELECT * FROM {table}"))
-    found["waiting"] = [
+            rows_by_table[table] = list(_rows(connection, f"SELECT * FROM {table}"))
+    rows_by_table["waiting"] = [
         (*row[:4], row[4] if isinstance(row[4], float) else 0.0, *row[5:])
-        for row in found["waiting"]
+        for row in rows_by_table["waiting"]
         if _is_sum(row[6], row[2], str(row[3]), row[5])
     ]
-    numbers = {text: number for number, text in reversed(found["label"]) if isinstance(text, str)}
+    numbers = {text: number for number, text in reversed(rows_by_table["label"]) if isinstance(text, str)}
     labels = {number: text for text, number in numbers.items()}
-    found["label"] = list(labels.items())
-    found["candidate"] = _whole_candidates(found["candidate"], labels)
-    found["data_file"] = [
-        row for row in found["data_file"] if _is_sum(row[4], row[0], str(row[2]), row[3]) and row[1] in labels
+    rows_by_table["label"] = list(labels.items())
+    rows_by_table["candidate"] = _whole_candidates(rows_by_table["candidate"], labels)
+    rows_by_table["data_file"] = [
+        row
+        for row in rows_by_table["data_file"]
+        if _is_sum(row[4], row[0], str(row[2]), row[3]) and row[1] in labels
     ]
-    found["dead_letter"] = [row for row in found["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])]
-    found["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
-    begun = found["snapshot"][0][1] if found["snapshot"] else 0
-    found["event"] = list(_whole_events(found["event"], begun))
-    return found
+    rows_by_table["dead_letter"] = [
+        row for row in rows_by_table["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])
+    ]
+    rows_by_table["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
+    begun = rows_by_table["snapshot"][0][1] if rows_by_table["snapshot"] else 0
+    rows_by_table["event"] = list(_whole_events(rows_by_table["event"], begun))
+    return rows_by_table
 
 
 def _whole_events(rows: Iterable[tuple[Any, ...]], begun: int) -> Iterator[tuple[Any, ...]]:

@@ -78,12 +78,12 @@ class RebuiltTable:
             StoreError: The table's log cannot be read, or the disk failed.
         """
         with disk_errors("reading the table", self.folder):
-            there = is_table(self.folder)
-            if there:
+            has_table = is_table(self.folder)
+            if has_table:
                 self._settle()
                 self._add_results(self._rows_of_files())
             self._take_waiting()
-            if there:
+            if has_table:
                 self._take_strays()
                 self._put_files()
             self._take_candidates()
@@ -274,7 +274,7 @@ class RebuiltTable:
         with self._state.turn() as turn:
             for workload_id, candidates in by_workload.items():
                 numbers = turn.add_candidates(family, workload_id, list(candidates.values()))
-                measured = [lost.pop((workload_id, one)) for one in candidates]
+                measured = [lost.pop((workload_id, candidate_id)) for candidate_id in candidates]
                 turn.settle_candidates(number for number, done in zip(numbers, measured, strict=True) if done)
             for workload_id, candidate_ids in killers.items():
                 turn.block(family, workload_id, candidate_ids)

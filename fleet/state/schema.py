@@ -240,7 +240,7 @@ def refuse_network(path: Path) -> None:
 
 def one_line(text: str) -> str:
     """What SQLite says of damage, which may quote damaged names, as a line for people."""
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 @contextmanager
@@ -266,9 +266,9 @@ def state_errors(doing: str, path: Path) -> Iterator[None]:
                 f"{path} is damaged ({one_line(str(error))}); `fleet store verify --rebuild` makes it again"
                 " from what can be read"
             ) from error
-        found = os_error(error, path)
-        if found.errno == errno.EAGAIN:
+        system_error = os_error(error, path)
+        if system_error.errno == errno.EAGAIN:
             raise StoreLocked(f"{path} is being written by another process; stop that process") from error
-        raise store_error(found, doing, path) from error
+        raise store_error(system_error, doing, path) from error
     except OSError as error:
         raise store_error(error, doing, path) from error

@@ -52,9 +52,9 @@ class StateFile(Questions):
         try:
             with state_errors("opening the state file", path):
                 if has_lost_turns(connection, ends):
-                    _, [kept] = copy_aside(path, [log_of(path)])
+                    _, [copy] = copy_aside(path, [log_of(path)])
                     self.notes.append(
-                        f"{path} is damaged in its log: kept as {kept.name}; turns behind the damage are lost"
+                        f"{path} is damaged in its log: kept as {copy.name}; turns behind the damage are lost"
                     )
                 super().__init__(connection, Labels(connection), path)
                 if fault := next(self.faults(), None):

@@ -226,8 +226,8 @@ class RecordsTable:
                 needed.update(file.path for file in added(self._log.actions(later)))
             files = {file.path for file in self._state.files()}
             dead = sorted(files - needed)
-            left = {str(path.relative_to(self.folder)) for path in self.folder.glob("device_id=*/*")}
-            for path in (*dead, *sorted(left - files - needed)):
+            on_disk = {str(path.relative_to(self.folder)) for path in self.folder.glob("device_id=*/*")}
+            for path in (*dead, *sorted(on_disk - files - needed)):
                 (self.folder / path).unlink(missing_ok=True)
             if dead:
                 with self._state.turn() as turn:

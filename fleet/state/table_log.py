@@ -165,10 +165,10 @@ def added(actions: Iterable[Action]) -> list[TableFile]:
             rows=json.loads(action["stats"])["numRecords"],
             sha256="",
         )
-        for action in (one["add"] for one in actions if "add" in one)
+        for action in (action["add"] for action in actions if "add" in action)
     ]
 
 
 def removed(actions: Iterable[Action]) -> Iterator[str]:
     """Yield the paths of data files that a commit takes out of the table."""
-    return (one["remove"]["path"] for one in actions if "remove" in one)
+    return (action["remove"]["path"] for action in actions if "remove" in action)

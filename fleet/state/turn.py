@@ -175,7 +175,9 @@ class Turn:
             version: Version of the table with these files; None leaves it as it is.
             table_rows: All rows of that version.
         """
-        self._connection.executemany("DELETE FROM waiting WHERE number = ?", ((one,) for one in numbers))
+        self._connection.executemany(
+            "DELETE FROM waiting WHERE number = ?", ((number,) for number in numbers)
+        )
         self._connection.executemany(
             "INSERT OR REPLACE INTO data_file VALUES (?, ?, ?, ?, ?)",
             (
@@ -276,9 +278,11 @@ class Turn:
             f"SELECT candidate, latency_secs FROM fastest WHERE {IN_GROUP}", group
         ).fetchall()
         before = dict(rows)
-        merged = before | {one: min(number, before.get(one, number)) for one, number in secs.items()}
-        best = sorted((number, one) for one, number in merged.items())[:FASTEST]
-        after = {one: number for number, one in best}
+        merged = before | {
+            candidate: min(number, before.get(candidate, number)) for candidate, number in secs.items()
+        }
+        best = sorted((number, candidate) for candidate, number in merged.items())[:FASTEST]
+        after = {candidate: number for number, candidate in best}
         if after != before:
             self._connection.execute(f"DELETE FROM fastest WHERE {IN_GROUP}", group)
             self._connection.executemany(

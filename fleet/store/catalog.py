@@ -96,15 +96,15 @@ def put_workloads(folder: Path, workloads: Iterable[Workload], *, own: bool) -> 
             write_all_durably(waiting)
             waiting = {}
         if path.exists():
-            known = _read_workload(path)
-            if known.is_own and not own:
+            entry = _read_workload(path)
+            if entry.is_own and not own:
                 continue
-            networks = tuple(sorted({**dict(known.workload.networks), **dict(workload.networks)}.items()))
-            if networks == known.workload.networks and known.is_own is own:
+            networks = tuple(sorted({**dict(entry.workload.networks), **dict(workload.networks)}.items()))
+            if networks == entry.workload.networks and entry.is_own is own:
                 continue
             # A module that is ours is better than any that was there before.
-            takes_place = own and not known.is_own
-            workload = replace(workload if takes_place else known.workload, networks=networks)
+            takes_place = own and not entry.is_own
+            workload = replace(workload if takes_place else entry.workload, networks=networks)
         else:
             new += 1
         # Tuples of texts and numbers all the way down: JSON as it is, without the copies of `as_json_dict`.
@@ -115,21 +115,25 @@ def put_workloads(folder: Path, workloads: Iterable[Workload], *, own: bool) -> 
 
 
 def read_workloads(
-    folder: Path, wanted: Iterable[str] | None = None, *, only_own: bool = False
+    folder: Path, workload_ids: Iterable[str] | None = None, *, only_own: bool = False
 ) -> dict[WorkloadId, Workload]:
     """Workloads by id, sorted by id.
 
     Args:
         folder: Of the workloads.
-        wanted: Only those of these that are there; all if None.
+        workload_ids: Only those of these that are there; all if None.
         only_own: Leave out those whose module is of others.
     """
-    if wanted is None:
+    if workload_ids is None:
         paths = sorted(folder.glob("[!.]*.json"))
     else:
-        paths = [folder / f"{one}.json" for one in sorted(set(wanted)) if _NAME.fullmatch(one)]
-    found = [_read_workload(path) for path in paths if path.exists()]
-    return {one.workload.workload_id: one.workload for one in found if one.is_own or not only_own}
+        paths = [
+            folder / f"{workload_id}.json"
+            for workload_id in sorted(set(workload_ids))
+            if _NAME.fullmatch(workload_id)
+        ]
+    entries = [_read_workload(path) for path in paths if path.exists()]
+    return {entry.workload.workload_id: entry.workload for entry in entries if entry.is_own or not only_own}
 
 
 def _text(value: Mapping[str, Any]) -> bytes:
@@ -138,7 +142,7 @@ def _text(value: Mapping[str, Any]) -> bytes:
 
 
 def _sum(value: Mapping[str, Any]) -> str:
-    return content_hash(canonical_json({key: one for key, one in value.items() if key != _SUM}))
+    return content_hash(canonical_json({key: entry for key, entry in value.items() if key != _SUM}))
 
 
 def sum_fault(line: str) -> str:
@@ -245,20 +249,20 @@ def read_device(path: Path) -> list[DeviceEntry]:
 
 def _device_entry(path: Path, line: str) -> DeviceEntry:
     value = _entry(path, line)
-    seen = value.get("descriptor")
+    descriptor = value.get("descriptor")
     return DeviceEntry(
         spec=_valid(DeviceSpec, value.get("spec"), path),
-        descriptor=None if seen is None else _valid(Descriptor, seen, path),
+        descriptor=None if descriptor is None else _valid(Descriptor, descriptor, path),
         stored_at=float(value.get("stored_at", 0.0)),
     )
 
 
 def read_devices(folder: Path) -> dict[DeviceId, DeviceEntry]:
     """The last entry of each device, sorted by device; however long its history is, one line is parsed."""
-    found: dict[DeviceId, DeviceEntry] = {}
+    entries: dict[DeviceId, DeviceEntry] = {}
     for path in sorted(folder.glob("[!.]*.jsonl")):
         lines = path.read_text().rsplit("\n", 2)[-2:]
         if len(lines) == 2:  # the end of the text is no line
             entry = _device_entry(path, lines[0])
-            found[entry.spec.device_id] = entry
-    return found
+            entries[entry.spec.device_id] = entry
+    return entries

@@ -25,14 +25,14 @@ def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
         beside: Folders that it makes beside it; with a finished record in a new one, all stays.
     """
     places = (store, *beside)
-    was_there = {one for one in places if one.exists()}
-    made = [one for one in places if one not in was_there or not any(one.iterdir())]
-    above = [one for one in store.parents if not one.exists()]
+    was_there = {path for path in places if path.exists()}
+    new_folders = [path for path in places if path not in was_there or not any(path.iterdir())]
+    above = [path for path in store.parents if not path.exists()]
     try:
         yield
     finally:
-        if store in made and not _has_records(store, made):
-            for place in made:
+        if store in new_folders and not _has_records(store, new_folders):
+            for place in new_folders:
                 shutil.rmtree(place, ignore_errors=True)
                 if place in was_there:
                     place.mkdir()
@@ -41,13 +41,13 @@ def records_or_nothing(store: Path, *beside: Path) -> Iterator[None]:
                     parent.rmdir()
 
 
-def _has_records(store: Path, made: list[Path]) -> bool:
+def _has_records(store: Path, folders: list[Path]) -> bool:
     if not store.exists():
         return True  # another process may be about to make it
-    if any(read_rows(path) for folder in made for path in folder.glob(f"*/{SPOOL_FILE}")):
+    if any(read_rows(path) for folder in folders for path in folder.glob(f"*/{SPOOL_FILE}")):
         return True
     try:
-        with Store.open(store, create=False) as found:  # which takes in what waits for the table
-            return found.rows > 0
+        with Store.open(store, create=False) as reader:  # which takes in what waits for the table
+            return reader.rows > 0
     except StoreError:
         return True

@@ -86,7 +86,7 @@ def noise_floor(records: Iterable[Record | Reading]) -> NoiseFloor | None:
             readings.setdefault(_key(record), {}).setdefault(record.attempt, reading)
     pairs = [pair for attempts in readings.values() for pair in _aa_pairs(attempts)]
     if not pairs:
-        in_order = [[attempts[one] for one in sorted(attempts)] for attempts in readings.values()]
+        in_order = [[attempts[attempt] for attempt in sorted(attempts)] for attempts in readings.values()]
         pairs = [pair for attempts_of_one in in_order for pair in pairwise(attempts_of_one)]
     if not pairs:
         return None

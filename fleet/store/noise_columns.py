@@ -29,7 +29,7 @@ SAYS_NOTHING = (Outcome.LOST.value, Outcome.REJECTED.value)
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
-def says(quality: pa.Array, key: str) -> NDArray[np.bool_]:
+def flag_column(quality: pa.Array, key: str) -> NDArray[np.bool_]:
     """Whether each quality has a flag, as `Record.is_suspect` and its like say. Each text is parsed once.
 
     Args:
@@ -37,8 +37,8 @@ def says(quality: pa.Array, key: str) -> NDArray[np.bool_]:
         key: The flag's name, such as `suspect`.
     """
     distinct = quality.dictionary_encode()
-    told = np.array([has_flag(text, key) for text in distinct.dictionary.to_pylist()], dtype=np.bool_)
-    return told[numbers(distinct.indices)]
+    flags = np.array([has_flag(text, key) for text in distinct.dictionary.to_pylist()], dtype=np.bool_)
+    return flags[numbers(distinct.indices)]
 
 
 def settled_rows(batches: Iterable[pa.RecordBatch]) -> NDArray[np.bool_]:
@@ -130,18 +130,18 @@ def numbers(column: pa.Array) -> NDArray[np.int64]:
 def _grades(batch: pa.RecordBatch) -> NDArray[np.int8]:
     """`fleet.store.noise.grade` of each row, worked out once for each combination that there is."""
     outcomes = batch.column("outcome").dictionary_encode()
-    known = [outcome_of(text) for text in outcomes.dictionary.to_pylist()]
+    outcome_values = [outcome_of(text) for text in outcomes.dictionary.to_pylist()]
     both = (False, True)
     table = np.array(
         [
             grade(outcome, is_suspect=suspect, is_second=second)
-            for outcome in known
+            for outcome in outcome_values
             for suspect in both
             for second in both
         ],
         dtype=np.int8,
-    ).reshape(len(known), 2, 2)
-    is_suspect = says(batch.column("quality"), "suspect")
+    ).reshape(len(outcome_values), 2, 2)
+    is_suspect = flag_column(batch.column("quality"), "suspect")
     is_second = pc.is_in(batch.column("origin"), pa.array(sorted(REPEATS)))
     return table[numbers(outcomes.indices), is_suspect.astype(np.int64), numbers(is_second)]
 
@@ -156,8 +156,8 @@ def readings(device_id: DeviceId, batch: pa.RecordBatch) -> Iterator[Reading]:
         batch.column("attempt").to_pylist(),
         map(tuple, batch.column("run_secs").to_pylist()),
         batch.column("measured_at").to_pylist(),
-        says(batch.column("quality"), "suspect").tolist(),
-        says(batch.column("quality"), "stopped_early").tolist(),
+        flag_column(batch.column("quality"), "suspect").tolist(),
+        flag_column(batch.column("quality"), "stopped_early").tolist(),
     )
     for values in zip(*columns, strict=True):
         yield Reading(device_id, *values)
@@ -169,7 +169,7 @@ def outcome_of(text: str) -> Outcome:
     Raises:
         StoreError: There is no such outcome.
     """
-    found = _OUTCOMES.get(text)
-    if found is None:
+    outcome = _OUTCOMES.get(text)
+    if outcome is None:
         raise StoreError(f"a record has the outcome {text!r}; known: {', '.join(_OUTCOMES)}")
-    return found
+    return outcome

@@ -168,21 +168,21 @@ class StoreReader:
                 check_layout(device, layout)
             yield DeviceId(device), batch.select(list(names))
 
-    def workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
+    def workloads(self, workload_ids: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
         """Workloads by id: all, of which an import may have brought thousands, or the wanted ones."""
         with disk_errors("reading the workloads", self.path):
-            return read_workloads(self.path / WORKLOADS, wanted)
+            return read_workloads(self.path / WORKLOADS, workload_ids)
 
-    def own_workloads(self, wanted: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
+    def own_workloads(self, workload_ids: Collection[WorkloadId] | None = None) -> dict[WorkloadId, Workload]:
         """Workloads by id whose modules agents of ours have made: TVM may be given these and no others."""
         with disk_errors("reading the workloads", self.path):
-            return read_workloads(self.path / WORKLOADS, wanted, only_own=True)
+            return read_workloads(self.path / WORKLOADS, workload_ids, only_own=True)
 
-    def has_imported_workloads(self, wanted: Collection[WorkloadId]) -> bool:
+    def has_imported_workloads(self, workload_ids: Collection[WorkloadId]) -> bool:
         """Whether any record may be of an imported workload that claims to be one of these of ours."""
         with disk_errors("reading the workloads", self.path):
             names = [path.stem for path in (self.path / WORKLOADS).glob(f"{IMPORTED}-*.json")]
-        return any(claimed_id(one) in wanted for one in names)
+        return any(claimed_id(name) in workload_ids for name in names)
 
     def devices(self) -> dict[DeviceId, DeviceEntry]:
         """The last thing known of each device, by device."""
@@ -191,7 +191,7 @@ class StoreReader:
 
     def counts(self) -> dict[DeviceId, DeviceCounts]:
         """Count the records of each device that has any, sorted by device."""
-        found: dict[DeviceId, DeviceCounts] = {}
+        counts: dict[DeviceId, DeviceCounts] = {}
         every = self._batches(("outcome", "measured_at"), rows=_SHORT_ROWS)
         for device, batches in groupby(every, key=lambda pair: pair[0]):
             by_outcome: Counter[str] = Counter()
@@ -201,16 +201,18 @@ class StoreReader:
                     by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            failed: dict[Outcome, int] = {one: by_outcome[one] for one in Outcome if one in by_outcome}
+            failed: dict[Outcome, int] = {
+                outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome
+            }
             failed.pop(Outcome.OK, None)
-            found[DeviceId(device)] = DeviceCounts(
+            counts[DeviceId(device)] = DeviceCounts(
                 records=by_outcome.total(),
                 ok=by_outcome[Outcome.OK],
                 failed=failed,
                 first_at=first,
                 last_at=last,
             )
-        return found
+        return counts
 
     @property
     def device_ids(self) -> list[DeviceId]:

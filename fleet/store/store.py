@@ -182,15 +182,17 @@ class Store(StoreWriter):
         """Keep records of several devices that are columns already, in one turn: see `append_table`."""
         self.settle()
         self._make_way()
-        given = {check_name("device", name): table for name, table in tables.items() if table.num_rows}
-        for table in given.values():
+        tables_by_device = {
+            check_name("device", name): table for name, table in tables.items() if table.num_rows
+        }
+        for table in tables_by_device.values():
             check_schema(table)
-        if given:
-            check_columns(pa.concat_tables(given.values()))
+        if tables_by_device:
+            check_columns(pa.concat_tables(tables_by_device.values()))
         fresh: dict[str, pa.Table] = {}
         pieces: list[RowPiece] = []
         with self.state.turn() as turn:
-            for name, table in given.items():
+            for name, table in tables_by_device.items():
                 flags = turn.add_results(results_of_rows(name, table))
                 fresh[name] = table if all(flags) else table.filter(pa.array(flags))
                 device_id = DeviceId(name)
@@ -201,7 +203,7 @@ class Store(StoreWriter):
             self._note(piece)
         self.move_on()
         appended = sum(table.num_rows for table in fresh.values())
-        duplicates = sum(table.num_rows for table in given.values()) - appended
+        duplicates = sum(table.num_rows for table in tables_by_device.values()) - appended
         rows = {name: table for name, table in fresh.items() if table.num_rows}
         return AppendResult(appended=appended, duplicates=duplicates, table_version=self.version, rows=rows)
 

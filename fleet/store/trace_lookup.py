@@ -74,11 +74,11 @@ class StoreThread:
 
     def poll(self) -> list[Answer]:
         """The answers since the last call; never waits."""
-        found: list[Answer] = []
+        answers: list[Answer] = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        self._waiting -= len(found)
-        return found
+            answers.append(self._answers.get())
+        self._waiting -= len(answers)
+        return answers
 
     def close(self, timeout_secs: float = 5.0) -> None:
         """Stop after the present question, or leave it behind: it only reads."""
@@ -86,8 +86,8 @@ class StoreThread:
         self._thread.join(timeout_secs)
 
     def _run(self) -> None:
-        while (asked := self._questions.get()) is not None:
-            tag, work = asked
+        while (question := self._questions.get()) is not None:
+            tag, work = question
             try:
                 self._answers.put(Answer(tag=tag, value=work()))
             except Exception as error:  # a thread that ended would leave all later questions open
@@ -97,7 +97,7 @@ class StoreThread:
 def find_candidates(
     reader: StoreReader,
     device_ids: Collection[DeviceId],
-    wanted: Collection[CandidateId],
+    candidate_ids: Collection[CandidateId],
 ) -> list[Candidate]:
     """Read some candidates back from the records of some devices.
 
@@ -107,7 +107,7 @@ def find_candidates(
     Args:
         reader: The store.
         device_ids: Devices of one family.
-        wanted: Candidates to find.
+        candidate_ids: Candidates to find.
 
     Returns:
         What was found, with the origin `paired`, in no order.
@@ -115,30 +115,30 @@ def find_candidates(
     Raises:
         FleetError: The store cannot be read.
     """
-    left = set(wanted)
+    unread = set(candidate_ids)
     candidates: list[Candidate] = []
     for device_id in device_ids if reader.waiting() else ():
         for rows in reader.waiting_rows(_TRACE_COLUMNS, device_id):
-            for candidate in _of_rows(rows, left):
-                left.discard(candidate.candidate_id)
+            for candidate in _of_rows(rows, unread):
+                unread.discard(candidate.candidate_id)
                 candidates.append(candidate)
     # Newest first: what is asked for was mostly measured lately.
     for data_file in reversed(reader.snapshot.files):
-        if not left:
+        if not unread:
             break
         if data_file.device_id not in device_ids:
             continue
         path = reader.path / RECORDS / data_file.path
         with suppress(OSError, pa.ArrowException), pq.ParquetFile(path) as file:
-            for candidate in _in_file(file, left):
-                if candidate.candidate_id in left:
-                    left.discard(candidate.candidate_id)
+            for candidate in _in_file(file, unread):
+                if candidate.candidate_id in unread:
+                    unread.discard(candidate.candidate_id)
                     candidates.append(candidate)
     return candidates
 
 
 def find_records(
-    reader: StoreReader, device_id: DeviceId, wanted: Collection[CandidateId]
+    reader: StoreReader, device_id: DeviceId, candidate_ids: Collection[CandidateId]
 ) -> Iterator[Record]:
     """Yield all records of some candidates on one device.
 
@@ -147,7 +147,7 @@ def find_records(
     Raises:
         FleetError: The store cannot be read.
     """
-    names = pa.array(sorted(wanted), pa.string())
+    names = pa.array(sorted(candidate_ids), pa.string())
     for rows in reader.waiting_rows(RECORD_COLUMNS, device_id):
         for batch in rows.filter(pc.is_in(rows.column("candidate_id"), names)).to_batches():
             yield from batch_to_records(device_id, batch)
@@ -161,8 +161,8 @@ def find_records(
             )
 
 
-def _in_file(file: pq.ParquetFile, wanted: Collection[str]) -> Iterator[Candidate]:
-    names = pa.array(sorted(wanted), pa.string())
+def _in_file(file: pq.ParquetFile, candidate_ids: Collection[str]) -> Iterator[Candidate]:
+    names = pa.array(sorted(candidate_ids), pa.string())
     for group in range(file.metadata.num_row_groups):
         ids = file.read_row_group(group, columns=["candidate_id"], use_threads=False).column(0)
         rows = pc.indices_nonzero(pc.is_in(ids, names))
@@ -173,10 +173,10 @@ def _in_file(file: pq.ParquetFile, wanted: Collection[str]) -> Iterator[Candidat
         )
 
 
-def _of_rows(rows: pa.Table, wanted: Collection[str]) -> Iterator[Candidate]:
+def _of_rows(rows: pa.Table, candidate_ids: Collection[str]) -> Iterator[Candidate]:
     """Yield each candidate once that rows have of some."""
     ids = dict(zip(rows.column("candidate_id").to_pylist(), range(rows.num_rows), strict=True))
-    places = pa.array([place for name, place in ids.items() if name in wanted], pa.int64())
+    places = pa.array([place for name, place in ids.items() if name in candidate_ids], pa.int64())
     return _candidates(rows.take(places))
 
 

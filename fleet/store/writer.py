@@ -162,7 +162,7 @@ class StoreWriter(StoreReader):
         if self._lanes.is_full:
             self._move(self._lanes.due(self._clock()))
 
-    def known(self, records: Sequence[Record]) -> list[bool]:
+    def are_stored(self, records: Sequence[Record]) -> list[bool]:
         """Say of each record whether the store has it, or will have it with the next turn.
 
         Raises:
@@ -176,7 +176,7 @@ class StoreWriter(StoreReader):
     def _stored(self, results: Mapping[str, Result]) -> list[bool]:
         """Say of each result, by its record id, whether its record is stored, or will be."""
         try:
-            stored = self.state.known(list(results.values()))
+            stored = self.state.are_stored(list(results.values()))
         except OverflowError as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
         return [

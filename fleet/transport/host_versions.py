@@ -24,8 +24,8 @@ _RAY_MISMATCH = re.compile(
 
 def own_versions() -> dict[str, str]:
     """The versions of this process, by name; empty where a package is not installed."""
-    found = {package: installed_version(package) for package in SHARED_PACKAGES}
-    return {**found, _PYTHON: platform.python_version()}
+    versions = {package: installed_version(package) for package in SHARED_PACKAGES}
+    return {**versions, _PYTHON: platform.python_version()}
 
 
 def version_refusal(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
@@ -45,12 +45,12 @@ def version_refusal(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str |
     )
 
 
-def join_refusal(said: str, address: str) -> str | None:
+def join_refusal(message: str, address: str) -> str | None:
     """Say in one line that Ray refused a process for its version; None where Ray said something else."""
-    found = _RAY_MISMATCH.search(" ".join(said.split()))
-    if found is None:
+    mismatch = _RAY_MISMATCH.search(" ".join(message.split()))
+    if mismatch is None:
         return None
-    theirs, ours = found.group(1, 2), found.group(3, 4)
+    theirs, ours = mismatch.group(1, 2), mismatch.group(3, 4)
     differ = [number for number in (0, 1) if theirs[number] != ours[number]]
     names = ("Ray", "Python")
     pairs = (f"{names[number]} {ours[number]} (cluster: {theirs[number]})" for number in differ)

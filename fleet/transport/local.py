@@ -44,7 +44,7 @@ class LocalTransport(AgentTransport):
         self._host = AgentHost(
             self._shelf.open, host="here", heartbeat_secs=heartbeat_secs, most_waiting=float("inf")
         )
-        self._taken = 0
+        self._taken_count = 0
         self._fetched: list[Message] = []
         #: Requests to frozen agents, and messages that they had not sent yet.
         self._frozen: dict[_Key, tuple[list[AgentRequest], list[Message]]] = {}
@@ -116,15 +116,15 @@ class LocalTransport(AgentTransport):
             pass  # its worker lets go of the spool
         self._fetch(0.0)
         name = (device_id, incarnation)
-        kept: list[Message] = []
+        remaining: list[Message] = []
         for message in self._fetched:
             if (message.device_id, message.incarnation) != name:
-                kept.append(message)
+                remaining.append(message)
             elif isinstance(message, AgentGone):
-                kept.append(
+                remaining.append(
                     replace(message, reason="killed by SIGKILL", was_asked=False, is_blameless=is_blameless)
                 )
-        self._fetched = kept
+        self._fetched = remaining
 
     def freeze(self, device_id: DeviceId, incarnation: int) -> None:
         """Let an agent say nothing and begin nothing from now on, as SIGSTOP would."""
@@ -145,7 +145,7 @@ class LocalTransport(AgentTransport):
             self._host.ask([request])
 
     def _fetch(self, timeout_secs: float) -> None:
-        self._taken, messages = self._host.take(self._taken, timeout_secs)
+        self._taken_count, messages = self._host.take(self._taken_count, timeout_secs)
         for message in messages:
             frozen = self._frozen.get((message.device_id, message.incarnation))
             if frozen is None:

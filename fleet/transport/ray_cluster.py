@@ -42,7 +42,7 @@ class Cluster:
             if is_own and child.name() in _SERVERS
         }
         self.is_own = is_own
-        self.here = Node(node_id=ray.get_runtime_context().get_node_id(), resources=frozenset())
+        self.own_node = Node(node_id=ray.get_runtime_context().get_node_id(), resources=frozenset())
         self._nodes: list[Node] = []
         self._looked_at = -_NODES_SECS
         self._keepers: dict[str, Any] = {}
@@ -60,11 +60,11 @@ class Cluster:
 
     def is_host_dead(self) -> bool:
         """Whether the cluster has given up the host that this process runs on."""
-        return self.here.node_id not in {one.node_id for one in self._look()}
+        return self.own_node.node_id not in {node.node_id for node in self._look()}
 
     def node_with(self, resource: str) -> Node | None:
         """The living host that offers a resource."""
-        return next((one for one in self._look() if resource in one.resources), None)
+        return next((node for node in self._look() if resource in node.resources), None)
 
     def ready(self, calls: list[Any], timeout_secs: float) -> list[Any]:
         """The calls that are over; waits for the first one."""
@@ -84,8 +84,8 @@ class Cluster:
 
         if not calls:
             return True
-        _, left = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_secs)
-        return not left
+        _, unfinished = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_secs)
+        return not unfinished
 
     def keeper(self, node_id: str) -> Any | None:
         """What ends processes on another host; None for this one."""
@@ -93,7 +93,7 @@ class Cluster:
 
         from agents.device.ray_actors import ProcessControlActor
 
-        if node_id == self.here.node_id:
+        if node_id == self.own_node.node_id:
             return None
         if node_id not in self._keepers:
             where = On(node_id, soft=False)
@@ -114,7 +114,9 @@ class Cluster:
         import ray
 
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        path = next((one["RayletSocketName"] for one in nodes if one["NodeID"] == self.here.node_id), None)
+        path = next(
+            (node["RayletSocketName"] for node in nodes if node["NodeID"] == self.own_node.node_id), None
+        )
         for process in psutil.process_iter(["cmdline"]):
             if f"--raylet_socket_name={path}" in (process.info["cmdline"] or ()):
                 return {"raylet": ProcessName.of(process.pid)}
@@ -128,9 +130,9 @@ class Cluster:
         if now >= self._looked_at + _NODES_SECS:
             self._looked_at = now
             self._nodes = [
-                Node(node_id=one["NodeID"], resources=frozenset(one["Resources"]))
-                for one in ray.nodes()  # type: ignore[no-untyped-call]
-                if one["Alive"]
+                Node(node_id=node["NodeID"], resources=frozenset(node["Resources"]))
+                for node in ray.nodes()  # type: ignore[no-untyped-call]
+                if node["Alive"]
             ]
         return self._nodes
 

@@ -88,8 +88,8 @@ def _remove_old(base: Path) -> None:
     removed = 0
     for path in base.glob(f"{PREFIX}*"):
         try:
-            found = path.lstat()
-            if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            status = path.lstat()
+            if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
                 continue
             lock = _lock(path)
         except OSError:

@@ -85,7 +85,7 @@ class HostProcess:
         else:
             self.call = cluster.versions(node.node_id)
         self._again_at = 0.0
-        self._taken = 0
+        self._taken_count = 0
 
     @property
     def is_answering(self) -> bool:
@@ -98,7 +98,7 @@ class HostProcess:
             self._actor.ask.remote(self.requests)
             self.requests = []
         if self.call is None and self._clock() >= self._again_at:
-            self.call = self._actor.take.remote(self._taken, take_secs)
+            self.call = self._actor.take.remote(self._taken_count, take_secs)
 
     def answer(self) -> tuple[list[Message], str | None]:
         """What the call that is over gave: messages, and why the process ended if it has."""
@@ -129,7 +129,7 @@ class HostProcess:
         if isinstance(answer, ProcessName):
             self.name = answer
             return [], None
-        self._taken, messages = answer
+        self._taken_count, messages = answer
         return messages, None
 
     def kill(self, why: str) -> None:

@@ -31,9 +31,9 @@ _ENVIRONMENT = {
 }
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment that Ray's processes on a host of a fleet need."""
-    return {**_ENVIRONMENT, **given}
+    return {**_ENVIRONMENT, **variables}
 
 
 def start(arguments: Sequence[str]) -> str | None:

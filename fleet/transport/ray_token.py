@@ -21,8 +21,8 @@ _LEAST_CHARS = 16
 
 def token_path() -> Path:
     """The file that Ray takes its token from where the environment has none."""
-    told = os.environ.get(PATH_VARIABLE)
-    return Path(told).expanduser() if told else Path.home() / ".ray" / "auth_token"
+    path = os.environ.get(PATH_VARIABLE)
+    return Path(path).expanduser() if path else Path.home() / ".ray" / "auth_token"
 
 
 def give_own_token() -> None:

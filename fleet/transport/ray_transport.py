@@ -122,14 +122,14 @@ class RayTransport(AgentTransport):
         self._spare_timing_cores()
         key = (spec.device_id, incarnation)
         is_replay, options = spec.kind is DeviceKind.REPLAY, self._options
-        node, neighbours = self._cluster.here, list(self._specs.values())
+        node, neighbours = self._cluster.own_node, list(self._specs.values())
         if not self._is_own and not is_replay:
-            found = self._cluster.node_with(resource_of(spec.device_id))
-            if found is None:
-                wanted = resource_of(spec.device_id)
+            host = self._cluster.node_with(resource_of(spec.device_id))
+            if host is None:
+                resource = resource_of(spec.device_id)
                 reason = (
-                    f"no living host of the cluster offers {wanted}; its host offers it with `python -m "
-                    f"fleet.transport.ray_start --address ... --resources '{{\"{wanted}\": 1}}'`"
+                    f"no living host of the cluster offers {resource}; its host offers it with `python -m "
+                    f"fleet.transport.ray_start --address ... --resources '{{\"{resource}\": 1}}'`"
                 )
                 self._news.append(
                     AgentGone(
@@ -137,9 +137,11 @@ class RayTransport(AgentTransport):
                     )
                 )
                 return
-            node = found
-            neighbours = [one for one in neighbours if resource_of(one.device_id) in node.resources]
-        is_here = node.node_id == self._cluster.here.node_id
+            node = host
+            neighbours = [
+                neighbour for neighbour in neighbours if resource_of(neighbour.device_id) in node.resources
+            ]
+        is_here = node.node_id == self._cluster.own_node.node_id
         root = str(self._spool_root) if is_here else self._options.remote_spool_root
         process = self._shared_process() if is_replay else None
         if process is None:

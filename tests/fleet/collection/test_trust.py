@@ -226,7 +226,7 @@ def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
     store.confirm()
     coverage.confirm()
     imports = ImportedCandidates({"cpu": Family.CPU})
-    imports.load(store, coverage.wanted, [LAB])
+    imports.load(store, coverage.workload_ids, [LAB])
     for one in (BOARD, other):
         coverage.set_environment(one, "e" * 32)
     assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]

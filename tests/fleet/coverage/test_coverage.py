@@ -309,7 +309,7 @@ def test_any_order_of_news_gives_the_gaps_of_the_model(
                 assert set(coverage.gaps(each, W, 99)) == set(model.gaps(each))
                 assert coverage.measured_among(each, W, list(model.known)) == model.measured[each]
                 assert counts(coverage, each)[0] == len(model.measured[each])
-            assert coverage.known("cpu", W) == len(model.known)
+            assert coverage.candidate_count("cpu", W) == len(model.known)
             measured = model.measured[A] | model.measured[B]
             assert coverage.stored_among("cpu", W, list(model.known)) == measured
 

@@ -41,7 +41,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     hostile = hostile_traces(honest, marker)
     lines: list[str] = []
     notices = Notices()
-    notices.say = lambda text, **_: lines.append(text)  # type: ignore[method-assign]
+    notices.log = lambda text, **_: lines.append(text)  # type: ignore[method-assign]
     choice = WorkloadChoice(
         networks=("bert-tiny",), count=10, min_flops=matmul.flops - 1, max_flops=matmul.flops + 1
     )

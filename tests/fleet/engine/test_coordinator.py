@@ -164,7 +164,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     # What a training's end leaves among the events.
     with fleet.coordinator() as (coordinator, _):
         published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(ONE,))
-        coordinator._parts.event_log.tell(published)
+        coordinator._parts.event_log.append(published)
         coordinator.turn(0.0)
     view = fleet.run(everything_measured(fleet), turns=2000)
     check_books(fleet, view)

@@ -219,7 +219,7 @@ def test_a_log_on_the_full_disk_does_not_end_what_it_tells_of(fleet: Fleet) -> N
     with full, fleet.coordinator() as (coordinator, _):
         notices = coordinator._parts.notices
         notices._console = Console(file=output, width=200)
-        with mock.patch.object(notices, "say", MethodType(Notices.say, notices)):
+        with mock.patch.object(notices, "log", MethodType(Notices.log, notices)):
             fleet.turn(coordinator, 10, 1.0)
             output.is_full = True
             fleet.turn(coordinator, 10, 1.0)

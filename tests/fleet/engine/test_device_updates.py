@@ -358,7 +358,7 @@ def test_all_ask_one_roster_and_see_what_comes() -> None:
     assert (protocols[ONE].repeat, protocols[TWO].repeat) == (PROTOCOL.repeat, 9)
     roster.retire(ONE)
     assert set(roster.specs) == {TWO}
-    assert set(roster.known) == set(sharing) == {ONE, TWO}, "the store has its records"
+    assert set(roster.all_specs) == set(sharing) == {ONE, TWO}, "the store has its records"
     assert protocols[TWO] is not protocols[ONE]
 
 

@@ -118,7 +118,7 @@ def asked(fleet: Fleet) -> list[Request]:
 
 def test_a_device_that_drifts_measures_again_and_a_kill_costs_nothing(fleet: Fleet) -> None:
     with fleet.coordinator() as (coordinator, _), drifting(after=STEADY):
-        tell = coordinator._parts.event_log.tell
+        tell = coordinator._parts.event_log.append
         tell(ev.ModelPublished(at_secs=fleet.clock(), version="v000001", device_ids=(ONE,)))
         Fleet.turn_until(coordinator, lambda _: bool(asked(fleet)))
         # The coordinator dies before its driver has measured anything.

@@ -20,7 +20,7 @@ def test_lines_of_one_kind_do_not_flood_and_are_counted() -> None:
     notices = Notices(Console(file=text, width=200), clock=lambda: now, wall=lambda: now)
     for number in range(50):
         notices.alarm("dev-a", f"alarm [{number}]")
-    notices.say("something else")
+    notices.log("something else")
     lines = text.getvalue().splitlines()
     assert len(lines) == 9
     assert lines[0].endswith("dev-a: alarm [0]")
@@ -77,14 +77,14 @@ def test_a_full_disk_under_the_output_ends_nothing_and_repeats_nothing() -> None
     disk = Disk()
     output = io.TextIOWrapper(io.BufferedWriter(disk, buffer_size=64))
     notices = Notices(Console(file=output, width=200))
-    notices.say("before")
+    notices.log("before")
     disk.is_full = True
     for number in range(8):
         notices.alarm("", f"alarm {number}")
     assert [one["text"] for one in notices.alarms] == [f"alarm {number}" for number in range(8)]
     disk.is_full = False
-    notices.say("after")
-    notices.say("later")
+    notices.log("after")
+    notices.log("later")
     words = [line.split(" ", 1)[1] for line in disk.kept.decode().splitlines()]
     assert words[0] == "before"
     assert words[-2:] == ["after", "later"]

@@ -13,7 +13,7 @@ ONE = make_record(0).device_id
 
 def drawn(excluding: DedupFilter, names: list[str]) -> tuple[list[str], bool]:
     """What is new of an answer, and whether it says that there is no other."""
-    told = excluding.tell("cpu", W)
+    told = excluding.exclusions("cpu", W)
     candidates = [Candidate(workload_id=W, trace=name) for name in names]
     fresh = excluding.fresh(told, ONE, W, told.without(candidates), 9)
     return [one.trace for one in fresh.values()], told.is_end(candidates)
@@ -29,7 +29,7 @@ def test_what_was_told_is_not_new_and_nothing_else_is_the_end(state: StateFile) 
     coverage.propose("cpu", W, ids(["a", "b"]))
     assert drawn(excluding, ["a", "c"]) == (["c"], False)
     assert drawn(excluding, ["a", "b"]) == ([], True)
-    assert excluding.tell("cpu", W) is excluding.tell("cpu", W), "many devices share it"
+    assert excluding.exclusions("cpu", W) is excluding.exclusions("cpu", W), "many devices share it"
 
 
 def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one(state: StateFile) -> None:
@@ -39,8 +39,8 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     coverage.set_environment(ONE, old.environment_id)
     coverage.add([old])
     coverage.propose("cpu", W, ids(["a", "b"]))
-    told = excluding.tell("cpu", W)
-    assert (set(told.ids), told.known) == (set(ids(["a", "b"])), 3)
+    told = excluding.exclusions("cpu", W)
+    assert (set(told.ids), told.known_count) == (set(ids(["a", "b"])), 3)
     measured = Candidate(workload_id=W, trace=old.trace, dialect=old.dialect)
     assert measured.candidate_id == old.candidate_id
     assert drawn(excluding, [old.trace, "c"]) == (["c"], False)
@@ -51,8 +51,8 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
 def test_what_is_kept_for_the_next_device_is_bounded_and_the_latest_stays(state: StateFile) -> None:
     workloads = [WorkloadId(f"{number:040x}") for number in range(100)]
     excluding = DedupFilter(Coverage(state, {DeviceId(ONE): "cpu"}, workloads))
-    first = excluding.tell("cpu", workloads[0])
+    first = excluding.exclusions("cpu", workloads[0])
     for workload_id in workloads:
-        excluding.tell("cpu", workload_id)
-        assert excluding.tell("cpu", workloads[0]) is first, "it is asked for again and again"
+        excluding.exclusions("cpu", workload_id)
+        assert excluding.exclusions("cpu", workloads[0]) is first, "it is asked for again and again"
     assert len(excluding._latest) == 64

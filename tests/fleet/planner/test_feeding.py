@@ -117,7 +117,7 @@ def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path:
     for job in job_sink.jobs:
         planner.queues.opened(job)  # it is durable now
         planner.queues.closed(job.job_id)
-    assert not planner.queues.taken(DEVICE)
+    assert not planner.queues.candidate_ids(DEVICE)
     assert planner.queues.waiting(DEVICE, WORKLOAD.workload_id) == 0
 
 

@@ -26,7 +26,7 @@ def needs(device: str, count: int = 4, request: str = "", **changes: object) -> 
         request_id=request or f"r-{device}",
         workload=WORKLOAD,
         count=count,
-        told=TOLD,
+        excluded=TOLD,
         parents=(),
         is_ranked=False,
         is_idle=False,
@@ -58,7 +58,7 @@ def test_what_differs_is_asked_apart() -> None:
     sharing = RequestCoalescer(SPACES)
     others: list[dict[str, object]] = [
         {},
-        {"told": Excluded(frozenset(), 1)},
+        {"excluded": Excluded(frozenset(), 1)},
         {"parents": ("p",)},
         {"workload": make_workload(2)},
         {"is_ranked": True},

@@ -52,7 +52,7 @@ def contents(path: Path) -> dict[str, Any]:
     try:
         names = [candidate_id for _, _, candidate_id, _ in state.waiting_candidates()]
         return {
-            "known": state.known([result(number) for number in range(301)]),
+            "known": state.are_stored([result(number) for number in range(301)]),
             "tallies": state.tallies(DEVICE),
             "gaps": state.gaps("cpu", WORKLOAD, DEVICE, "e", 1000),
             "results": list(state.results()),
@@ -151,11 +151,11 @@ def test_two_writers_are_refused_and_readers_see_one_moment(tmp_path: Path) -> N
             other = StateFile.__new__(StateFile)
             with pytest.raises(StoreLocked, match="is being written by another process"):
                 StateFile.__init__(other, tmp_path / "state.sqlite")
-        assert reader.known([result(1), result(2)]) == [True, False]
+        assert reader.are_stored([result(1), result(2)]) == [True, False]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._connection.execute("DELETE FROM result")
     with StateReader(tmp_path / "state.sqlite") as reader:
-        assert reader.known([result(1), result(2)]) == [True, True]
+        assert reader.are_stored([result(1), result(2)]) == [True, True]
     state.close()
 
 
@@ -179,7 +179,7 @@ def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(tmp_path: Pat
     with state.turn() as turn:
         turn.add_results([result(2)])
         turn.add_waiting(0, [DeviceId("other")], 1, b"w", 1.0)
-    assert state.known([result(1), result(2)]) == [False, True]
+    assert state.are_stored([result(1), result(2)]) == [False, True]
     assert [piece.device_ids for piece in state.waiting()] == [("other",)]
     state.close()
 

@@ -14,7 +14,7 @@ from agents.records import Outcome, Record
 from fleet.errors import StoreError
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import noise_floor, settled
-from fleet.store.noise_columns import outcome_of, readings, says, settled_rows
+from fleet.store.noise_columns import flag_column, outcome_of, readings, settled_rows
 from tests.record_fixtures import make_record, measured_records
 
 
@@ -62,8 +62,8 @@ def test_flags_are_those_of_the_records(qualities: list[dict[str, object]], esca
         texts = [text.replace("suspect", "\\u0073uspect") for text in texts]
     records = [make_record(1, quality=text) for text in texts]
     column = pa.array(texts, pa.string())
-    assert says(column, "suspect").tolist() == [record.is_suspect for record in records]
-    assert says(column, "quarantined").tolist() == [record.is_quarantined for record in records]
+    assert flag_column(column, "suspect").tolist() == [record.is_suspect for record in records]
+    assert flag_column(column, "quarantined").tolist() == [record.is_quarantined for record in records]
 
 
 def test_an_outcome_that_nobody_knows_is_an_error() -> None:

@@ -62,7 +62,7 @@ def test_what_is_taken_comes_with_the_turn_and_is_seen_then(store: Store) -> Non
     batch = make_batch(0, 4)
     assert store.take([*batch, batch[0]]) == batch
     assert store.take(batch[2:] + make_batch(4, 1)) == make_batch(4, 1), "it is as good as there"
-    assert store.known(make_batch(0, 6)) == [True] * 5 + [False]
+    assert store.are_stored(make_batch(0, 6)) == [True] * 5 + [False]
     assert (store.rows, list(Store.read(store.path).records())) == (0, [])
     with store.state.turn() as turn:
         store.write(turn)
@@ -151,7 +151,7 @@ def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch:
         ):
             with pytest.raises(OSError, match="No space"):
                 append()
-    assert (store.known(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
+    assert (store.are_stored(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
     assert store.append(make_batch(0, 3)).appended == 3
 
 
@@ -233,7 +233,7 @@ def test_a_start_goes_on_with_what_waits(store: Store, tmp_path: Path) -> None:
     with Store.open(copy, settings=WAITING) as again:
         assert (again.repairs, again.rows, again.waiting_count) == ((), 6, 6)
         assert again.append(of_devices("ba", 0, 4)).appended == 2
-        assert again.known(of_devices("c", 0, 1)) == [False]
+        assert again.are_stored(of_devices("c", 0, 1)) == [False]
         assert list(again.records()) == of_devices("ab", 0, 4)
         again.flush()
         assert list(again.records()) == of_devices("ab", 0, 4)
@@ -374,8 +374,8 @@ class Stores(RuleBasedStateMachine):
         assert {name: one.records for name, one in self.store.counts().items()} == {
             name: len(some) for name, some in self.expected.items()
         }
-        assert all(self.store.known(list(expected)))
-        assert not any(self.store.known([make_record(self.next + 1)]))
+        assert all(self.store.are_stored(list(expected)))
+        assert not any(self.store.are_stored([make_record(self.next + 1)]))
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
