@@ -90,7 +90,7 @@ def import_case(work: Work) -> None:
     )
     found = check_request(request)
     with Store.open(work.store) as store:
-        report = import_logs(store, request, found=found).to_json()
+        report = import_logs(store, request, files=found).to_json()
     work.lines, work.imported, work.duplicates = report["lines"], report["imported"], report["duplicates"]
     work.rejected = sum(report["rejected_by_reason"].values())
     kept = sum(counts.records for counts in Store.read(work.store).counts().values())

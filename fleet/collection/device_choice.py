@@ -107,7 +107,9 @@ class DeviceChoice:
                     specs[device_id] = self._made_ready(spec)
                 except FleetError as error:
                     faults[device_id] = str(error)
-        return DeviceFiles(specs=specs, faults=faults, left_out=left_out, asked=frozenset(self._asked_ids))
+        return DeviceFiles(
+            specs=specs, faults=faults, left_out=left_out, selection=frozenset(self._asked_ids)
+        )
 
     def _made_ready(self, spec: DeviceSpec) -> DeviceSpec:
         before = self._ready.get(spec.device_id)

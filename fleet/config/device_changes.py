@@ -24,11 +24,11 @@ class DeviceFiles:
     #: Devices that are described well and not part of this start: why.
     left_out: Mapping[DeviceId, str] = field(default_factory=dict)
     #: The devices that the start was asked for; empty where it was asked for all that there are.
-    asked: frozenset[DeviceId] = frozenset()
+    selection: frozenset[DeviceId] = frozenset()
 
     def why_not(self, device_id: DeviceId) -> str:
         """Why a device is no part of this start; empty where it can only lack its file."""
-        if self.asked and device_id not in self.asked:
+        if self.selection and device_id not in self.selection:
             return "not part of this run: other devices were asked for"
         if device_id in self.faults:
             return "its file cannot be used"
@@ -50,33 +50,39 @@ class DeviceChanges:
     disturbing: Mapping[DeviceId, str]
 
 
-def compare(known: Mapping[DeviceId, DeviceSpec], files: DeviceFiles) -> DeviceChanges:
+def compare(active: Mapping[DeviceId, DeviceSpec], files: DeviceFiles) -> DeviceChanges:
     """Say what came, changed, left or is wrong.
 
     A device whose file is wrong stays as it was. So does one whose file describes another device now: of
     another kind or family, or one that this start cannot measure.
     """
     faults = dict(files.faults)
-    faults |= {one: why for one, why in files.left_out.items() if one in known}
+    faults |= {device_id: why for device_id, why in files.left_out.items() if device_id in active}
     changed: dict[DeviceId, DeviceSpec] = {}
-    for one, spec in files.specs.items():
-        before = known.get(one)
-        if before is None or before == spec or one in faults:
+    for device_id, spec in files.specs.items():
+        before = active.get(device_id)
+        if before is None or before == spec or device_id in faults:
             continue
         if why := _other_device(before, spec):
-            faults[one] = why
+            faults[device_id] = why
         else:
-            changed[one] = spec
-    added = {one: spec for one, spec in files.specs.items() if one not in known and one not in faults}
+            changed[device_id] = spec
+    added = {
+        device_id: spec
+        for device_id, spec in files.specs.items()
+        if device_id not in active and device_id not in faults
+    }
     # Where nobody can say what the folder holds, nothing has left it.
-    left = {} if DeviceId("") in faults else known
-    retired = tuple(one for one in left if one not in files.specs and one not in faults)
+    listable = {} if DeviceId("") in faults else active
+    retired = tuple(
+        device_id for device_id in listable if device_id not in files.specs and device_id not in faults
+    )
     return DeviceChanges(
         added=added,
         changed=changed,
         retired=retired,
         faults=faults,
-        disturbing=_disturbing(known, retired, added | changed),
+        disturbing=_disturbing(active, retired, added | changed),
     )
 
 
@@ -91,17 +97,26 @@ def _other_device(before: DeviceSpec, spec: DeviceSpec) -> str:
 
 
 def _disturbing(
-    known: Mapping[DeviceId, DeviceSpec], retired: tuple[DeviceId, ...], new: Mapping[DeviceId, DeviceSpec]
+    active: Mapping[DeviceId, DeviceSpec], retired: tuple[DeviceId, ...], new: Mapping[DeviceId, DeviceSpec]
 ) -> dict[DeviceId, str]:
     """Agents are told at their start which cores must stay quiet; these were told of too few."""
-    stay = {one: spec for one, spec in known.items() if one not in retired and one not in new}
-    told = {core for spec in known.values() for core in _timing_cores(spec)}
-    fresh = {core: one for one, spec in new.items() for core in _timing_cores(spec) if core not in told}
+    stay = {
+        device_id: spec
+        for device_id, spec in active.items()
+        if device_id not in retired and device_id not in new
+    }
+    quiet_cores = {core for spec in active.values() for core in _timing_cores(spec)}
+    fresh = {
+        core: device_id
+        for device_id, spec in new.items()
+        for core in _timing_cores(spec)
+        if core not in quiet_cores
+    }
     if not fresh:
         return {}
     cores, names = ", ".join(map(str, sorted(fresh))), ", ".join(sorted(set(fresh.values())))
     why = f"{names} times on core {cores} now, so nothing is built there any more"
-    return {one: why for one, spec in stay.items() if spec.kind is not DeviceKind.REPLAY}
+    return {device_id: why for device_id, spec in stay.items() if spec.kind is not DeviceKind.REPLAY}
 
 
 def _timing_cores(spec: DeviceSpec) -> tuple[int, ...]:

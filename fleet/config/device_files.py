@@ -87,9 +87,9 @@ def load_device(folder: Path, device_id: str) -> DeviceSpec:
     return load_file(matching[0])
 
 
-def unknown_device(device_id: str, known: Iterable[str], folder: Path) -> ConfigError:
+def unknown_device(device_id: str, device_ids: Iterable[str], folder: Path) -> ConfigError:
     """Make the error for a device id that no file has; it names the nearest ids and the folder."""
-    return ConfigError(f"no device {device_id!r} in {folder}{nearest(device_id, known)}")
+    return ConfigError(f"no device {device_id!r} in {folder}{nearest(device_id, device_ids)}")
 
 
 def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
@@ -174,8 +174,8 @@ def load_file(path: Path, name: str | None = None) -> DeviceSpec:
     """
     value = read_mapping(path)
     try:
-        told = str(value.get("device_id", "")) if name == "" else name
-        return parse_device(value, path.stem if told is None else told)
+        expected_id = str(value.get("device_id", "")) if name == "" else name
+        return parse_device(value, path.stem if expected_id is None else expected_id)
     except ConfigError as error:
         lines = key_lines(path)
         raise ConfigError(*(f"{path}: {_line_of(fault, lines)}{fault}" for fault in error.args)) from error
@@ -220,15 +220,15 @@ def _rpc_faults(file: _DeviceFile) -> Iterable[str]:
     is_address = address is not None and 0 < int(address[1]) < 1 << 16
     where = "the address of the RPC tracker as host:port, such as 127.0.0.1:9190"
     which = "the key of the device's RPC server: up to 64 letters, digits, '.', '-' and '_'"
-    for key, value, fits, wanted in (
+    for key, value, fits, expected in (
         ("tracker", file.tracker, is_address, where),
         ("key", file.key, _RPC_KEY.fullmatch(file.key), which),
     ):
         if file.kind != "rpc" and value:
             yield f"{key}: is for devices of kind 'rpc'; delete it, or write kind: rpc"
         elif file.kind == "rpc" and not fits:
-            found = f"{show('', value)} is not allowed" if value else "missing"
-            yield f"{key}: {found}; write {wanted}"
+            fault = f"{show('', value)} is not allowed" if value else "missing"
+            yield f"{key}: {fault}; write {expected}"
 
 
 def _replay_faults(file: _DeviceFile) -> Iterable[str]:

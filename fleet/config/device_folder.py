@@ -41,12 +41,18 @@ class FoundDevices:
         Raises:
             ConfigError: A name has no file or one that cannot be used, or no file can be used.
         """
-        asked, known = tuple(map(DeviceId, names)), {*self.specs, *self.faults}
-        faults = [f"devices.ids: {unknown_device(one, known, folder)}" for one in asked if one not in known]
-        faults += [told for one in asked or self.faults for told in self.faults.get(one, ())]
-        if faults and (asked or not self.specs):
+        device_ids, known_ids = tuple(map(DeviceId, names)), {*self.specs, *self.faults}
+        faults = [
+            f"devices.ids: {unknown_device(device_id, known_ids, folder)}"
+            for device_id in device_ids
+            if device_id not in known_ids
+        ]
+        faults += [
+            fault for device_id in device_ids or self.faults for fault in self.faults.get(device_id, ())
+        ]
+        if faults and (device_ids or not self.specs):
             raise ConfigError(*faults)
-        return {one: self.specs[one] for one in asked or self.specs}
+        return {device_id: self.specs[device_id] for device_id in device_ids or self.specs}
 
 
 class DeviceFolder:
@@ -60,8 +66,8 @@ class DeviceFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         #: Files as they were parsed, and as the last look saw them.
-        self._taken: dict[Path, tuple[_Stamp, DeviceSpec | ConfigError]] = {}
-        self._seen: dict[Path, _Stamp] = {}
+        self._parsed_files: dict[Path, tuple[_Stamp, DeviceSpec | ConfigError]] = {}
+        self._last_stamps: dict[Path, _Stamp] = {}
         self._gone = ""
 
     def read(self) -> FoundDevices:
@@ -72,13 +78,13 @@ class DeviceFolder:
         """
         if self._is_implied:
             return FoundDevices(specs=specs_of_this_host())
-        self._seen = self._stamps()
-        if not self._seen:
+        self._last_stamps = self._stamps()
+        if not self._last_stamps:
             raise ConfigError(
                 f"{self.path}: holds no device file (*.yaml): run `fleet init --folder {self.path}`"
             )
-        self._taken = {path: (stamp, _parsed(path)) for path, stamp in self._seen.items()}
-        return self._found()
+        self._parsed_files = {path: (stamp, _parsed(path)) for path, stamp in self._last_stamps.items()}
+        return self._content()
 
     def look(self) -> FoundDevices | None:
         """Read what changed; None where nothing did.
@@ -86,56 +92,56 @@ class DeviceFolder:
         A change counts at the second look that sees it: a file may be half written, or on its way to another
         name. A folder that cannot be read is a fault, and its devices stay as they were.
         """
-        if self._is_implied and not self._taken:
+        if self._is_implied and not self._parsed_files:
             return None
         try:
             now = self._stamps()
         except ConfigError as error:
             is_news, self._gone = not self._gone, str(error)
-            return self._found() if is_news else None
-        before, self._seen = self._seen, now
+            return self._content() if is_news else None
+        before, self._last_stamps = self._last_stamps, now
         is_news, self._gone = bool(self._gone), ""
         for path, stamp in now.items():
-            if before.get(path) == stamp and self._taken.get(path, (None,))[0] != stamp:
-                self._taken[path] = stamp, _parsed(path)
+            if before.get(path) == stamp and self._parsed_files.get(path, (None,))[0] != stamp:
+                self._parsed_files[path] = stamp, _parsed(path)
                 is_news = True
-        for path in [one for one in self._taken if one not in now and one not in before]:
-            del self._taken[path]
+        for path in [path for path in self._parsed_files if path not in now and path not in before]:
+            del self._parsed_files[path]
             is_news = True
-        return self._found() if is_news else None
+        return self._content() if is_news else None
 
-    def present(self, found: FoundDevices, names: Iterable[str]) -> tuple[DeviceId, ...]:
+    def present(self, devices: FoundDevices, names: Iterable[str]) -> tuple[DeviceId, ...]:
         """Those of some names that were not retired, a warning for each other; all where none is left."""
-        asked = tuple(map(DeviceId, names))
-        gone = retired_devices(self.path) - found.specs.keys() - found.faults.keys()
-        left = tuple(one for one in asked if one not in gone)
-        for one in asked if left else ():
-            if one in gone:
-                _LOG.warning("left out: %s is retired; `fleet devices add` brings it back", one)
-        return left or asked
+        device_ids = tuple(map(DeviceId, names))
+        gone = retired_devices(self.path) - devices.specs.keys() - devices.faults.keys()
+        present = tuple(device_id for device_id in device_ids if device_id not in gone)
+        for device_id in device_ids if present else ():
+            if device_id in gone:
+                _LOG.warning("left out: %s is retired; `fleet devices add` brings it back", device_id)
+        return present or device_ids
 
     @property
     def _is_implied(self) -> bool:
         return self.path == DEFAULT_HARDWARE and not self.path.exists()
 
     def _stamps(self) -> dict[Path, _Stamp]:
-        found: dict[Path, _Stamp] = {}
+        stamps: dict[Path, _Stamp] = {}
         for path in device_paths(self.path):
             try:
                 status = path.stat()
-                found[path] = status.st_size, status.st_mtime_ns, status.st_ino
+                stamps[path] = status.st_size, status.st_mtime_ns, status.st_ino
             except FileNotFoundError:
                 if path.is_symlink():
-                    found[path] = 0, 0, 0  # reading it says that it leads nowhere
+                    stamps[path] = 0, 0, 0  # reading it says that it leads nowhere
             except OSError:
-                found[path] = 0, 0, 0
-        return found
+                stamps[path] = 0, 0, 0
+        return stamps
 
-    def _found(self) -> FoundDevices:
+    def _content(self) -> FoundDevices:
         specs: dict[DeviceId, DeviceSpec] = {}
         faults: dict[DeviceId, tuple[str, ...]] = {}
         paths: dict[DeviceId, Path] = {}
-        for path, (_, parsed) in sorted(self._taken.items()):
+        for path, (_, parsed) in sorted(self._parsed_files.items()):
             name = DeviceId(path.stem)
             if name in paths:
                 faults[name] = (f"{path}: device_id: {name!r} is also in {paths[name]}: delete one",)
@@ -163,10 +169,10 @@ def add_file(folder: Path, spec: DeviceSpec, source: Path, *, is_replaced: bool 
     if not source.is_file():
         # It is read a second time, and a pipe has nothing left then.
         raise ConfigError(f"{source}: is no regular file: save it as one, and add that")
-    there = [path for path in device_paths(folder) if path.stem == spec.device_id]
-    if there and not is_replaced:
-        raise ConfigError(f"{there[0]}: device {spec.device_id!r} is there already: --replace replaces it")
-    path = there[0] if there else folder / f"{spec.device_id}.yaml"
+    existing = [path for path in device_paths(folder) if path.stem == spec.device_id]
+    if existing and not is_replaced:
+        raise ConfigError(f"{existing[0]}: device {spec.device_id!r} is there already: --replace replaces it")
+    path = existing[0] if existing else folder / f"{spec.device_id}.yaml"
     with disk_errors("adding a device file", folder):
         write_durably(path, source.read_bytes())
     return path

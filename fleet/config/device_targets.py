@@ -90,21 +90,27 @@ def _option_faults(
         if options is not None and key not in options:
             yield f"{name}: unknown key{nearest(key, options)}"
             continue
-        wanted = None if options is None else options[key]
+        option_type = None if options is None else options[key]
         if isinstance(value, dict):
-            if wanted not in (None, dict):
-                yield f"{name}: must be {kind_of(wanted())}, got a mapping"
+            if option_type not in (None, dict):
+                yield f"{name}: must be {kind_of(option_type())}, got a mapping"
             elif key == "host":
                 yield from _option_faults(value, TARGET_OPTIONS.get(str(value.get("kind"))), name)
             else:
                 yield from _option_faults(value, None, name)
         elif isinstance(value, list):
-            if wanted not in (None, list):
-                yield f"{name}: must be {kind_of(wanted())}, got a list"
+            if option_type not in (None, list):
+                yield f"{name}: must be {kind_of(option_type())}, got a list"
             elif not all(isinstance(item, str) and is_encodable(item) for item in value):
                 yield f"{name}: must be a list of texts, got {show(key, value)}"
-        elif type(value) not in (str, int, bool) or (wanted is not None and type(value) is not wanted):
-            expected = "text, a whole number, yes or no, or a list" if wanted is None else kind_of(wanted())
+        elif type(value) not in (str, int, bool) or (
+            option_type is not None and type(value) is not option_type
+        ):
+            expected = (
+                "text, a whole number, yes or no, or a list"
+                if option_type is None
+                else kind_of(option_type())
+            )
             yield f"{name}: must be {expected}, got {show(key, value)}"
         elif (isinstance(value, int) and abs(value) > _MAX_NUMBER) or (
             isinstance(value, str) and not is_encodable(value)

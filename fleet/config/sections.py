@@ -60,8 +60,8 @@ def window_secs(text: str) -> tuple[float, float]:
     Raises:
         ValueError: The text is none.
     """
-    found = _WINDOW.fullmatch(text)
-    hours = [int(one) for one in found.groups()] if found else []
+    match = _WINDOW.fullmatch(text)
+    hours = [int(digits) for digits in match.groups()] if match else []
     if not hours or hours[:2] == hours[2:] or hours[2] * 60 + hours[3] > 24 * 60:
         raise ValueError(f"expected a part of the day such as '22:00-06:30', got {text!r}")
     return hours[0] * 3600.0 + hours[1] * 60.0, hours[2] * 3600.0 + hours[3] * 60.0
@@ -172,7 +172,7 @@ class WorkloadsSection(Section):
 
     @field_validator("networks")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _with_absolute_paths(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         try:
             return tuple(map(with_absolute_path, names))
         except NetworkRefusedError as error:
@@ -212,14 +212,14 @@ class OnboardingSection(Section):
 def _protocol_fields() -> dict[str, Any]:
     """Type, default and bounds of every field of the protocol, for pydantic."""
     hints, bounds, settings = get_type_hints(Protocol), protocol_bounds(), {}
-    for one in fields(Protocol):
+    for field in fields(Protocol):
         options: dict[str, Any] = {}
-        if one.name == "memory_limit_gib":
-            options = {"ge": _LEAST_MEMORY_GIB, "le": bounds[one.name].most}
-        elif one.name in bounds:
-            least, most, is_open = bounds[one.name]
+        if field.name == "memory_limit_gib":
+            options = {"ge": _LEAST_MEMORY_GIB, "le": bounds[field.name].most}
+        elif field.name in bounds:
+            least, most, is_open = bounds[field.name]
             options = {"gt" if is_open else "ge": least, "le": most}
-        settings[one.name] = (hints[one.name], Field(default=one.default, **options))
+        settings[field.name] = (hints[field.name], Field(default=field.default, **options))
     return settings
 
 

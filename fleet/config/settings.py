@@ -106,11 +106,11 @@ def select_devices(config: FleetConfig, *, without_retired: bool = False) -> dic
         ConfigError: See `DeviceFolder.read` and `FoundDevices.chosen`.
     """
     folder = DeviceFolder(Path(config.devices.folder))
-    found = folder.read()
-    for told in found.faults.values() if not config.devices.ids else ():
-        _LOG.warning("left out: %s", "; ".join(told))
-    names = folder.present(found, config.devices.ids) if without_retired else config.devices.ids
-    return found.chosen(names, folder.path)
+    devices = folder.read()
+    for device_faults in devices.faults.values() if not config.devices.ids else ():
+        _LOG.warning("left out: %s", "; ".join(device_faults))
+    names = folder.present(devices, config.devices.ids) if without_retired else config.devices.ids
+    return devices.chosen(names, folder.path)
 
 
 def resolve(
@@ -142,8 +142,8 @@ def resolve(
             faults.append(f"{origins.get(setting, _origin_of_section(setting, origins))}: {key}: {fault}")
     if faults:
         raise ConfigError(*(fault.removeprefix("file ") for fault in faults))
-    known = {f"{section}.{key}" for section in _SECTIONS for key in _KNOWN[section]}
-    return Resolved(config=config, origins={key: origins.get(key, "default") for key in sorted(known)})
+    keys = {f"{section}.{key}" for section in _SECTIONS for key in _KNOWN[section]}
+    return Resolved(config=config, origins={key: origins.get(key, "default") for key in sorted(keys)})
 
 
 def parse_setting(key: str, text: str) -> Any:
@@ -169,9 +169,9 @@ def parse_setting(key: str, text: str) -> Any:
 
 
 def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
+    settings: dict[str, tuple[Any, str]] = {}
     if not values:
-        return found
+        return settings
     schema = values.get("schema")
     if schema != 1 or isinstance(schema, bool):
         got = "it is missing" if "schema" not in values else f"got {show('schema', schema)}"
@@ -186,14 +186,14 @@ def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[
         else:
             for key, value in fields.items():
                 if isinstance(key, str):
-                    found[f"{section}.{key}"] = (value, f"file {name}")
+                    settings[f"{section}.{key}"] = (value, f"file {name}")
                 else:
                     faults.append(f"{name}: {section}: key {show('', key)} is {kind_of(key)}, expected text")
-    return found
+    return settings
 
 
 def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
+    settings: dict[str, tuple[Any, str]] = {}
     for variable, text in environ.items():
         section, separator, name = variable.removeprefix(_ENV_PREFIX).partition("__")
         if not variable.startswith(_ENV_PREFIX) or not separator:
@@ -203,17 +203,17 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
             continue
         key = f"{section}.{name}".lower()
         try:
-            found[key] = (parse_setting(key, text), f"env {variable}")
+            settings[key] = (parse_setting(key, text), f"env {variable}")
         except ConfigError as error:
             faults.extend(f"env {variable}: {key}: {fault}" for fault in error.args)
-    return found
+    return settings
 
 
 def _known_keys(values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Keys by mapping, those of the policies that are there included."""
     policies = values.get("daemon", {}).get("policies")
     named = policies if isinstance(policies, dict) else {}
-    return {**_KNOWN, **{f"daemon.policies.{one}": _KNOWN["daemon.policy"] for one in named}}
+    return {**_KNOWN, **{f"daemon.policies.{device_id}": _KNOWN["daemon.policy"] for device_id in named}}
 
 
 def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:

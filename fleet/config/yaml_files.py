@@ -47,14 +47,17 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: dict[Any, int] = {}
+        line_by_key: dict[Any, int] = {}
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is not None and key in seen:
+            if key is not None and key in line_by_key:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice (first in line {seen[key]})", key_node.start_mark
+                    None,
+                    None,
+                    f"key {key!r} is given twice (first in line {line_by_key[key]})",
+                    key_node.start_mark,
                 )
-            seen[key] = key_node.start_mark.line + 1
+            line_by_key[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
@@ -121,12 +124,14 @@ def key_lines(path: Path) -> dict[str, int]:
     return lines
 
 
-def model_faults(error: ValidationError, known: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+def model_faults(
+    error: ValidationError, keys_by_mapping: Mapping[str, Iterable[str]]
+) -> list[tuple[str, str]]:
     """Turn pydantic's errors into (dotted key, sentence) pairs.
 
     Args:
         error: What pydantic raised.
-        known: Keys that each mapping may hold, by the mapping's dotted key (empty for the outermost).
+        keys_by_mapping: Keys that each mapping may hold, by its own dotted key (empty for the outermost).
     """
     faults = []
     for entry in error.errors(include_url=False):
@@ -135,7 +140,7 @@ def model_faults(error: ValidationError, known: Mapping[str, Iterable[str]]) -> 
             *parents, last = map(str, entry["loc"])
             # A flag that reaches too deep (`daemon.policy.windows`) leaves dots in the last one.
             word = last.partition(".")[0]
-            faults.append((key, f"unknown key{nearest(word, known.get('.'.join(parents), ()))}"))
+            faults.append((key, f"unknown key{nearest(word, keys_by_mapping.get('.'.join(parents), ()))}"))
         elif entry["type"] == "missing":
             faults.append((key, "missing"))
         elif entry["type"] == "value_error":
@@ -159,9 +164,9 @@ def _as_number(fault: str, value: Any) -> str:
     return f": write {yaml.safe_dump(meant).split()[0]}" if math.isfinite(number) else ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """Give the end of a sentence about an unknown word: the nearest known one, or all of them."""
-    words = sorted(known)
+    words = sorted(choices)
     close = difflib.get_close_matches(word.lower(), words, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

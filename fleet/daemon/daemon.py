@@ -98,8 +98,8 @@ def run_daemon(
     Raises:
         FleetError: Another daemon runs on the same folder, a device cannot be had, or the disk failed.
     """
-    with stop_signals() as stopped, engine(settings, options, console) as made:
-        coordinator, devices, notices = made
+    with stop_signals() as stopped, engine(settings, options, console) as parts:
+        coordinator, devices, notices = parts
         cores = _quiet_cores(devices)
         api = serve(coordinator, Path(settings.daemon.root), cores) if serve is not None else None
         try:
@@ -140,7 +140,7 @@ def engine(
     with private_files(), _held(root, Path(settings.store.path)), seldom_collected():
         specs = devices.files.specs
         delete_older(specs.values(), Path(settings.store.path).parent / REPLAY)
-        told = _told(settings, options, is_embedded=is_embedded)
+        coordinator_settings = _coordinator_settings(settings, options, is_embedded=is_embedded)
         clock = FleetClock()
         notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)
         if launch is None:
@@ -157,7 +157,7 @@ def engine(
                         store=store,
                         transport=transport,
                         specs=specs,
-                        settings=told,
+                        settings=coordinator_settings,
                         notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
@@ -219,19 +219,24 @@ def _devices(settings: FleetConfig, options: UpOptions, *, follows: bool) -> Dev
     return DeviceChoice(settings, is_cluster=options.address is not None, follows=follows)
 
 
-def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> CoordinatorSettings:
+def _coordinator_settings(
+    settings: FleetConfig, options: UpOptions, *, is_embedded: bool
+) -> CoordinatorSettings:
     daemon = settings.daemon
     if daemon.policies:
         # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
         folder = Path(settings.devices.folder)
-        found = DeviceFolder(folder).read()
-        known = {*found.specs, *found.faults, *retired_devices(folder)}
-        unknown = [unknown_device(one, known, folder) for one in sorted(set(daemon.policies) - known)]
+        folder_content = DeviceFolder(folder).read()
+        known_ids = {*folder_content.specs, *folder_content.faults, *retired_devices(folder)}
+        unknown = [
+            unknown_device(device_id, known_ids, folder)
+            for device_id in sorted(set(daemon.policies) - known_ids)
+        ]
         if unknown:
             raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
     heads = daemon.refresh and daemon.arrival_samples > 0 and settings.onboarding.shipped and not is_embedded
     return CoordinatorSettings(
-        first_heads=frozenset(one.value for one in Family if heads and has_shipped(one)),
+        first_heads=frozenset(family.value for family in Family if heads and has_shipped(family)),
         protocol=settings.timing_protocol(),
         choice=WorkloadChoice(
             networks=settings.workloads.networks,
@@ -240,7 +245,7 @@ def _told(settings: FleetConfig, options: UpOptions, *, is_embedded: bool) -> Co
             max_flops=settings.workloads.max_flops,
         ),
         policy=_policy(daemon.policy),
-        policies={DeviceId(one): _policy(section) for one, section in daemon.policies.items()},
+        policies={DeviceId(device_id): _policy(section) for device_id, section in daemon.policies.items()},
         limits=Limits(
             lease_secs=daemon.lease_secs,
             stall_secs=daemon.stall_secs,
@@ -272,7 +277,7 @@ def _folders(settings: FleetConfig) -> tuple[Path, ...]:
 
 
 def _policy(section: PolicySection) -> DevicePolicy:
-    windows = [window_secs(one) for one in section.windows]
+    windows = [window_secs(window) for window in section.windows]
     return DevicePolicy(
         secs_per_hour=section.secs_per_hour or None,
         secs_per_day=section.secs_per_day or None,
@@ -306,7 +311,7 @@ def _transport(
         protocol,
         RayOptions(
             address=options.address,
-            is_idle_only=lambda one: daemon.policies.get(one, daemon.policy).idle_only,
+            is_idle_only=lambda device_id: daemon.policies.get(device_id, daemon.policy).idle_only,
             clock=clock,
         ),
     )
@@ -389,19 +394,19 @@ def stop_signals() -> Iterator[list[int]]:
 
     Outside of the main thread Python sets no handlers: the program that we are part of has its own.
     """
-    asked: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield received
         return
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
         signal.signal(number, signal.SIG_DFL)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

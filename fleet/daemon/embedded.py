@@ -186,8 +186,8 @@ def run_embedded(
     )
     drivers: list[_Thread[_Result]] = []
 
-    def launch(asked: Request) -> _Thread[_Result] | None:
-        if asked.request_id != request.request_id:
+    def launch(launched: Request) -> _Thread[_Result] | None:
+        if launched.request_id != request.request_id:
             return None  # it waits for the next daemon
         ours, theirs = socket.socketpair()
         driver: _Thread[_Result] = _Thread(DriverChannel(ours))
@@ -199,10 +199,10 @@ def run_embedded(
 
     engines = engine(settings, options, console, launch=launch)
     with stop_signals() as stopped, engines as (coordinator, _, _notices):
-        answer, shown = coordinator.desk.submit(request), coordinator.desk.get(request.request_id)
+        answer, status = coordinator.desk.submit(request), coordinator.desk.get(request.request_id)
         while not stopped and not (answer.done() and answer.exception()):
-            shown = coordinator.desk.get(request.request_id)
-            if shown is not None and shown["ended_at"] is not None:
+            status = coordinator.desk.get(request.request_id)
+            if status is not None and status["ended_at"] is not None:
                 break
             take_turn(coordinator)
         if stopped:
@@ -223,7 +223,7 @@ def run_embedded(
     if driver is not None and driver.error is not None:
         raise driver.error
     if driver is None or not driver.results:
-        raise FleetError(f"{kind.value}: {(shown and shown['reason']) or 'it did not come to its end'}")
+        raise FleetError(f"{kind.value}: {(status and status['reason']) or 'it did not come to its end'}")
     return driver.results[0]
 
 

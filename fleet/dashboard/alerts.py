@@ -64,20 +64,20 @@ def alert_list(
     Returns:
         JSON-ready: `id` (the same for the same alert), `at`, `kind`, `device_id`, `text`, `fault`, `because`.
     """
-    found = {}
-    for one in (*alarms, *changes):
+    alert_by_id = {}
+    for source in (*alarms, *changes):
         alert = {
-            "at": one["at"],
-            "kind": one.get("kind") or "note",
-            "device_id": in_utf8(one["device_id"]),
-            "text": in_utf8(one["text"]),
+            "at": source["at"],
+            "kind": source.get("kind") or "note",
+            "device_id": in_utf8(source["device_id"]),
+            "text": in_utf8(source["text"]),
         }
         alert["id"] = content_hash(alert["kind"], alert["device_id"], alert["text"], f"{alert['at']:.0f}")[
             :16
         ]
-        found[alert["id"]] = alert
-    ordered = sorted(found.values(), key=lambda one: (-float(one["at"]), str(one["id"])))
-    return [one | _blame(one, ordered) for one in ordered[:MOST_ALERTS]]
+        alert_by_id[alert["id"]] = alert
+    ordered = sorted(alert_by_id.values(), key=lambda alert: (-float(alert["at"]), str(alert["id"])))
+    return [alert | _blame(alert, ordered) for alert in ordered[:MOST_ALERTS]]
 
 
 def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -27,11 +27,11 @@ MOST_DEVICES, MOST_RECORDS = 4, 200
 #: Columns of a device's fastest record: seconds, candidate, file.
 _OF_BEST = ("latency_secs", "candidate_id", PATH)
 _NARROW = ("outcome", *_OF_BEST)
-_SHOWN = (
+_RECORD_FIELDS = (
     *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
     *("error", "environment_id", "model_version"),
 )
-_WIDE = ("workload_id", "candidate_id", *_SHOWN, "quality", "protocol", "schema", "dialect", "trace")
+_WIDE = ("workload_id", "candidate_id", *_RECORD_FIELDS, "quality", "protocol", "schema", "dialect", "trace")
 
 
 class CandidateError(FleetError):
@@ -64,9 +64,9 @@ def candidate_view(
     holders: dict[str, set[str]] = {}
     for name, batch in device_rows(reader, _NARROW, looked, workload_id=workload_id):
         _keep_best(best, str(name), batch)
-        found = batch.filter(pc.equal(batch.column("candidate_id"), candidate_id))
-        if found.num_rows:
-            holders.setdefault(str(name), set()).update(found.column(PATH).to_pylist())
+        matches = batch.filter(pc.equal(batch.column("candidate_id"), candidate_id))
+        if matches.num_rows:
+            holders.setdefault(str(name), set()).update(matches.column(PATH).to_pylist())
     if not holders:
         raise CandidateError(
             f"no record of candidate {candidate_id!r:.80} of workload {workload_id!r:.80} on "
@@ -81,16 +81,18 @@ def candidate_view(
     traces: dict[str, Candidate] = {}
     for name, batch in device_rows(reader, _WIDE, looked, workload_id=workload_id, paths=paths):
         for row in batch.filter(pc.is_in(batch.column("candidate_id"), names)).to_pylist():
-            trace, dialect, one = row.pop("trace"), row.pop("dialect"), row["candidate_id"]
-            if one == candidate_id:
+            trace, dialect, row_candidate = row.pop("trace"), row.pop("dialect"), row["candidate_id"]
+            if row_candidate == candidate_id:
                 records.append({"device_id": str(name), **row})
-            traces[one] = Candidate(workload_id=WorkloadId(workload_id), trace=trace, dialect=dialect)
+            traces[row_candidate] = Candidate(
+                workload_id=WorkloadId(workload_id), trace=trace, dialect=dialect
+            )
     mine = traces[candidate_id]
     script, why = _script(reader, mine, records)
     return {
         "workload_id": workload_id,
         "candidate_id": candidate_id,
-        "records": [_shown(one) for one in records[:MOST_RECORDS]],
+        "records": [_record_row(record) for record in records[:MOST_RECORDS]],
         "records_of": len(records),
         "devices_seen": len(looked),
         "devices_of": len(devices),
@@ -111,15 +113,19 @@ def _keep_best(best: dict[str, Mapping[str, Any]], device_id: str, rows: pa.Reco
     if not ok.num_rows:
         return
     place = int(pc.index(ok.column("latency_secs"), pc.min(ok.column("latency_secs"))).as_py())
-    [found] = ok.slice(place, 1).select(list(_OF_BEST)).to_pylist()
-    if device_id not in best or found["latency_secs"] < best[device_id]["latency_secs"]:
-        best[device_id] = found
+    [fastest] = ok.slice(place, 1).select(list(_OF_BEST)).to_pylist()
+    if device_id not in best or fastest["latency_secs"] < best[device_id]["latency_secs"]:
+        best[device_id] = fastest
 
 
 def _compared(
     records: Sequence[Mapping[str, Any]], device_id: str, other: Mapping[str, Any]
 ) -> dict[str, Any]:
-    mine = [one["latency_secs"] for one in records if one["device_id"] == device_id and one["latency_secs"]]
+    mine = [
+        record["latency_secs"]
+        for record in records
+        if record["device_id"] == device_id and record["latency_secs"]
+    ]
     return {
         "candidate_id": other["candidate_id"],
         "device_id": device_id,
@@ -147,12 +153,12 @@ def _protocol(record: Mapping[str, Any]) -> Protocol:
         return Protocol()
 
 
-def _shown(record: Mapping[str, Any]) -> dict[str, Any]:
+def _record_row(record: Mapping[str, Any]) -> dict[str, Any]:
     quality = object_of(record["quality"])
     marks = [name for name in ("suspect", "stopped_early", "quarantined") if quality.get(name)]
     return {
         "device_id": record["device_id"],
-        **{name: record[name] for name in _SHOWN},
+        **{name: record[name] for name in _RECORD_FIELDS},
         "interval": quality.get("interval"),
         "marks": marks,
     }

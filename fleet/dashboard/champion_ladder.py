@@ -26,18 +26,18 @@ def champion_ladder(registry: RegistryReader, device_id: str) -> dict[str, Any]:
         RegistryError: The registry is damaged.
     """
     champion = registry.champions().get(device_id)  # type: ignore[call-overload]
-    changes = [one for one in registry.history() if one.device_id == device_id]
-    published = {one.version for one in changes if one.kind == "published"}
+    changes = [change for change in registry.history() if change.device_id == device_id]
+    published = {change.version for change in changes if change.kind == "published"}
     steps = [
         {
-            "at": one.at_secs,
-            "kind": one.kind,
-            "version": one.version,
-            "previous": one.previous,
-            "reason": one.reason,
-            **_figures(one.judged),
+            "at": change.at_secs,
+            "kind": change.kind,
+            "version": change.version,
+            "previous": change.previous,
+            "reason": change.reason,
+            **_figures(change.judged),
         }
-        for one in changes
+        for change in changes
     ]
     steps += _lost(registry, device_id, published)
     steps.sort(key=lambda step: -float(step["at"]))
@@ -54,12 +54,12 @@ def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
     Raises:
         RegistryError: The registry is damaged.
     """
-    found = []
-    for one in registry.history():
-        if one.kind == "rolled_back":
-            text = f"goes back from {one.previous} to {one.version}: {one.reason}"
-            found.append(
-                {"at": one.at_secs, "kind": "rollback", "device_id": str(one.device_id), "text": text}
+    alerts = []
+    for change in registry.history():
+        if change.kind == "rolled_back":
+            text = f"goes back from {change.previous} to {change.version}: {change.reason}"
+            alerts.append(
+                {"at": change.at_secs, "kind": "rollback", "device_id": str(change.device_id), "text": text}
             )
     for version, manifest in _manifests(registry):
         for device_id, verdict in (manifest.get("verdicts") or {}).items():
@@ -68,8 +68,8 @@ def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
             if str(verdict.get("reason", "")).startswith("worse"):
                 text = f"{version} does not serve: {verdict['reason']}"
                 at = float(manifest.get("created_at") or 0.0)
-                found.append({"at": at, "kind": "regression", "device_id": device_id, "text": text})
-    return found
+                alerts.append({"at": at, "kind": "regression", "device_id": device_id, "text": text})
+    return alerts
 
 
 def _manifests(registry: RegistryReader) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -81,13 +81,13 @@ def _manifests(registry: RegistryReader) -> Iterator[tuple[str, Mapping[str, Any
 
 def _lost(registry: RegistryReader, device_id: str, published: set[str]) -> list[dict[str, Any]]:
     """Challengers that did not take the place, as far as their versions are kept."""
-    found = []
+    lost = []
     for version, manifest in _manifests(registry):
         if version in published:
             continue
         verdict = (manifest.get("verdicts") or {}).get(device_id)
         if isinstance(verdict, Mapping) and not verdict.get("serves"):
-            found.append(
+            lost.append(
                 {
                     "at": float(manifest.get("created_at") or 0.0),
                     "kind": "kept",
@@ -97,7 +97,7 @@ def _lost(registry: RegistryReader, device_id: str, published: set[str]) -> list
                     **_figures(verdict.get("judged")),
                 }
             )
-    return found
+    return lost
 
 
 def _figures(judged: Mapping[str, Any] | None) -> dict[str, Any]:

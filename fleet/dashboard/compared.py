@@ -58,18 +58,18 @@ def parse_side(text: str) -> Side:
         raise CompareError("a side is missing; give DEVICE, DEVICE@YYYY-MM-DD or a version such as v000012")
     if _VERSION.fullmatch(text):
         return Side(version=text)
-    found = _DAY.fullmatch(text)
-    if found is None:
+    dated = _DAY.fullmatch(text)
+    if dated is None:
         return Side(device_id=text)
     try:
-        day = datetime.date.fromisoformat(found["day"])
+        day = datetime.date.fromisoformat(dated["day"])
         begin, end = (
-            datetime.datetime.combine(one, datetime.time()).astimezone().timestamp()
-            for one in (day, day + datetime.timedelta(days=1))
+            datetime.datetime.combine(midnight, datetime.time()).astimezone().timestamp()
+            for midnight in (day, day + datetime.timedelta(days=1))
         )
     except (ValueError, OverflowError) as error:
-        raise CompareError(f"{text!r:.80}: there is no day {found['day']}") from error
-    return Side(device_id=found["device"], first_at=begin, last_at=end)
+        raise CompareError(f"{text!r:.80}: there is no day {dated['day']}") from error
+    return Side(device_id=dated["device"], first_at=begin, last_at=end)
 
 
 def compare(
@@ -104,7 +104,7 @@ def compare(
         )
     else:
         rows, notes = _measurements(read(), before, after)
-    shown = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
+    visible = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
     if not query.sort:
         # Changes that cannot be judged stay in sight, behind those that can.
         query = PageQuery(
@@ -114,29 +114,29 @@ def compare(
         "sides": list(texts),
         "kind": "versions" if before.version else "measurements",
         "summary": summary(rows),
-        "hidden": len(rows) - len(shown),
+        "hidden": len(rows) - len(visible),
         "notes": notes,
-        **cut(shown, query, KEYS, TEXTS),
+        **cut(visible, query, KEYS, TEXTS),
     }
 
 
 def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[dict[str, Any]], list[str]]:
-    sides = [_side(reader, one) for one in (before, after)]
+    sides = [_side(reader, side) for side in (before, after)]
     if before.device_id == after.device_id and sides[1].environment != sides[0].environment:
         # Days of one device are one series only within one environment; the later day's counts.
         again = _side(reader, before, sides[1].environment)
         if again.states():
             sides[0] = again
-    names = {str(one): workload.name for one, workload in _workloads(reader, sides).items()}
+    names = {str(workload_id): workload.name for workload_id, workload in _workloads(reader, sides).items()}
     rows = compare_measurements(sides[0], sides[1], names)
     notes = []
-    for side, one in zip((before, after), sides, strict=True):
-        if not one.records:
+    for side, measured in zip((before, after), sides, strict=True):
+        if not measured.records:
             notes.append(f"{side.device_id} has no record there.")
-        elif one.environments > 1:
-            several = f"{side.device_id} has measured in {one.environments} environments"
+        elif measured.environments > 1:
+            several = f"{side.device_id} has measured in {measured.environments} environments"
             notes.append(f"{several}; the one with most records counts.")
-    has_both = all(one.records for one in sides)
+    has_both = all(measured.records for measured in sides)
     is_same = before.device_id == after.device_id
     if has_both and is_same and sides[0].environment != sides[1].environment:
         notes.append("The two days are of different environments: these are two series, not one.")
@@ -173,12 +173,12 @@ def _why_left_out(candidates: Mapping[str, int]) -> list[str]:
 
 
 def _side(reader: StoreReader, side: Side, environment_id: str = "") -> ComparedSide:
-    made = ComparedSide(DeviceId(side.device_id), environment_id, side.first_at, side.last_at)
+    compared = ComparedSide(DeviceId(side.device_id), environment_id, side.first_at, side.last_at)
     for _, batch in device_rows(reader, COMPARED_COLUMNS, [side.device_id]):
-        made.add(batch)
-    return made
+        compared.add(batch)
+    return compared
 
 
 def _workloads(reader: StoreReader, sides: list[ComparedSide]) -> Mapping[Any, Any]:
-    wanted = set(sides[0].latencies()) & set(sides[1].latencies())
-    return reader.workloads(wanted)  # type: ignore[arg-type]
+    common = set(sides[0].latencies()) & set(sides[1].latencies())
+    return reader.workloads(common)  # type: ignore[arg-type]

@@ -90,8 +90,8 @@ def of_interval(low: float, high: float) -> float:
 
 def together(first: float | None, second: float | None) -> float | None:
     """Noise of a change between two series, each of which has its own: half of each variance."""
-    known = [one for one in (first, second) if one is not None]
-    return math.sqrt(sum(one**2 for one in known) / len(known)) if known else None
+    noises = [noise for noise in (first, second) if noise is not None]
+    return math.sqrt(sum(noise**2 for noise in noises) / len(noises)) if noises else None
 
 
 @dataclass(slots=True)
@@ -136,16 +136,18 @@ class ComparedSide:
             is_timed = pc.and_(is_ok, pc.is_valid(rows.column("latency_secs")))
             is_steady = pc.and_(is_timed, pa.array(~flag_column(rows.column("quality"), "suspect")))
             states, every = self._states.setdefault(name, {}), rows.column("candidate_id")
-            states |= {one: "failed" for one in every.to_pylist() if one not in states}
+            states |= {candidate: "failed" for candidate in every.to_pylist() if candidate not in states}
             states |= {
-                one: "suspect" for one in every.filter(is_timed).to_pylist() if states[one] == "failed"
+                candidate: "suspect"
+                for candidate in every.filter(is_timed).to_pylist()
+                if states[candidate] == "failed"
             }
             timed = rows.filter(is_steady)
             states |= dict.fromkeys(timed.column("candidate_id").to_pylist(), "steady")
             if timed.num_rows:
-                columns = (timed.column(one).to_pylist() for one in ("workload_id", "candidate_id"))
-                kept = (*columns, np.asarray(timed.column("latency_secs")))
-                self._rows.setdefault(name, []).append(kept)
+                columns = (timed.column(column).to_pylist() for column in ("workload_id", "candidate_id"))
+                steady = (*columns, np.asarray(timed.column("latency_secs")))
+                self._rows.setdefault(name, []).append(steady)
 
     @property
     def environment(self) -> str:
@@ -168,12 +170,12 @@ class ComparedSide:
 
     def latencies(self) -> dict[str, dict[str, float]]:
         """The fastest trusted latency of each candidate, by workload."""
-        found: dict[str, dict[str, float]] = {}
+        latencies: dict[str, dict[str, float]] = {}
         for workloads, candidates, secs in self._rows.get(self.environment, ()):
-            for workload, candidate, one in zip(workloads, candidates, secs.tolist(), strict=True):
-                known = found.setdefault(workload, {})
-                known[candidate] = min(one, known.get(candidate, one))
-        return found
+            for workload, candidate, latency in zip(workloads, candidates, secs.tolist(), strict=True):
+                candidate_secs = latencies.setdefault(workload, {})
+                candidate_secs[candidate] = min(latency, candidate_secs.get(candidate, latency))
+        return latencies
 
     def noise(self) -> float | None:
         """Noise of a change of one latency, by all A/A runs of the environment."""
@@ -201,9 +203,9 @@ def compare_measurements(
     for workload, mine in before.latencies().items():
         both = sorted(mine.keys() & theirs.get(workload, {}).keys())
         if both:
-            ratios = {one: theirs[workload][one] / mine[one] for one in both}
+            ratios = {candidate: theirs[workload][candidate] / mine[candidate] for candidate in both}
             # Medians of each side would be of two candidates, and may move against the change.
-            middle = sorted(both, key=lambda one: ratios[one])[(len(both) - 1) // 2]
+            middle = sorted(both, key=lambda candidate: ratios[candidate])[(len(both) - 1) // 2]
             values = mine[middle], theirs[workload][middle]
             about = {"key": workload, "name": names.get(workload, workload), "kind": "latency", "unit": "s"}
             rows.append(_row(about, values, ratios[middle] - 1.0, noise, len(both)))
@@ -217,8 +219,8 @@ def shared_candidates(before: ComparedSide, after: ComparedSide) -> dict[str, in
     `steady` ones are compared, `suspect` and `failed` ones are not.
     """
     first, second = before.states(), after.states()
-    states = [{first[one], second[one]} for one in first.keys() & second.keys()]
-    failed = sum("failed" in one for one in states)
+    states = [{first[candidate], second[candidate]} for candidate in first.keys() & second.keys()]
+    failed = sum("failed" in pair for pair in states)
     steady = states.count({"steady"})
     return {
         "shared": len(states),
@@ -241,7 +243,7 @@ def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> lis
             old, new = (((side[device_id] or {}).get("judged") or {}).get(name) for side in (before, after))
             if not old or not new or not old[0]:
                 continue
-            noise = [of_interval(one[1], one[2]) / old[0] for one in (old, new)]
+            noise = [of_interval(figures[1], figures[2]) / old[0] for figures in (old, new)]
             about = {"key": f"{device_id}/{name}", "name": f"{device_id}: {_FIGURES[name]}", "kind": "head"}
             change, apart = new[0] / old[0] - 1.0, float(np.hypot(*noise))
             rows.append(_row(about | {"unit": ""}, (old[0], new[0]), change, apart, 1))
@@ -253,12 +255,12 @@ _FIGURES = {"top1": "top-1", "pairs": "pairs in the right order"}
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How many rows are significant, not, or cannot be judged, and from which severity."""
-    found = [row["is_significant"] for row in rows]
+    verdicts = [row["is_significant"] for row in rows]
     return {
         "threshold": THRESHOLD,
-        "significant": found.count(True),
-        "insignificant": found.count(False),
-        "unknown": found.count(None),
+        "significant": verdicts.count(True),
+        "insignificant": verdicts.count(False),
+        "unknown": verdicts.count(None),
     }
 
 

@@ -108,8 +108,8 @@ class Dashboard:
         Raises:
             PageError: There is no such page.
         """
-        made = self._made_rows()
-        view = made.view
+        snapshot = self._made_rows()
+        view = snapshot.view
         return {
             "now": view["now"],
             "started_at": view["started_at"],
@@ -117,9 +117,9 @@ class Dashboard:
             "store": dict(view["store"]),
             "jobs": dict(view["jobs"]),
             "training": dict(view["training"]),
-            "digest": made.table.progress(),
-            "counts": fleet_counts(made.rows),
-            **cut(made.rows, query, KEYS, TEXTS),
+            "digest": snapshot.table.progress(),
+            "counts": fleet_counts(snapshot.rows),
+            **cut(snapshot.rows, query, KEYS, TEXTS),
         }
 
     def device(self, device_id: str) -> dict[str, Any]:
@@ -128,20 +128,20 @@ class Dashboard:
         Raises:
             DashboardMissing: The fleet has no such device.
         """
-        made = self._made_rows()
-        row = next((one for one in made.rows if one["device_id"] == device_id), None)
+        snapshot = self._made_rows()
+        row = next((row for row in snapshot.rows if row["device_id"] == device_id), None)
         if row is None:
             raise DashboardMissing(
                 f"no device {device_id!r:.80} in this fleet; the list of the fleet has all"
             )
         return {
-            "now": made.view["now"],
-            "digest": made.table.progress(),
+            "now": snapshot.view["now"],
+            "digest": snapshot.table.progress(),
             "device": row,
             "timeline": self._timeline(device_id),
             "ladder": self._ladder(device_id),
             "onboarding": onboarding_curve(device_id, self._requests(), self._registry.folder.parent),
-            "alerts": [one for one in self.all_alerts() if one["device_id"] == device_id][:10],
+            "alerts": [alert for alert in self.all_alerts() if alert["device_id"] == device_id][:10],
         }
 
     def _timeline(self, device_id: str) -> list[dict[str, Any]] | None:
@@ -152,24 +152,24 @@ class Dashboard:
             return None
 
         def read() -> list[dict[str, Any]]:
-            made = DeviceTimeline(DeviceId(device_id))
+            timeline = DeviceTimeline(DeviceId(device_id))
             for _, batch in device_rows(reader, TIMELINE_COLUMNS, [device_id]):
-                made.add(batch)
-            return made.told()
+                timeline.add(batch)
+            return timeline.to_json()
 
         # Its own records decide, not the table's version, which changes with those of others.
         records = self._follower.state.devices.get(device_id, {}).get("records", 0)
-        found: list[dict[str, Any]] = self._reads.get(("timeline", device_id, records), read)
-        return found
+        environments: list[dict[str, Any]] = self._reads.get(("timeline", device_id, records), read)
+        return environments
 
     def _ladder(self, device_id: str) -> dict[str, Any]:
         """The steps of a device's champions; `damaged` says why nothing is known."""
         try:
-            made = self._reads.get(
+            ladder = self._reads.get(
                 ("ladder", device_id, *self._registry_mark()),
                 lambda: champion_ladder(self._registry, device_id),
             )
-            return {**made, "damaged": ""}
+            return {**ladder, "damaged": ""}
         except RegistryError as error:
             return {"champion": None, "steps": [], "of": 0, "damaged": str(error)}
 
@@ -181,7 +181,7 @@ class Dashboard:
 
     def comparable(self) -> dict[str, Any]:
         """Names that may be compared: devices and versions."""
-        names = sorted(str(one) for one in self.view()["devices"])
+        names = sorted(str(device_id) for device_id in self.view()["devices"])
         return {
             "devices": names[:500],
             "devices_of": len(names),
@@ -232,14 +232,14 @@ class Dashboard:
         """The candidates of a workload on some devices."""
 
         def read() -> CandidateMatrix:
-            made = CandidateMatrix(workload_id, device_ids)
+            matrix = CandidateMatrix(workload_id, device_ids)
             columns = workload_view.MATRIX_COLUMNS
             for device_id, batch in device_rows(reader, columns, device_ids, workload_id=workload_id):
-                made.add(str(device_id), batch)
-            return made
+                matrix.add(str(device_id), batch)
+            return matrix
 
-        made: CandidateMatrix = self._reads.get(("matrix", workload_id, *device_ids, reader.moment), read)
-        return made
+        matrix: CandidateMatrix = self._reads.get(("matrix", workload_id, *device_ids, reader.moment), read)
+        return matrix
 
     def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> dict[str, Any]:
         """One candidate; see `fleet.dashboard.candidate_view`.
@@ -249,27 +249,27 @@ class Dashboard:
             DashboardWaits: The store is being read.
         """
         reader = self.reader()
-        known = self._follower.cells().get(workload_id, {})
+        cells = self._follower.cells().get(workload_id, {})
         # The device that somebody comes from is looked at first.
-        devices = sorted(known, key=lambda one: (one != best_on, one))
+        devices = sorted(cells, key=lambda device_id: (device_id != best_on, device_id))
         facts = self._follower.state.workloads.get(workload_id, {"name": workload_id})
-        found = self._reads.get(
+        candidate = self._reads.get(
             ("candidate", workload_id, candidate_id, best_on, reader.moment),
             lambda: candidate_view(reader, workload_id, candidate_id, devices, best_on),
         )
-        return {"workload": dict(facts), **found}
+        return {"workload": dict(facts), **candidate}
 
     # ---- alerts and storage ----
 
     def alerts(self, query: PageQuery) -> dict[str, Any]:
         """What people should know, the newest first."""
-        found = self.all_alerts()
+        every_alert = self.all_alerts()
         if not query.sort:
             query = replace(query, sort="at", is_descending=True)
         return {
             "now": self.view()["now"],
-            "is_cut_off": len(found) >= alerts.MOST_ALERTS,
-            **cut(found, query, alerts.KEYS, alerts.TEXTS),
+            "is_cut_off": len(every_alert) >= alerts.MOST_ALERTS,
+            **cut(every_alert, query, alerts.KEYS, alerts.TEXTS),
         }
 
     def storage(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Dashboard:
         except RegistryError as error:
             mark = (str(error),)
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
-        found: list[dict[str, Any]] = self._reads.get(
+        every_alert: list[dict[str, Any]] = self._reads.get(
             (
                 "all alerts",
                 len(view["alarms"]),
@@ -299,7 +299,7 @@ class Dashboard:
             ),
             lambda: alerts.alert_list(view["alarms"], changes),
         )
-        return found
+        return every_alert
 
     # ---- small things ----
 
@@ -315,17 +315,17 @@ class Dashboard:
         except RegistryError:
             champions = None
         with self._lock:
-            made = self._rows
-            is_old = made is None or made.view is not view or made.table is not table
-            if made is None or is_old or made.champions is not champions:
+            snapshot = self._rows
+            is_old = snapshot is None or snapshot.view is not view or snapshot.table is not table
+            if snapshot is None or is_old or snapshot.champions is not champions:
                 rows = fleet_rows(view, table, self._champions())
-                made = self._rows = _Rows(view=view, table=table, champions=champions, rows=rows)
-        return made
+                snapshot = self._rows = _Rows(view=view, table=table, champions=champions, rows=rows)
+        return snapshot
 
     def _champions(self) -> dict[str, dict[str, Any]]:
         try:
-            found = self._registry.champions()
+            champions = self._registry.champions()
         except RegistryError:
             # `fleet models` says how to mend it; that must not hide the devices.
             return {}
-        return champion_rows(found, champion_notes(self._registry))
+        return champion_rows(champions, champion_notes(self._registry))

@@ -76,7 +76,7 @@ class DeviceDigest:
         self.noise = last_run([*self.noise, *noise])
         self._add_cells(batch)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """What is shown: JSON-ready, and changed by nobody afterwards."""
         floor = noise_floor(self.noise)
         return {
@@ -117,8 +117,8 @@ class DeviceDigest:
                 "secs": batch.column("latency_secs"),
             }
         )
-        found = table.group_by("workload").aggregate([("ok", "count"), ("ok", "sum"), ("secs", "min")])
-        columns = (found.column(name).to_pylist() for name in ("workload", "ok_count", "ok_sum", "secs_min"))
+        counts = table.group_by("workload").aggregate([("ok", "count"), ("ok", "sum"), ("secs", "min")])
+        columns = (counts.column(name).to_pylist() for name in ("workload", "ok_count", "ok_sum", "secs_min"))
         for workload, count, ok, best in zip(*columns, strict=True):
             cell = self.cells.setdefault(workload, WorkloadCell())
             cell.records, cell.ok = cell.records + count, cell.ok + ok
@@ -128,8 +128,8 @@ class DeviceDigest:
 
 def last_run(noise: Sequence[Reading]) -> list[Reading]:
     """The readings of the last A/A run among some."""
-    newest = max((one.measured_at for one in noise), default=0.0)
-    return [one for one in noise if one.measured_at > newest - ONE_RUN_SECS]
+    newest = max((reading.measured_at for reading in noise), default=0.0)
+    return [reading for reading in noise if reading.measured_at > newest - ONE_RUN_SECS]
 
 
 def spark(periods: Mapping[int, int], now: float) -> list[int]:

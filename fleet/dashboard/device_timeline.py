@@ -54,25 +54,27 @@ class DeviceTimeline:
 
     def __init__(self, device_id: DeviceId) -> None:
         self._device_id = device_id
-        self._found: dict[str, _Environment] = {}
+        self._environments: dict[str, _Environment] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows with `TIMELINE_COLUMNS`."""
         for name in pc.unique(batch.column("environment_id")).to_pylist():
             rows = batch.filter(pc.equal(batch.column("environment_id"), name))
             times = pc.min_max(rows.column("measured_at")).as_py()
-            found = self._found.get(name)
-            if found is None:
+            environment = self._environments.get(name)
+            if environment is None:
                 text = rows.column("environment")[0].as_py()
-                found = self._found[name] = _Environment(times["min"], times["max"], text)
-            found.first_at = min(found.first_at, times["min"])
-            found.last_at = max(found.last_at, times["max"])
-            found.records += rows.num_rows
-            found.ok += pc.sum(pc.equal(rows.column("outcome"), Outcome.OK.value)).as_py()
-            _add_canaries(found, rows)
-            found.noise += readings(self._device_id, rows.filter(pc.equal(rows.column("origin"), NOISE)))
+                environment = self._environments[name] = _Environment(times["min"], times["max"], text)
+            environment.first_at = min(environment.first_at, times["min"])
+            environment.last_at = max(environment.last_at, times["max"])
+            environment.records += rows.num_rows
+            environment.ok += pc.sum(pc.equal(rows.column("outcome"), Outcome.OK.value)).as_py()
+            _add_canaries(environment, rows)
+            environment.noise += readings(
+                self._device_id, rows.filter(pc.equal(rows.column("origin"), NOISE))
+            )
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """The environments, the oldest first, JSON-ready.
 
         Returns:
@@ -80,25 +82,25 @@ class DeviceTimeline:
             the one before, as [key, before, now]), `canaries` ([moment, ratio] by canary), `canaries_of` (how
             many readings there are), and `noise` (each A/A run as `fleet.store.noise.NoiseFloor`).
         """
-        told = []
+        rows = []
         before: Mapping[str, Any] | None = None
-        for name, one in sorted(self._found.items(), key=lambda pair: pair[1].first_at):
-            now = _flat(object_of(one.text))
-            told.append(
+        for name, environment in sorted(self._environments.items(), key=lambda pair: pair[1].first_at):
+            now = _flat(object_of(environment.text))
+            rows.append(
                 {
                     "environment_id": name,
-                    "first_at": one.first_at,
-                    "last_at": one.last_at,
-                    "records": one.records,
-                    "ok": one.ok,
+                    "first_at": environment.first_at,
+                    "last_at": environment.last_at,
+                    "records": environment.records,
+                    "ok": environment.ok,
                     "changed": [] if before is None else _changes(before, now),
-                    "canaries": {canary: _thinned(points) for canary, points in one.canaries.items()},
-                    "canaries_of": max((len(points) for points in one.canaries.values()), default=0),
-                    "noise": [asdict(floor) for floor in map(noise_floor, _runs(one.noise)) if floor],
+                    "canaries": {canary: _thinned(points) for canary, points in environment.canaries.items()},
+                    "canaries_of": max((len(points) for points in environment.canaries.values()), default=0),
+                    "noise": [asdict(floor) for floor in map(noise_floor, _runs(environment.noise)) if floor],
                 }
             )
             before = now
-        return told
+        return rows
 
 
 def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, float]]]:
@@ -110,10 +112,10 @@ def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, floa
     last: dict[str, float] = {}
     rows = zip(batch.column("measured_at").to_pylist(), batch.column("quality").to_pylist(), strict=True)
     for at, text in rows:
-        told = object_of(text).get("canary") if '"canary"' in text else None
-        if not isinstance(told, Mapping):
+        canaries = object_of(text).get("canary") if '"canary"' in text else None
+        if not isinstance(canaries, Mapping):
             continue
-        ratios = {name: float(one) for name, one in told.items() if _is_ratio(one)}
+        ratios = {name: float(ratio) for name, ratio in canaries.items() if _is_ratio(ratio)}
         # The texts differ all the same: each has the interval of its own record.
         if ratios and ratios != last:
             last = ratios
@@ -124,10 +126,10 @@ def _is_ratio(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < _MOST_RATIO
 
 
-def _add_canaries(found: _Environment, rows: pa.RecordBatch) -> None:
+def _add_canaries(environment: _Environment, rows: pa.RecordBatch) -> None:
     for at, ratios in canary_ratios(rows):
         for name, ratio in ratios.items():
-            points = found.canaries[name]
+            points = environment.canaries[name]
             if not points or points[-1][1] != ratio:
                 points.append((at, ratio))
 
@@ -142,10 +144,10 @@ def _thinned(points: list[tuple[float, float]]) -> list[list[float]]:
 
 def _runs(noise: list[Reading]) -> list[list[Reading]]:
     runs: list[list[Reading]] = []
-    for one in sorted(noise, key=lambda reading: reading.measured_at):
-        if not runs or one.measured_at - runs[-1][-1].measured_at > ONE_RUN_SECS:
+    for reading in sorted(noise, key=lambda reading: reading.measured_at):
+        if not runs or reading.measured_at - runs[-1][-1].measured_at > ONE_RUN_SECS:
             runs.append([])
-        runs[-1].append(one)
+        runs[-1].append(reading)
     return runs
 
 
@@ -160,15 +162,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[str
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
     """The lasting parts of an environment, one level deep."""
-    found: dict[str, Any] = {}
-    for key, one in value.items():
+    parts: dict[str, Any] = {}
+    for key, part in value.items():
         if key in _PASSING:
             continue
-        if isinstance(one, Mapping):
-            found.update({f"{key}.{inner}": each for inner, each in one.items()})
+        if isinstance(part, Mapping):
+            parts.update({f"{key}.{inner}": each for inner, each in part.items()})
         else:
-            found[key] = one
-    return found
+            parts[key] = part
+    return parts
 
 
 def object_of(text: str) -> Mapping[str, Any]:

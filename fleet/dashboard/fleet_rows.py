@@ -100,7 +100,7 @@ KEYS: Mapping[str, Key] = {
 }
 
 #: Of the view, what a row shows as it is.
-_SHOWN = (
+_VIEW_FIELDS = (
     *("state", "reason", "closed", "family", "kind", "records", "failed", "late", "records_per_s"),
     *("last_record_at", "queued", "leases", "budget", "environment_id", "drift", "crashes"),
 )
@@ -120,11 +120,11 @@ def fleet_rows(
         JSON-ready rows in the order of attention. `digest` says whether the store's part is there: `loading`,
         `ready`, or `empty` where the store has no record of the device.
     """
-    found = [
-        _row(device_id, shown, view["now"], table, champions.get(device_id, {}))
-        for device_id, shown in view["devices"].items()
+    rows = [
+        _row(device_id, device, view["now"], table, champions.get(device_id, {}))
+        for device_id, device in view["devices"].items()
     ]
-    return sorted(found, key=by_attention)
+    return sorted(rows, key=by_attention)
 
 
 def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
     """What a row says of a device's champion."""
     return {
-        str(device_id): {**notes.get(device_id, {}), "score": score_of(one.judged)}
-        for device_id, one in champions.items()
+        str(device_id): {**notes.get(device_id, {}), "score": score_of(champion.judged)}
+        for device_id, champion in champions.items()
     }
 
 
@@ -162,25 +162,25 @@ def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _row(
-    device_id: str, shown: Mapping[str, Any], now: float, table: TableState, champion: Mapping[str, Any]
+    device_id: str, device: Mapping[str, Any], now: float, table: TableState, champion: Mapping[str, Any]
 ) -> dict[str, Any]:
-    told = table.devices.get(device_id)
-    digest = "ready" if told is not None else table.state
-    if told is None and table.state == "ready":
+    device_digest = table.devices.get(device_id)
+    digest = "ready" if device_digest is not None else table.state
+    if device_digest is None and table.state == "ready":
         # Its records are durable and on their way to the table.
-        digest = "loading" if shown["records"] else "empty"
-    told = told or {}
+        digest = "loading" if device["records"] else "empty"
+    device_digest = device_digest or {}
     row: dict[str, Any] = {
         "device_id": device_id,
-        **{name: shown.get(name) for name in _SHOWN},
+        **{name: device.get(name) for name in _VIEW_FIELDS},
         "digest": digest,
-        "noise": told.get("noise"),
-        "failed_share": told.get("failed_share"),
-        "suspect_share": told.get("suspect_share"),
-        "last_error": told.get("last_error"),
-        "spark": spark(told.get("periods", {}), now) if digest == "ready" else None,
+        "noise": device_digest.get("noise"),
+        "failed_share": device_digest.get("failed_share"),
+        "suspect_share": device_digest.get("suspect_share"),
+        "last_error": device_digest.get("last_error"),
+        "spark": spark(device_digest.get("periods", {}), now) if digest == "ready" else None,
         # The registry knows of a rollback by hand before the coordinator does.
-        "champion": champion.get("version") or shown.get("champion", ""),
+        "champion": champion.get("version") or device.get("champion", ""),
         "model_kind": champion.get("model_kind", ""),
         "pinned": champion.get("pinned", False),
         "retained": champion.get("retained", ""),
@@ -204,18 +204,18 @@ REQUEST_KEYS: Mapping[str, Key] = {
 def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Requests without their results, which may be long; `text` is what a filter finds of their arguments."""
     return [
-        {name: value for name, value in one.items() if name not in ("result", "arguments")}
-        | {"text": str(one["arguments"])}
-        for one in requests
+        {name: value for name, value in request.items() if name not in ("result", "arguments")}
+        | {"text": str(request["arguments"])}
+        for request in requests
     ]
 
 
 def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
     """Where records are on their way, how much room is left, and what budgets are spent."""
     budgets = [
-        {"device_id": one, "closed": shown["closed"], **shown["budget"]}
-        for one, shown in view["devices"].items()
-        if shown["closed"] or shown["budget"]["hour_limit_secs"] or shown["budget"]["day_limit_secs"]
+        {"device_id": device_id, "closed": device["closed"], **device["budget"]}
+        for device_id, device in view["devices"].items()
+        if device["closed"] or device["budget"]["hour_limit_secs"] or device["budget"]["day_limit_secs"]
     ]
     return {
         "now": view["now"],

@@ -36,59 +36,63 @@ def onboarding_curve(
         interval, and the strategy, of each onboarding), `scratch` (samples and mean top-1 from scratch), and
         `known_devices`, `more` (what `MORE_SAMPLES` would add; None where unknown).
     """
-    mine = [one for one in requests if one["kind"] == _KIND and one["arguments"].get("device") == device_id]
-    request = max(mine, key=lambda one: one["submitted_at"] or 0.0, default=None)
+    mine = [
+        request
+        for request in requests
+        if request["kind"] == _KIND and request["arguments"].get("device") == device_id
+    ]
+    request = max(mine, key=lambda candidate: candidate["submitted_at"] or 0.0, default=None)
     points = history(beside_models / CURVES, device_id)
     if request is None and not points:
         return None
-    known = _device_scores(beside_models / DEVICE_SCORES)
+    scores = _device_scores(beside_models / DEVICE_SCORES)
     result = request["result"] if request is not None else {}
     strategy = str(result.get("taken") or (points[-1].get("taken") if points else ""))
     samples = int(result.get("samples") or (points[-1]["samples"] if points else 0))
     return {
         "request": request,
         "points": points,
-        "scratch": _line(known, _SCRATCH),
-        "known_devices": len(known.get("devices", ())),
-        "more": _more(known, strategy, samples, points),
+        "scratch": _line(scores, _SCRATCH),
+        "known_devices": len(scores.get("devices", ())),
+        "more": _more(scores, strategy, samples, points),
     }
 
 
 def _device_scores(folder: Path) -> dict[str, Any]:
     """The leave-one-device-out scores from most measurements; empty where there are none."""
-    found: list[dict[str, Any]] = []
+    scores: list[dict[str, Any]] = []
     for path in sorted(folder.glob("standings-*.json")):
         try:
             value = json.loads(path.read_text())
             if isinstance(value["samples"], list) and isinstance(value["top1"], dict):
-                found.append(value)
+                scores.append(value)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # it is made again
-    return max(found, key=lambda one: one.get("measured") or 0, default={})
+    return max(scores, key=lambda entry: entry.get("measured") or 0, default={})
 
 
-def _line(known: Mapping[str, Any], strategy: str) -> list[list[float]]:
+def _line(scores: Mapping[str, Any], strategy: str) -> list[list[float]]:
     """Samples and mean top-1 of a strategy over the known devices."""
-    values = known.get("top1", {}).get(strategy) or []
-    pairs = zip(known.get("samples", ()), values, strict=False)
+    values = scores.get("top1", {}).get(strategy) or []
+    pairs = zip(scores.get("samples", ()), values, strict=False)
     return [[samples, top1] for samples, top1 in pairs if top1 is not None]
 
 
 def _more(
-    known: Mapping[str, Any], strategy: str, samples: int, points: Sequence[Mapping[str, Any]]
+    scores: Mapping[str, Any], strategy: str, samples: int, points: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """What `MORE_SAMPLES` would add to top-1, by what they added on the known devices; None where unknown."""
-    line = _line(known, strategy)
+    line = _line(scores, strategy)
     now = points[-1].get("top1") if points else None
     if not line or not samples or now is None:
         return None
-    here, there = _between(line, samples), _between(line, samples + MORE_SAMPLES)
-    if here is None or there is None:
+    top1_now, top1_later = _between(line, samples), _between(line, samples + MORE_SAMPLES)
+    if top1_now is None or top1_later is None:
         return None
     return {
         "samples": samples + MORE_SAMPLES,
-        "gain": round(there - here, 4),
-        "top1": round(min(1.0, max(0.0, now + there - here)), 4),
+        "gain": round(top1_later - top1_now, 4),
+        "top1": round(min(1.0, max(0.0, now + top1_later - top1_now)), 4),
     }
 
 

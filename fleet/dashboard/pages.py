@@ -62,9 +62,9 @@ def cut(
         )
     matched = list(_matching(rows, query.text, texts))
     ordered = _ordered(matched, keys[sort], query.is_descending)
-    shown = ordered[query.offset : query.offset + query.size]
+    page = ordered[query.offset : query.offset + query.size]
     return {
-        "rows": shown,
+        "rows": page,
         "total": len(rows),
         "matched": len(matched),
         "offset": query.offset,
@@ -76,14 +76,14 @@ def cut(
 
 
 def _matching(rows: Iterable[Row], text: str, texts: Sequence[str]) -> Iterable[Row]:
-    wanted = text.casefold()
+    needle = text.casefold()
     for row in rows:
-        if not wanted or any(wanted in str(row.get(name) or "").casefold() for name in texts):
+        if not needle or any(needle in str(row.get(name) or "").casefold() for name in texts):
             yield row
 
 
 def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
-    known = [(found, row) for row in rows if (found := key(row)) is not None]
+    keyed = [(sort_value, row) for row in rows if (sort_value := key(row)) is not None]
     unknown = [row for row in rows if key(row) is None]
-    known.sort(key=lambda pair: pair[0], reverse=is_descending)
-    return [row for _, row in known] + unknown
+    keyed.sort(key=lambda pair: pair[0], reverse=is_descending)
+    return [row for _, row in keyed] + unknown

@@ -18,12 +18,12 @@ def schedule_lines(trace: str) -> list[str]:
     except (ValueError, RecursionError):
         return [trace[:MOST_CHARS]]
     if _is_meta_schedule(value):
-        decisions = {one[0]: one[1] for one in value[1] if _is_decision(one)}
+        decisions = {decision[0]: decision[1] for decision in value[1] if _is_decision(decision)}
         lines = [_step(place, step, decisions) for place, step in enumerate(value[0])]
     elif isinstance(value, list):
-        lines = [json.dumps(one) for one in value]
+        lines = [json.dumps(step) for step in value]
     elif isinstance(value, Mapping):
-        lines = [f"{_text(key)} = {json.dumps(one)}" for key, one in value.items()]
+        lines = [f"{_text(key)} = {json.dumps(part)}" for key, part in value.items()]
     else:
         lines = [json.dumps(value)]
     return [line[:MOST_CHARS] for line in lines]
@@ -39,9 +39,9 @@ def side_by_side(mine: list[str], other: list[str]) -> dict[str, Any]:
     rows: list[list[Any]] = []
     matcher = SequenceMatcher(a=mine[:MOST_LINES], b=other[:MOST_LINES], autojunk=False)
     for kind, first, last, begin, end in matcher.get_opcodes():
-        left, right = mine[first:last], other[begin:end]
-        for place in range(max(len(left), len(right))):
-            pair = [some[place] if place < len(some) else None for some in (left, right)]
+        mine_lines, other_lines = mine[first:last], other[begin:end]
+        for place in range(max(len(mine_lines), len(other_lines))):
+            pair = [some[place] if place < len(some) else None for some in (mine_lines, other_lines)]
             rows.append([*pair, kind != "equal"])
     return {
         "rows": rows,
@@ -65,10 +65,10 @@ def _is_decision(value: Any) -> bool:
 
 def _step(place: int, step: list[Any], decisions: Mapping[Any, Any]) -> str:
     name, inputs, attributes, outputs = step
-    made = f"{_names(outputs)} = " if outputs else ""
+    assigned = f"{_names(outputs)} = " if outputs else ""
     arguments = ", ".join(_names(some) for some in (inputs, attributes) if some != [])
     decided = f"  # decision: {json.dumps(decisions[place])}" if place in decisions else ""
-    return f"{made}{_text(name)}({arguments}){decided}"
+    return f"{assigned}{_text(name)}({arguments}){decided}"
 
 
 def _names(values: Any) -> str:

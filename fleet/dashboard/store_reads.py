@@ -49,14 +49,16 @@ def device_rows(
     Raises:
         StoreError: A file is damaged or gone.
     """
-    wanted, table = set(device_ids), reader.path / RECORDS
-    every = {str(table / file.path): file for file in reader.snapshot.files if file.device_id in wanted}
+    device_set, table = set(device_ids), reader.path / RECORDS
+    every = {str(table / file.path): file for file in reader.snapshot.files if file.device_id in device_set}
     files = {path: file for path, file in every.items() if paths is None or path in paths}
     if files:
         yield from _table_rows(reader, names, files, workload_id)
     for piece in reader.waiting():
         label = f"{_WAITING}{piece.number}"
-        for device_id in sorted(wanted.intersection(piece.device_ids)) if not paths or label in paths else ():
+        for device_id in (
+            sorted(device_set.intersection(piece.device_ids)) if not paths or label in paths else ()
+        ):
             columns = [name for name in names if name != PATH]
             mine = rows_of(piece.body, device_id, list(dict.fromkeys([*columns, "workload_id"])))
             if workload_id:
@@ -103,9 +105,9 @@ class ReadCache:
         with self._lock:
             if key in self._reads:
                 return self._reads[key]  # type: ignore[return-value]
-        made = make()
+        result = make()
         with self._lock:
-            self._reads[key] = made
+            self._reads[key] = result
             while len(self._reads) > MOST_READS:
                 del self._reads[next(iter(self._reads))]
-        return made
+        return result

@@ -46,7 +46,7 @@ class TableState:
     #: Rows that are read, and rows that there are.
     done: int = 0
     of: int = 0
-    #: What each device shows (`DeviceDigest.told`), as far as its rows are read.
+    #: What each device shows (`DeviceDigest.to_json`), as far as its rows are read.
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Facts of the workloads that were met (`fleet.dashboard.workload_view.facts_of`).
     workloads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class FollowedDevice:
     """
 
     device_id: DeviceId
-    #: Of the rows of these files alone, by path with their rows; and the pieces that `shown` has beside them.
+    #: Of the rows of these files alone, by path with their rows; and the pieces that `digest` has besides.
     _in_table: DeviceDigest = field(init=False)
     _files: dict[str, int] = field(default_factory=dict)
     _pieces: tuple[int, ...] = ()
-    shown: DeviceDigest = field(init=False)
+    digest: DeviceDigest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shown = self._in_table = DeviceDigest(self.device_id)
+        self.digest = self._in_table = DeviceDigest(self.device_id)
 
     def follow(self, reader: StoreReader, files: Mapping[str, int]) -> Iterator[None]:
         """Read what came, a batch with each step.
@@ -100,14 +100,14 @@ class FollowedDevice:
         self._files = dict(files)
         is_longer = bool(self._pieces) and pieces[: len(self._pieces)] == self._pieces
         if new or not is_longer:
-            self.shown, self._pieces = self._in_table, ()
+            self.digest, self._pieces = self._in_table, ()
         if pieces != self._pieces:
             # What was shown may be looked at meanwhile.
-            shown = copy.deepcopy(self.shown)
+            digest = copy.deepcopy(self.digest)
             for _, batch in read(files=(), after=self._pieces[-1] if self._pieces else 0):
-                shown.add(batch)
+                digest.add(batch)
                 yield
-            self.shown, self._pieces = shown, pieces
+            self.digest, self._pieces = digest, pieces
 
 
 class TableFollower:
@@ -127,7 +127,7 @@ class TableFollower:
         self._looked_at = 0.0
         self._reader: StoreReader | None = None
         self._devices: dict[DeviceId, FollowedDevice] = {}
-        self._told: dict[str, Mapping[str, Any]] = {}
+        self._digests: dict[str, Mapping[str, Any]] = {}
         self._facts: dict[str, Mapping[str, Any]] = {}
         self.state = TableState()
 
@@ -146,11 +146,11 @@ class TableFollower:
 
     def cells(self) -> dict[str, dict[str, WorkloadCell]]:
         """What each device has of each workload, by workload and device."""
-        found: dict[str, dict[str, WorkloadCell]] = {}
+        cells: dict[str, dict[str, WorkloadCell]] = {}
         for device_id, device in list(self._devices.items()):
-            for workload_id, cell in list(device.shown.cells.items()):
-                found.setdefault(workload_id, {})[str(device_id)] = cell
-        return found
+            for workload_id, cell in list(device.digest.cells.items()):
+                cells.setdefault(workload_id, {})[str(device_id)] = cell
+        return cells
 
     def close(self) -> None:
         """End the thread."""
@@ -177,13 +177,13 @@ class TableFollower:
                 if self._pause(_PAUSE_SHARE * (time.monotonic() - began)):
                     return
                 began = time.monotonic()
-            if device.shown.records != self._told.get(str(device_id), {}).get("records"):
-                self._told[str(device_id)] = device.shown.told()
+            if device.digest.records != self._digests.get(str(device_id), {}).get("records"):
+                self._digests[str(device_id)] = device.digest.to_json()
                 self._learn_workloads(reader, device_id)
-            done += device.shown.records
+            done += device.digest.records
             if is_first:
                 self.state = TableState(
-                    done=done, of=reader.rows, devices=dict(self._told), workloads=dict(self._facts)
+                    done=done, of=reader.rows, devices=dict(self._digests), workloads=dict(self._facts)
                 )
         self._reader = reader
         self.state = TableState(
@@ -191,17 +191,21 @@ class TableFollower:
             version=reader.version,
             done=reader.rows,
             of=reader.rows,
-            devices=dict(self._told),
+            devices=dict(self._digests),
             workloads=dict(self._facts),
         )
 
     def _learn_workloads(self, reader: StoreReader, device_id: DeviceId) -> None:
-        unknown = self._devices[device_id].shown.cells.keys() - self._facts.keys()
+        unknown = self._devices[device_id].digest.cells.keys() - self._facts.keys()
         if unknown:
-            found = reader.workloads([WorkloadId(one) for one in unknown])
-            self._facts |= {str(one): facts_of(workload) for one, workload in found.items()}
+            workloads = reader.workloads([WorkloadId(workload_id) for workload_id in unknown])
+            self._facts |= {
+                str(workload_id): facts_of(workload) for workload_id, workload in workloads.items()
+            }
             # A device without a file is not looked for again.
-            self._facts |= {one: {"name": one} for one in unknown - self._facts.keys()}
+            self._facts |= {
+                workload_id: {"name": workload_id} for workload_id in unknown - self._facts.keys()
+            }
 
     def _run(self) -> None:
         while (began := time.monotonic()) - self._looked_at < FORGET_SECS:
@@ -218,7 +222,7 @@ class TableFollower:
                 self._failed(repr(error))
             if self._pause(max(FOLLOW_SECS, _LEAST_WAIT * (time.monotonic() - began))):
                 return
-        self._devices, self._told, self._facts, self._reader = {}, {}, {}, None
+        self._devices, self._digests, self._facts, self._reader = {}, {}, {}, None
         self.state = TableState()
 
     def _failed(self, reason: str) -> None:

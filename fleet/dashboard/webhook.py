@@ -48,7 +48,7 @@ class Webhook:
     ) -> None:
         self._url, self._alerts, self._post = url, alerts, post or self._post_by_http
         self._since = wall()
-        self._known: dict[str, None] = {}
+        self._queued_ids: dict[str, None] = {}
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._failures = 0
         self.sent = self.dropped = 0
@@ -101,15 +101,15 @@ class Webhook:
 
     def _collect(self) -> None:
         for alert in reversed(list(self._alerts())):
-            if alert["id"] in self._known or float(alert["at"]) < self._since:
+            if alert["id"] in self._queued_ids or float(alert["at"]) < self._since:
                 continue
-            self._known[str(alert["id"])] = None
+            self._queued_ids[str(alert["id"])] = None
             self._waiting.append(alert)
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popleft()
             self.dropped += 1
-        while len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        while len(self._queued_ids) > MOST_KNOWN:
+            del self._queued_ids[next(iter(self._queued_ids))]
 
     def _run(self) -> None:
         pause = 0.0

@@ -62,16 +62,16 @@ def workload_rows(cells: Mapping[str, Cells], facts: Mapping[str, Mapping[str, A
     for workload_id, by_device in cells.items():
         records = sum(cell.records for cell in by_device.values())
         ok = sum(cell.ok for cell in by_device.values())
-        best = min(by_device, key=lambda one: by_device[one].best_secs)
+        best = min(by_device, key=lambda device_id: by_device[device_id].best_secs)
         secs = by_device[best].best_secs
-        known = facts.get(workload_id, {})
+        workload_facts = facts.get(workload_id, {})
         rows.append(
             {
                 "workload_id": workload_id,
-                "name": known.get("name", workload_id),
-                "operator": known.get("operator", ""),
-                "networks": known.get("networks", ""),
-                "flops": known.get("flops", 0.0),
+                "name": workload_facts.get("name", workload_id),
+                "operator": workload_facts.get("operator", ""),
+                "networks": workload_facts.get("networks", ""),
+                "flops": workload_facts.get("flops", 0.0),
                 "devices": len(by_device),
                 "records": records,
                 "failed_share": 1 - ok / records if records else None,
@@ -109,23 +109,28 @@ class CandidateMatrix:
         columns = (rows.column(name).to_pylist() for name in ("candidate_id", "outcome", "latency_secs"))
         for candidate_id, outcome, secs in zip(*columns, strict=True):
             cells = self._cells.setdefault(candidate_id, {})
-            known = cells.get(device_id)
+            previous = cells.get(device_id)
             if outcome == Outcome.OK and secs is not None:
-                cells[device_id] = min(known, secs) if isinstance(known, float) else secs
-            elif known is None:
+                cells[device_id] = min(previous, secs) if isinstance(previous, float) else secs
+            elif previous is None:
                 cells[device_id] = outcome
 
     def latencies(self, device_id: str) -> dict[str, float]:
         """Seconds of the candidates that ran on a device."""
-        found = ((one, cells.get(device_id)) for one, cells in self._cells.items())
-        return {one: secs for one, secs in found if isinstance(secs, float)}
+        return {
+            candidate_id: secs
+            for candidate_id, cells in self._cells.items()
+            if isinstance(secs := cells.get(device_id), float)
+        }
 
     def spreads(self) -> dict[str, list[float] | None]:
         """Least, quartiles and most of each device's latencies; None where there is none."""
-        secs = {one: list(self.latencies(one).values()) for one in self._device_ids}
+        secs = {device_id: list(self.latencies(device_id).values()) for device_id in self._device_ids}
         return {
-            device_id: [float(one) for one in np.quantile(found, _QUANTILES)] if found else None
-            for device_id, found in secs.items()
+            device_id: [float(quantile) for quantile in np.quantile(device_secs, _QUANTILES)]
+            if device_secs
+            else None
+            for device_id, device_secs in secs.items()
         }
 
     def page(self, offset: int, size: int) -> dict[str, Any]:
@@ -136,21 +141,26 @@ class CandidateMatrix:
             measured; `speed`, the mean over devices of best over own latency), `total`, `offset`, `size`,
             `is_last`, `filled` and `of` (cells with a measurement, and cells).
         """
-        best = {one: min(self.latencies(one).values(), default=math.inf) for one in self._device_ids}
+        best = {
+            device_id: min(self.latencies(device_id).values(), default=math.inf)
+            for device_id in self._device_ids
+        }
         speeds = {
-            candidate_id: _mean([best[one] / secs for one, secs in cells.items() if isinstance(secs, float)])
+            candidate_id: _mean(
+                [best[device_id] / secs for device_id, secs in cells.items() if isinstance(secs, float)]
+            )
             for candidate_id, cells in self._cells.items()
         }
-        ordered = sorted(self._cells, key=lambda one: (-speeds[one], one))
+        ordered = sorted(self._cells, key=lambda candidate_id: (-speeds[candidate_id], candidate_id))
         return {
             "devices": self._device_ids,
             "rows": [
                 {
-                    "candidate_id": one,
-                    "cells": [self._cells[one].get(device_id) for device_id in self._device_ids],
-                    "speed": speeds[one] or None,
+                    "candidate_id": candidate_id,
+                    "cells": [self._cells[candidate_id].get(device_id) for device_id in self._device_ids],
+                    "speed": speeds[candidate_id] or None,
                 }
-                for one in ordered[offset : offset + size]
+                for candidate_id in ordered[offset : offset + size]
             ],
             "total": len(ordered),
             "offset": offset,
@@ -163,7 +173,7 @@ class CandidateMatrix:
 
 def sample(latencies: Mapping[str, float]) -> list[str]:
     """Candidates to score: evenly over the latencies in seconds, the fastest and the slowest among them."""
-    ordered = sorted(latencies, key=lambda one: (latencies[one], one))
+    ordered = sorted(latencies, key=lambda candidate: (latencies[candidate], candidate))
     places = np.linspace(0, len(ordered) - 1, min(MOST_SCORED, len(ordered))).round().astype(int)
     return [ordered[place] for place in sorted(set(places.tolist()))]
 
@@ -185,23 +195,25 @@ def predicted(
     """
     best = min(latencies.values())
     points: list[tuple[float, float, str]] = [
-        (float(score), best / latencies[one], one)
-        for one, score in zip(candidates, scores, strict=True)
+        (float(score), best / latencies[candidate], candidate)
+        for candidate, score in zip(candidates, scores, strict=True)
         if score is not None
     ]
     tau = None
     if len(points) > 1:
         from scipy.stats import kendalltau  # half a second that the start of a daemon need not wait
 
-        found = float(kendalltau([one[0] for one in points], [one[1] for one in points]).statistic)
-        tau = None if np.isnan(found) else found
-    highest = max((one[0] for one in points), default=None)
+        statistic = float(
+            kendalltau([point[0] for point in points], [point[1] for point in points]).statistic
+        )
+        tau = None if np.isnan(statistic) else statistic
+    highest = max((point[0] for point in points), default=None)
     return {
         "points": points,
         "of": len(latencies),
         "kendall_tau": tau,
         # Of several with the same score nobody knows which would be taken, as in `transfer.data.ranking`.
-        "top1": _mean([one[1] for one in points if one[0] == highest]) or None,
+        "top1": _mean([point[1] for point in points if point[0] == highest]) or None,
         "refused": len(candidates) - len(points),
     }
 

@@ -75,11 +75,11 @@ def verify_apart(folder: Path, sha256: str = "") -> tuple[PublishedDataset, int]
         DatasetRefusedError: It is none, or not as it was published, or not read within the limit.
     """
     try:
-        found = read_limited(__name__, str(folder), sha256)
+        answer = read_limited(__name__, str(folder), sha256)
     except AgentError as error:
         raise DatasetRefusedError(str(error)) from None
     # Only what has the sum that was checked.
-    return read_published(folder, found["sha256"]), found["records"]
+    return read_published(folder, answer["sha256"]), answer["records"]
 
 
 def open_dataset(folder: Path, store: Store, sha256: str = "") -> OpenedDataset:
@@ -119,7 +119,7 @@ def open_dataset(folder: Path, store: Store, sha256: str = "") -> OpenedDataset:
     return OpenedDataset(
         name=dataset.name,
         sha256=dataset.sha256,
-        devices=tuple(opened_id(dataset.name, one) for one in sorted(dataset.devices)),
+        devices=tuple(opened_id(dataset.name, device_id) for device_id in sorted(dataset.devices)),
         appended=appended,
         known=count - appended,
         workloads_new=new,

@@ -90,23 +90,25 @@ def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workloa
         StoreError: A number is out of range.
     """
     for name, recorded in devices.items():
-        seen = {} if recorded.descriptor is None else as_json_dict(recorded.descriptor)
-        if _has_large([as_json_dict(recorded.spec), seen]):
+        descriptor = {} if recorded.descriptor is None else as_json_dict(recorded.descriptor)
+        if _has_large([as_json_dict(recorded.spec), descriptor]):
             raise StoreError(f"device {name}: a number of its description is out of range")
-    for one in workloads:
-        if not _WORKLOAD_ID.fullmatch(one.workload_id):
-            raise StoreError(f"workload {one.workload_id}: expected 16 hexadecimal digits as agents name it")
-        # A shorter text has fewer values than characters.
-        if len(one.module_json) > MOST_VALUES and not _is_object(one.module_json):
+    for workload in workloads:
+        if not _WORKLOAD_ID.fullmatch(workload.workload_id):
             raise StoreError(
-                f"workload {one.workload_id}: expected a module that is a JSON object of at most "
+                f"workload {workload.workload_id}: expected 16 hexadecimal digits as agents name it"
+            )
+        # A shorter text has fewer values than characters.
+        if len(workload.module_json) > MOST_VALUES and not _is_object(workload.module_json):
+            raise StoreError(
+                f"workload {workload.workload_id}: expected a module that is a JSON object of at most "
                 f"{MOST_VALUES:,} values"
             )
-        named = [one.arg_shapes, one.networks]
-        if _has_large(named) or any(extent < 0 for shape in one.arg_shapes for extent in shape):
-            raise StoreError(f"workload {one.workload_id}: a number of its description is out of range")
-        if one.bytes_moved >= _MOST_MOVED or not 0 <= one.flops < _MOST_FLOPS:
-            raise StoreError(f"workload {one.workload_id}: its size or its FLOPs are out of range")
+        named = [workload.arg_shapes, workload.networks]
+        if _has_large(named) or any(extent < 0 for shape in workload.arg_shapes for extent in shape):
+            raise StoreError(f"workload {workload.workload_id}: a number of its description is out of range")
+        if workload.bytes_moved >= _MOST_MOVED or not 0 <= workload.flops < _MOST_FLOPS:
+            raise StoreError(f"workload {workload.workload_id}: its size or its FLOPs are out of range")
 
 
 def check_rows(rows: pa.Table) -> None:
@@ -140,12 +142,12 @@ def check_rows(rows: pa.Table) -> None:
 def _has_large(value: Any) -> bool:
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
-        elif isinstance(one, int) and abs(one) >= _MOST_NUMBER:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, int) and abs(value) >= _MOST_NUMBER:
             return True
     return False
 

@@ -59,11 +59,15 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
         devices[str(source.device_id)] = _facts(source, counts, candidates)
         protocols.update(counts["protocol"])
         used.update(counts["workload_id"])
-    known = sources[0].workloads
-    workloads = [known[one] for one in map(WorkloadId, sorted(used)) if one in known]
+    workloads_by_id = sources[0].workloads
+    workloads = [
+        workloads_by_id[workload_id]
+        for workload_id in map(WorkloadId, sorted(used))
+        if workload_id in workloads_by_id
+    ]
     operators: Counter[str] = Counter()
     for name, count in used.items():
-        workload = known.get(WorkloadId(name))
+        workload = workloads_by_id.get(WorkloadId(name))
         operators["not known" if workload is None else workload.operator] += count
     distinct = pc.unique(pa.chunked_array(candidates, pa.string()))
     return {
@@ -75,12 +79,12 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
         "published_with": f"tensor-fleet {metadata.version('tensor-fleet')}",
         "created_at": datetime.fromtimestamp(now_secs, UTC).isoformat(timespec="seconds"),
         "table_version": sources[0].reader.version,
-        "records": sum(one["records"] for one in devices.values()),
+        "records": sum(device["records"] for device in devices.values()),
         "candidates": len(distinct),
         "workloads": len(workloads),
         "devices": devices,
         "operators": _operators(workloads, operators),
-        "networks": dict(sorted(Counter(n for one in workloads for n, _ in one.networks).items())),
+        "networks": dict(sorted(Counter(n for workload in workloads for n, _ in workload.networks).items())),
         "protocols": [
             {"records": count, "protocol": json.loads(text)} for text, count in protocols.most_common()
         ],
@@ -111,57 +115,59 @@ def _facts(source: Source, counts: Mapping[str, Counter[str]], candidates: list[
         nonlocal first, last
         for batch in source.batches(tuple(dict.fromkeys((*READING_COLUMNS, *_COUNTED)))):
             for name, counter in counts.items():
-                found = pc.value_counts(batch.column(name)).to_pylist()
-                counter.update({one["values"]: one["counts"] for one in found})
+                value_counts = pc.value_counts(batch.column(name)).to_pylist()
+                counter.update({entry["values"]: entry["counts"] for entry in value_counts})
             candidates.append(pc.unique(batch.column("candidate_id")))
             times = pc.min_max(batch.column("measured_at")).as_py()
             first, last = min(first, times["min"]), max(last, times["max"])
             yield batch
 
-    found = trust(source.device_id, batches())
-    spec, seen = source.spec, source.descriptor
+    quality = trust(source.device_id, batches())
+    spec, descriptor = source.spec, source.descriptor
     return {
         "records": counts["outcome"].total(),
         "outcomes": dict(sorted(counts["outcome"].items())),
         "origins": dict(sorted(counts["origin"].items())),
-        **{name: found[name] for name in ("candidates", "quarantined", "suspect", "suspect_share", "noise")},
+        **{
+            name: quality[name] for name in ("candidates", "quarantined", "suspect", "suspect_share", "noise")
+        },
         "environments": len(counts["environment_id"]),
         "first_at": first,
         "last_at": last,
         "family": None if spec is None else str(spec.family),
         "target": None if spec is None else spec.target,
         "threads": None if spec is None else spec.threads,
-        "host": None if seen is None else seen.host,
-        "processor": None if seen is None else seen.cpu_model,
-        "kernel": None if seen is None else seen.kernel,
-        "software": {} if seen is None else dict(seen.versions),
+        "host": None if descriptor is None else descriptor.host,
+        "processor": None if descriptor is None else descriptor.cpu_model,
+        "kernel": None if descriptor is None else descriptor.kernel,
+        "software": {} if descriptor is None else dict(descriptor.versions),
     }
 
 
 def _operators(workloads: Sequence[Workload], records: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    counts = Counter(one.operator for one in workloads)
+    counts = Counter(workload.operator for workload in workloads)
     return {
-        one: {"workloads": counts.get(one, 0), "records": records[one]}
-        for one in sorted(records, key=lambda one: (-records[one], one))
+        operator: {"workloads": counts.get(operator, 0), "records": records[operator]}
+        for operator in sorted(records, key=lambda operator: (-records[operator], operator))
     }
 
 
 def _faults(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the numbers themselves warn of."""
-    found = []
-    for name, one in devices.items():
-        if one["noise"] is None:
-            why = "drifted in its last A/A run" if one["origins"].get(NOISE) else "has no A/A run"
-            found.append(f"{name} {why}: how far its numbers repeat is not known.")
-        if (one["suspect_share"] or 0.0) >= _MUCH_SUSPECT:
-            found.append(
-                f"{one['suspect_share']:.1%} of the records of {name} are suspect: it drifted meanwhile."
+    faults = []
+    for name, card in devices.items():
+        if card["noise"] is None:
+            why = "drifted in its last A/A run" if card["origins"].get(NOISE) else "has no A/A run"
+            faults.append(f"{name} {why}: how far its numbers repeat is not known.")
+        if (card["suspect_share"] or 0.0) >= _MUCH_SUSPECT:
+            faults.append(
+                f"{card['suspect_share']:.1%} of the records of {name} are suspect: it drifted meanwhile."
             )
-        if one["environments"] > 1:
-            found.append(
-                f"{name} was measured in {one['environments']} environments; compare records of one only."
+        if card["environments"] > 1:
+            faults.append(
+                f"{name} was measured in {card['environments']} environments; compare records of one only."
             )
-    return found
+    return faults
 
 
 def _share(value: float | None) -> str:

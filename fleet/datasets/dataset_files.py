@@ -87,7 +87,10 @@ def opened_id(name: str, device_id: str) -> DeviceId:
 def with_record_ids(device_id: str, rows: _Rows) -> _Rows:
     """The same records with the ids that follow from a device's name and from `ID_PARTS` of their columns."""
     parts = (rows.column(name).to_pylist() for name in ID_PARTS)
-    ids = [record_id_of(one, device_id, where, attempt) for one, where, attempt in zip(*parts, strict=True)]
+    ids = [
+        record_id_of(candidate_id, device_id, where, attempt)
+        for candidate_id, where, attempt in zip(*parts, strict=True)
+    ]
     place = rows.schema.get_field_index("record_id")
     return rows.set_column(place, rows.schema.field(place), pa.array(ids, pa.string()))
 
@@ -110,10 +113,11 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
         DatasetRefusedError: A file is missing, damaged, too large, of another version, or another one.
     """
     text = _text(folder, SUMS)
-    found = hashlib.sha256(text.encode()).hexdigest()
-    if sha256 and sha256.lower() != found:
+    actual_sum = hashlib.sha256(text.encode()).hexdigest()
+    if sha256 and sha256.lower() != actual_sum:
         raise DatasetRefusedError(
-            f"{folder}: this dataset has SHA-256 {found}, expected {sha256}: it is another one; get it again"
+            f"{folder}: this dataset has SHA-256 {actual_sum}, expected {sha256}: it is another one; "
+            "get it again"
         )
     sums = _sums(folder, text)
     wrong = [fault for name in _SUMMED if (fault := _sum_fault(folder / name, sums[name]))]
@@ -124,7 +128,10 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
     try:
         with open_file(path) as file:
             devices, workloads = read_head(file, path).devices, read_workloads(file, path)
-        for kind, names in (("device", devices), ("workload", [one.workload_id for one in workloads])):
+        for kind, names in (
+            ("device", devices),
+            ("workload", [workload.workload_id for workload in workloads]),
+        ):
             for name in names:
                 check_name(kind, name)
         for name in devices:
@@ -136,7 +143,7 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
         folder=folder,
         name=card["name"],
         card=card,
-        sha256=found,
+        sha256=actual_sum,
         devices=devices,
         workloads=tuple(workloads),
     )
@@ -148,8 +155,8 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
     Raises:
         DatasetRefusedError: A row is no record, has another id than it must have, or names what is not there.
     """
-    path, seen = dataset.folder / RECORDS, Seen()
-    known = pa.array([one.workload_id for one in dataset.workloads], pa.string())
+    path, tally = dataset.folder / RECORDS, Seen()
+    workload_ids = pa.array([workload.workload_id for workload in dataset.workloads], pa.string())
     columns = ["device_id", *FILE_SCHEMA.names]
     try:
         budget = RowBudget(path, path.stat().st_size)
@@ -157,8 +164,8 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
             _check_columns_of(file)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
                 for rows in _pieces(batch, budget.spend(batch)):
-                    yield from _by_device(dataset, rows, known, seen)
-        _check_repeated(seen)
+                    yield from _by_device(dataset, rows, workload_ids, tally)
+        _check_repeated(tally)
     except AgentError as error:
         raise DatasetRefusedError(visible(str(error))) from error
     except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
@@ -167,14 +174,14 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
         raise DatasetRefusedError(
             f"{path}: cannot be decoded: {visible(' '.join(str(error).split()))}"
         ) from error
-    if seen.rows != dataset.card["records"]:
+    if tally.rows != dataset.card["records"]:
         raise DatasetRefusedError(
-            f"{path}: has {seen.rows:,} records, its card says {dataset.card['records']:,}"
+            f"{path}: has {tally.rows:,} records, its card says {dataset.card['records']:,}"
         )
 
 
 def _by_device(
-    dataset: PublishedDataset, rows: pa.Table, known: pa.Array, seen: Seen
+    dataset: PublishedDataset, rows: pa.Table, workload_ids: pa.Array, tally: Seen
 ) -> Iterator[tuple[DeviceId, pa.Table]]:
     path = dataset.folder / RECORDS
     for name in rows.column("device_id").unique().to_pylist():
@@ -187,12 +194,12 @@ def _by_device(
         # Texts first: all else may stumble over one that is none.
         mine.validate(full=True)
         check_columns(mine)
-        for fault in row_faults(name, mine, seen):
+        for fault in row_faults(name, mine, tally):
             raise DatasetRefusedError(f"{path}: device {name}: {visible(fault)}")
         check_rows(mine)
         strangers = pa.compute.filter(
             mine.column("workload_id"),
-            pa.compute.invert(pa.compute.is_in(mine.column("workload_id"), value_set=known)),
+            pa.compute.invert(pa.compute.is_in(mine.column("workload_id"), value_set=workload_ids)),
         )
         if len(strangers):
             raise DatasetRefusedError(
@@ -225,9 +232,9 @@ def _pieces(batch: pa.RecordBatch, lengths: NDArray[np.int64]) -> Iterator[pa.Ta
         start = end
 
 
-def _check_repeated(seen: Seen) -> None:
+def _check_repeated(tally: Seen) -> None:
     """Refuse a record that is there twice: equal rows cost a file nothing, and whoever reads them much."""
-    ids = np.sort(np.concatenate(seen.ids)) if seen.ids else np.empty(0, np.uint64)
+    ids = np.sort(np.concatenate(tally.ids)) if tally.ids else np.empty(0, np.uint64)
     repeated = int(np.count_nonzero(ids[1:] == ids[:-1]))
     if repeated:
         raise StoreError(f"{repeated:,} records are there more than once")
@@ -245,23 +252,23 @@ def _text(folder: Path, name: str) -> str:
 
 def _sums(folder: Path, text: str) -> dict[str, str]:
     lines = [_SUM_LINE.fullmatch(line) for line in text.splitlines()]
-    found = {line[2]: line[1] for line in lines if line is not None}
-    if None in lines or sorted(found) != sorted(_SUMMED) or len(lines) != len(_SUMMED):
+    sums = {line[2]: line[1] for line in lines if line is not None}
+    if None in lines or sorted(sums) != sorted(_SUMMED) or len(lines) != len(_SUMMED):
         raise DatasetRefusedError(
             f"{folder / SUMS}: expected one line `SHA-256  NAME` for each of {', '.join(_SUMMED)}; get the "
             "dataset again"
         )
-    return found
+    return sums
 
 
 def _sum_fault(path: Path, expected: str) -> str:
     """What is wrong with a file; empty where it is as it was published."""
     try:
         check_regular(path, _MOST_BYTES[path.name])
-        found = file_sum(path)
+        actual_sum = file_sum(path)
     except OSError as error:
         return f"{path.name}: {error.strerror}"
-    return "" if found == expected else f"{path.name} has SHA-256 {found}, {SUMS} says {expected}"
+    return "" if actual_sum == expected else f"{path.name} has SHA-256 {actual_sum}, {SUMS} says {expected}"
 
 
 def _card(folder: Path) -> dict[str, Any]:

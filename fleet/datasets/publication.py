@@ -54,14 +54,14 @@ class _PublishedSource(Source):
 
     def __init__(self, reader: StoreReader, entry: DeviceEntry, hosts: Mapping[str, str]) -> None:
         super().__init__(reader, entry.spec.device_id, keeps_imported=False)
-        seen = entry.descriptor
-        words = "|".join(re.escape(one) for one in hosts if one)
+        descriptor = entry.descriptor
+        words = "|".join(re.escape(host) for host in hosts if host)
         self._host = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
         self._hosts = hosts
         self.entry = replace(
             entry,
             spec=msgspec.structs.replace(entry.spec, tracker="", key=""),
-            descriptor=None if seen is None else _nameless(seen, hosts[seen.host]),
+            descriptor=None if descriptor is None else _nameless(descriptor, hosts[descriptor.host]),
         )
         self._is_wired = entry.spec.kind is DeviceKind.RPC
 
@@ -92,30 +92,33 @@ class _PublishedSource(Source):
         """
         first: dict[str, float] = {}
         for batch in super().batches(("environment_id", "measured_at")):
-            for one, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                first[one] = min(at, first.get(one, at))
-        order = sorted(first, key=lambda one: (first[one], one))
-        return {one: content_hash(self.device_id, str(place)) for place, one in enumerate(order)}
+            for environment_id, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                first[environment_id] = min(at, first.get(environment_id, at))
+        order = sorted(first, key=lambda environment_id: (first[environment_id], environment_id))
+        return {
+            environment_id: content_hash(self.device_id, str(place))
+            for place, environment_id in enumerate(order)
+        }
 
     def _without_places(self, text: str) -> str:
         text = _PLACE.sub("(place)", text)
-        return self._host.sub(lambda found: self._hosts[found[0]], text) if self._host else text
+        return self._host.sub(lambda match: self._hosts[match[0]], text) if self._host else text
 
 
-def _nameless(seen: Descriptor, host: str) -> Descriptor:
+def _nameless(descriptor: Descriptor, host: str) -> Descriptor:
     """A descriptor with another name of its host, and without the numbers that name single cards."""
     cuda, rocm = (
         tuple(tuple(pair for pair in card if pair[0] != "uuid") for card in cards)
-        for cards in (seen.cuda_devices, seen.rocm_devices)
+        for cards in (descriptor.cuda_devices, descriptor.rocm_devices)
     )
-    return msgspec.structs.replace(seen, host=host, cuda_devices=cuda, rocm_devices=rocm)
+    return msgspec.structs.replace(descriptor, host=host, cuda_devices=cuda, rocm_devices=rocm)
 
 
 def _rewritten(batch: pa.RecordBatch, name: str, change: Callable[[str], str]) -> pa.RecordBatch:
     """The rows with other texts in a column; each text is changed once."""
     place = batch.schema.get_field_index(name)
     texts = batch.column(place).dictionary_encode()
-    changed = pa.array([change(one) for one in texts.dictionary.to_pylist()], pa.string())
+    changed = pa.array([change(entry) for entry in texts.dictionary.to_pylist()], pa.string())
     return batch.set_column(place, batch.schema.field(place), changed.take(texts.indices))
 
 
@@ -123,7 +126,7 @@ def _without_address(text: str) -> str:
     value = json_object(text)
     if not value.keys() & _ADDRESS_KEYS:
         return text
-    return canonical_json({name: one for name, one in value.items() if name not in _ADDRESS_KEYS})
+    return canonical_json({name: entry for name, entry in value.items() if name not in _ADDRESS_KEYS})
 
 
 def publish(
@@ -171,7 +174,7 @@ def publish(
 
 def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
     entries, present = reader.devices(), reader.counts()
-    ours = [one for one in present if one in entries and is_live(entries[one].spec)]
+    ours = [device_id for device_id in present if device_id in entries and is_live(entries[device_id].spec)]
     for name in devices:
         if name not in present:
             raise FleetError(f"device {name!r} has no records in {reader.path}{nearest(name, list(present))}")
@@ -182,12 +185,16 @@ def _sources(reader: StoreReader, devices: Sequence[str]) -> list[Source]:
         raise FleetError(
             f"nothing to publish in {reader.path}: no device of it measured; `fleet collect` does"
         )
-    hosts = dict.fromkeys(found.host for one in chosen if (found := entries[one].descriptor) is not None)
+    hosts = dict.fromkeys(
+        descriptor.host for device_id in chosen if (descriptor := entries[device_id].descriptor) is not None
+    )
     names = {host: f"host-{place}" for place, host in enumerate(hosts, 1)}
-    sources = [_PublishedSource(reader, entries[one], names) for one in chosen]
+    sources = [_PublishedSource(reader, entries[device_id], names) for device_id in chosen]
     # Logs may have been imported under a device that could measure and never did.
-    measured: list[Source] = [one for one in sources if next(one.batches(("origin",)), None) is not None]
-    for name in sorted(set(devices) - {one.device_id for one in measured}):
+    measured: list[Source] = [
+        source for source in sources if next(source.batches(("origin",)), None) is not None
+    ]
+    for name in sorted(set(devices) - {source.device_id for source in measured}):
         raise _not_measured(name)
     return measured
 

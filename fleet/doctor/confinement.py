@@ -37,17 +37,19 @@ def confinement_rows(trial: Trial) -> list[ConfinementRow]:
     """Give a row for each aspect, in the order of `Aspect`."""
     rows = []
     for aspect in Aspect:
-        tried = [one for one in trial.attempts if one.aspect is aspect]
-        refused = [one for one in tried if one.is_refused]
-        missing = [one.what for one in tried if not one.is_refused]
+        tried = [attempt for attempt in trial.attempts if attempt.aspect is aspect]
+        refused = [attempt for attempt in tried if attempt.is_refused]
+        missing = [attempt.what for attempt in tried if not attempt.is_refused]
         if aspect is Aspect.MEMORY and trial.memory_folder:
             missing.append(_in_memory(trial))
         rows.append(
             ConfinementRow(
                 aspect=aspect,
-                refused=tuple(one.what for one in refused),
+                refused=tuple(attempt.what for attempt in refused),
                 tried=len(tried),
-                by=tuple(_name(means, trial) for means in Means if means in {one.by for one in refused}),
+                by=tuple(
+                    _name(means, trial) for means in Means if means in {attempt.by for attempt in refused}
+                ),
                 missing=tuple(missing),
             )
         )

@@ -38,7 +38,7 @@ def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostSta
         other users in.
     """
     devices = list(specs)
-    found = [
+    findings = [
         *_software(descriptor, state),
         *_specs(descriptor, devices),
         *_remote(state),
@@ -48,7 +48,7 @@ def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostSta
         *_room(state),
     ]
     order = list(Level)
-    return sorted(found, key=lambda finding: order.index(finding.level))
+    return sorted(findings, key=lambda finding: order.index(finding.level))
 
 
 def version_numbers(version: str) -> tuple[int, ...]:

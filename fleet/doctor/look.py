@@ -110,15 +110,15 @@ def _watch(lock: Path) -> LockState:
 
     A hypervisor takes time only from a core that wants to run: asleep, the doctor would see no neighbour.
     """
-    seen = _try_lock(lock)
+    lock_state = _try_lock(lock)
     end = time.perf_counter() + _WATCH_SECS
     while (now := time.perf_counter()) < end:
         step = now + _STEP_SECS
         while time.perf_counter() < step:
             pass
-        if seen is LockState.FREE:
-            seen = _try_lock(lock)
-    return seen
+        if lock_state is LockState.FREE:
+            lock_state = _try_lock(lock)
+    return lock_state
 
 
 def _try_lock(path: Path) -> LockState:
@@ -220,8 +220,8 @@ def _turbo_file(root: Path) -> str:
 
 
 def _gpus(devices: Iterable[DeviceSpec]) -> tuple[tuple[int, Mapping[str, object]], ...]:
-    wanted = sorted({spec.index for spec in devices if spec.kind is DeviceKind.CUDA})
-    return tuple((index, state) for index in wanted if (state := gpu_state(index)))
+    indices = sorted({spec.index for spec in devices if spec.kind is DeviceKind.CUDA})
+    return tuple((index, state) for index in indices if (state := gpu_state(index)))
 
 
 def _unserved(devices: Iterable[DeviceSpec]) -> tuple[tuple[str, str], ...]:
@@ -249,9 +249,9 @@ def _exposed(tokens: Iterable[Path], ray_folder: Path | None) -> Iterator[tuple[
         except NotPrivateError as error:
             yield str(error.path), error.fault, error.cure
     try:
-        found = ray_folder.lstat() if ray_folder is not None else None
+        status = ray_folder.lstat() if ray_folder is not None else None
     except OSError:
         return
-    if found is not None and found.st_uid == os.geteuid() and found.st_mode & 0o002:
+    if status is not None and status.st_uid == os.geteuid() and status.st_mode & 0o002:
         cure = f"run: ray stop; rm -r {ray_folder} and start Ray with --temp-dir as docs/cluster.md says"
         yield str(ray_folder), "every user may replace the sockets and files of Ray in it", cure

@@ -36,8 +36,8 @@ _GPU_IDLE_SHARE = 0.5
 
 def timing_findings(descriptor: Descriptor, devices: Sequence[DeviceSpec], state: HostState) -> list[Finding]:
     """List what on this host makes timings slower or less steady than they could be."""
-    here = [spec for spec in devices if spec.kind in (DeviceKind.LOCAL, DeviceKind.CUDA)]
-    timing = {core for spec in here for core in spec.cores} & set(descriptor.usable_cores)
+    local_specs = [spec for spec in devices if spec.kind in (DeviceKind.LOCAL, DeviceKind.CUDA)]
+    timing = {core for spec in local_specs for core in spec.cores} & set(descriptor.usable_cores)
     return [
         *_clock(state),
         *_heat(state),
@@ -199,19 +199,19 @@ def _memory(state: HostState) -> Iterable[Finding]:
 
 def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     cards = {int(card["index"]): card for card in map(dict, descriptor.cuda_devices)}
-    for index, seen in state.gpus:
+    for index, readings in state.gpus:
         card = cards.get(index, {})
         name, place = f"CUDA device {index}", card.get("pci_bus_id", str(index))
-        slowdowns = sorted(_GPU_SLOWDOWNS & set(seen.get("throttle_reasons", ())))
+        slowdowns = sorted(_GPU_SLOWDOWNS & set(readings.get("throttle_reasons", ())))
         if slowdowns:
             yield Finding(
                 what=f"{name} slows down: {', '.join(slowdowns)}",
                 why="heat or power lowers its clock, and timings with it",
                 do=f"cool it or raise its power limit: nvidia-smi -i {place} -q -d PERFORMANCE,POWER",
             )
-        if seen.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
+        if readings.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
             yield Finding(
-                what=f"{name} is busy for {seen['utilisation']} % of the time",
+                what=f"{name} is busy for {readings['utilisation']} % of the time",
                 why="a program beside the timed one takes its turn, its caches and its memory bandwidth",
                 do=f"stop it, or wait: nvidia-smi -i {place} shows who it is",
             )
@@ -222,7 +222,7 @@ def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
                 why="its driver unloads between processes and forgets locked clocks",
                 do=f"sudo nvidia-smi -i {place} -pm 1",
             )
-        clock, most = float(seen.get("sm_clock_mhz", 0)), float(card.get("clock_max_mhz", 0))
+        clock, most = float(readings.get("sm_clock_mhz", 0)), float(card.get("clock_max_mhz", 0))
         if 0 < clock < _GPU_IDLE_SHARE * most:
             yield Finding(
                 level=Level.NOTE,

@@ -46,7 +46,7 @@ def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
         if path.is_dir():
             raise FleetError(f"{path} is a folder; name a file that is not there yet")
         if path.exists() and not replace:
-            raise _taken(path)
+            raise _exists_error(path)
         make_folder(path.parent)
         beside = _beside(path)
         try:
@@ -76,7 +76,7 @@ def whole_folder(path: Path, *, replace: bool) -> Iterator[Path]:
             raise FleetError(f"{path} is a file; this export is a folder: name one that is not there yet")
         is_taken = path.is_dir() and any(path.iterdir())
         if is_taken and not replace:
-            raise _taken(path)
+            raise _exists_error(path)
         if is_taken and not _is_export(path):
             raise FleetError(
                 f"{path} is not replaced: it holds no {MANIFEST} of an earlier export; choose another place"
@@ -147,5 +147,5 @@ def _is_export(folder: Path) -> bool:
     return isinstance(value, dict) and _FORMAT_KEY in value
 
 
-def _taken(path: Path) -> FleetError:
+def _exists_error(path: Path) -> FleetError:
     return FleetError(f"{path} is there already; choose another place, or replace it with --replace")

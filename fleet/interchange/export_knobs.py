@@ -110,18 +110,18 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
 def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel], form: _Format) -> _Kernel:
     if record.dialect != DIALECT:
         raise NotHeldError(f"dialect {record.dialect}")
-    found = kernels.get(record.workload_id)
-    if found is None:
+    kernel = kernels.get(record.workload_id)
+    if kernel is None:
         workload = source.workload_of(record)
         key = json_object(workload.module_json)
         if not _is_kernel(key):
             raise NotHeldError("its workload is no kernel of a tuner")
         name = json_object(record.environment).get("device_name", "")
-        found = _Kernel(key, record.workload_id, workload.flops, name if isinstance(name, str) else "")
-        kernels[record.workload_id] = found
-    if form.tool and found.key.get("tool") != form.tool:
-        raise NotHeldError(f"it was measured by {found.key['tool'][:32]}, not by {form.tool}")
-    return found
+        kernel = _Kernel(key, record.workload_id, workload.flops, name if isinstance(name, str) else "")
+        kernels[record.workload_id] = kernel
+    if form.tool and kernel.key.get("tool") != form.tool:
+        raise NotHeldError(f"it was measured by {kernel.key['tool'][:32]}, not by {form.tool}")
+    return kernel
 
 
 def _is_kernel(key: Mapping[str, Any]) -> bool:
@@ -131,7 +131,7 @@ def _is_kernel(key: Mapping[str, Any]) -> bool:
         "problem" in key
         and type(key.get("tool")) is type(key.get("kernel")) is str
         and type(order) is list
-        and all(type(one) is str for one in order)
+        and all(type(name) is str for name in order)
     )
 
 
@@ -150,21 +150,21 @@ def _parts(folder: Path, kernel: _Kernel) -> Path:
 
 def _millis(secs: float) -> float:
     """Milliseconds that become these seconds again when they are divided by a thousand."""
-    found = secs * 1e3
-    for one in (found, math.nextafter(found, 0.0), math.nextafter(found, math.inf)):
-        if one / 1e3 == secs:
-            return one
-    return found
+    millis = secs * 1e3
+    for candidate in (millis, math.nextafter(millis, 0.0), math.nextafter(millis, math.inf)):
+        if candidate / 1e3 == secs:
+            return candidate
+    return millis
 
 
 def _word(record: Record, words: Mapping[str, str]) -> str:
     """What the tool calls the record's failure; empty for a success."""
     if record.outcome is Outcome.OK:
         return ""
-    told = record.error.partition(":")[0]
-    if told not in words:
-        raise NotHeldError(f"{record.outcome} ({told[:32]}): the format has no word for it")
-    return words[told]
+    kind = record.error.partition(":")[0]
+    if kind not in words:
+        raise NotHeldError(f"{record.outcome} ({kind[:32]}): the format has no word for it")
+    return words[kind]
 
 
 def _timestamp(record: Record) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     word = _word(record, _CACHE_WORDS)
     names = kernel.ordered(knobs)
     value: dict[str, Any] = {name: knobs[name] for name in names}
-    times = [_millis(one) for one in record.run_secs]
+    times = [_millis(secs) for secs in record.run_secs]
     value["time"] = word or sum(times) / len(times)
     if not word:
         value["times"] = times
@@ -198,7 +198,7 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "kernel_name": kernel.key["kernel"],
         **size,
         "tune_params_keys": names,
-        "tune_params": {name: [json.loads(one) for one in kernel.values[name]] for name in names},
+        "tune_params": {name: [json.loads(text) for text in kernel.values[name]] for name in names},
         "objective": "time",
         "cache": {},
     }
@@ -228,7 +228,7 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
 
 def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     word = _word(record, _T4_WORDS)
-    times = [_millis(one) for one in record.run_secs]
+    times = [_millis(secs) for secs in record.run_secs]
     spent: dict[str, Any] = {"compilation": 0, "benchmark": _millis(record.timing_secs)}
     spent |= {"framework": 0, "search_algorithm": 0, "validation": 0}
     measured = [] if word else [{"name": "time", "value": sum(times) / len(times), "unit": "ms"}]
@@ -245,13 +245,13 @@ def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
 
 
 def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
-    known = ("dialect", "tool", "kernel", "problem", "order")
+    own_fields = ("dialect", "tool", "kernel", "problem", "order")
     metadata = {
         "tool": kernel.key["tool"],
         "kernel_name": kernel.key["kernel"],
         "problem_size": kernel.key["problem"],
         "device_name": kernel.device_name,
-        "details": {name: one for name, one in kernel.key.items() if name not in known},
+        "details": {name: value for name, value in kernel.key.items() if name not in own_fields},
         "order": kernel.ordered(kernel.values),
         "timeunit": "milliseconds",
     }

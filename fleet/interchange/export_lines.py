@@ -84,14 +84,14 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
         if not {"name", "args"} <= key.keys():
             raise NotHeldError("its workload is none of AutoTVM's")
         entity = json_trace(record, check_entity)
-        seen = _environment(record)
+        environment = _environment(record)
         return {
-            "input": [_target(seen, source.spec), key["name"], key["args"], key.get("kwargs", {})],
+            "input": [_target(environment, source.spec), key["name"], key["args"], key.get("kwargs", {})],
             # The index is a place in a space that no record holds; readers go by the entity.
             "config": {"index": 0, "code_hash": None, "entity": entity},
             "result": _result(record),
             "version": 0.2,
-            "tvm_version": seen.get("tvm", ""),
+            "tvm_version": environment.get("tvm", ""),
         }
 
     return _write(path, name, source.held(line))
@@ -124,18 +124,18 @@ def _result(record: Record) -> list[Any]:
 
 
 def _ansor_task(record: Record, workload: Workload, source: Source) -> list[Any]:
-    seen = _environment(record)
-    task: list[Any] = [_workload_key(record, workload), _target(seen, source.spec)]
-    if "imported" in seen:
+    environment = _environment(record)
+    task: list[Any] = [_workload_key(record, workload), _target(environment, source.spec)]
+    if "imported" in environment:
         # As many fields as the line had: earlier versions wrote fewer.
-        return task + [seen[name] for name in _TASK_FIELDS if name in seen]
+        return task + [environment[name] for name in _TASK_FIELDS if name in environment]
     return [*task, hardware_params(source.spec, source.descriptor), "", 0, []]
 
 
 def _ansor_version(record: Record) -> str:
     """The version that the line had, or today's; empty where it had none."""
-    seen = _environment(record)
-    return str(seen.get("log_version", "")) if "imported" in seen else "v0.6"
+    environment = _environment(record)
+    return str(environment.get("log_version", "")) if "imported" in environment else "v0.6"
 
 
 def _workload_key(record: Record, workload: Workload) -> str:
@@ -149,8 +149,8 @@ def _workload_key(record: Record, workload: Workload) -> str:
 
 def _count(target: Mapping[str, Any], name: str, otherwise: int) -> int:
     """An option of a target as a number; targets of imported logs hold whatever a stranger wrote."""
-    found = target.get(name)
-    return found if type(found) is int and 0 < found <= _INT_MAX else otherwise
+    option = target.get(name)
+    return option if type(option) is int and 0 < option <= _INT_MAX else otherwise
 
 
 def hardware_params(spec: DeviceSpec | None, descriptor: Descriptor | None) -> list[int]:
@@ -172,19 +172,19 @@ def _environment(record: Record) -> Mapping[str, Any]:
     return {} if record.dialect == "meta_schedule" else json_object(record.environment)
 
 
-def _target(seen: Mapping[str, Any], spec: DeviceSpec | None) -> str:
-    found = seen.get("target")
-    if isinstance(found, str):
-        return found
-    return target_text(found if isinstance(found, dict) else {} if spec is None else spec.target)
+def _target(environment: Mapping[str, Any], spec: DeviceSpec | None) -> str:
+    target = environment.get("target")
+    if isinstance(target, str):
+        return target
+    return target_text(target if isinstance(target, dict) else {} if spec is None else spec.target)
 
 
 def target_text(target: Mapping[str, Any]) -> str:
     """Write a target in the form of those tools' time: `llvm -keys=cpu -mcpu=core-avx2`."""
     kind = str(target.get("kind", "llvm"))
     listed = target.get("keys")
-    told = ",".join(map(str, listed)) if isinstance(listed, list) else ""
-    keys = told or {"llvm": "cpu", "cuda": "cuda,gpu"}.get(kind, kind)
+    stated_keys = ",".join(map(str, listed)) if isinstance(listed, list) else ""
+    keys = stated_keys or {"llvm": "cpu", "cuda": "cuda,gpu"}.get(kind, kind)
     words = [kind, f"-keys={keys}"]
     for name in sorted(target.keys() - {"kind", "keys", "host"}):
         value = target[name]

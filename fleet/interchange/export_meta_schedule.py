@@ -38,14 +38,16 @@ def write_database(folder: Path, source: Source) -> int:
     indices: dict[WorkloadId, int] = {}
     arguments: dict[WorkloadId, str] = {}
     target = "" if source.spec is None else canonical_json(source.spec.target)
-    known = {one: has_module(workload) for one, workload in source.workloads.items()}
+    module_is_known = {
+        workload_id: has_module(workload) for workload_id, workload in source.workloads.items()
+    }
 
     def line(record: Record) -> str:
         if record.outcome is not Outcome.OK:
             raise NotHeldError("failed: a database holds latencies only")
         if fault := replay_fault(record.dialect, record.trace):
             raise NotHeldError(fault)
-        if not known.get(record.workload_id):
+        if not module_is_known.get(record.workload_id):
             raise NotHeldError("the module of its workload is not known")
         if source.spec is None:
             raise FleetError(
@@ -62,11 +64,11 @@ def write_database(folder: Path, source: Source) -> int:
     folder.mkdir()
     count = 0
     with text_lines(folder / RECORDS, RECORDS) as lines:
-        for made in source.held(line):
-            lines.write(made)
+        for text in source.held(line):
+            lines.write(text)
             count += 1
     with text_lines(folder / WORKLOADS, WORKLOADS) as lines:
-        lines.writelines(_workload_line(source.workloads[one]) for one in indices)
+        lines.writelines(_workload_line(source.workloads[workload_id]) for workload_id in indices)
     if not count:
         shutil.rmtree(folder)
     return count

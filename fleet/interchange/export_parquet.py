@@ -67,11 +67,11 @@ def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = Fal
             group: list[pa.RecordBatch] = []
             for batch in flat_batches(source):
                 group.append(batch)
-                for one in pc.unique(batch.column("workload_id")).to_pylist():
-                    if one in source.workloads:
-                        used[one] = source.workloads[one]
-                rows = sum(one.num_rows for one in group)
-                if rows >= _GROUP_ROWS or sum(one.nbytes for one in group) >= _GROUP_BYTES:
+                for workload_id in pc.unique(batch.column("workload_id")).to_pylist():
+                    if workload_id in source.workloads:
+                        used[workload_id] = source.workloads[workload_id]
+                rows = sum(part.num_rows for part in group)
+                if rows >= _GROUP_ROWS or sum(part.nbytes for part in group) >= _GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(group, SCHEMA), row_group_size=rows)
                     group = []
                 count += batch.num_rows
@@ -110,12 +110,12 @@ def flat_batches(source: Source) -> Iterator[pa.RecordBatch]:
 def _workload_columns(workloads: Mapping[WorkloadId, Workload]) -> dict[str, pa.Array]:
     """The workload fields by column, and the ids that they belong to as `workload_id`."""
     values: dict[str, list[Any]] = {
-        "workload": [one.name for one in workloads.values()],
-        "operator": [one.operator for one in workloads.values()],
-        "flops": [one.flops for one in workloads.values()],
-        "bytes_moved": [min(one.bytes_moved, _MOST_BYTES) for one in workloads.values()],
-        "arg_shapes": [canonical_json(one.arg_shapes) for one in workloads.values()],
-        "arg_dtypes": [canonical_json(one.arg_dtypes) for one in workloads.values()],
+        "workload": [workload.name for workload in workloads.values()],
+        "operator": [workload.operator for workload in workloads.values()],
+        "flops": [workload.flops for workload in workloads.values()],
+        "bytes_moved": [min(workload.bytes_moved, _MOST_BYTES) for workload in workloads.values()],
+        "arg_shapes": [canonical_json(workload.arg_shapes) for workload in workloads.values()],
+        "arg_dtypes": [canonical_json(workload.arg_dtypes) for workload in workloads.values()],
     }
     columns = {name: pa.array(values[name], kind) for name, kind in _WORKLOAD_FIELDS}
     return columns | {"workload_id": pa.array(list(workloads), pa.string())}

@@ -74,8 +74,8 @@ class Source:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the device with some columns, always in the same order."""
-        wanted = columns if self._keeps_imported else list(dict.fromkeys((*columns, "origin")))
-        for _, batch in self.reader.columns(wanted, device_ids=[self.device_id]):
+        read_columns = columns if self._keeps_imported else list(dict.fromkeys((*columns, "origin")))
+        for _, batch in self.reader.columns(read_columns, device_ids=[self.device_id]):
             if self._keeps_imported:
                 yield batch
                 continue
@@ -91,11 +91,11 @@ class Source:
         """Yield what a writer makes of each record; counts those that `make` refuses (`NotHeldError`)."""
         for record in self.records():
             try:
-                made = make(record)
+                entry = make(record)
             except NotHeldError as reason:
                 self.skipped[str(reason)] += 1
             else:
-                yield made
+                yield entry
 
     def workload_of(self, record: Record) -> Workload:
         """The workload of a record.

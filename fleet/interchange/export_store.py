@@ -138,15 +138,15 @@ def _export_folder(
 
 def _chosen(reader: StoreReader, devices: Sequence[str]) -> list[DeviceId]:
     present = reader.counts()
-    known = sorted({*present, *reader.devices()})
+    device_ids = sorted({*present, *reader.devices()})
     if not present:
         raise FleetError(
             f"{reader.path} holds no records at version {reader.version}: run `fleet collect` or "
             "`fleet import`"
         )
     for name in devices:
-        if name not in known:
-            raise FleetError(f"no device {name!r} in {reader.path}{nearest(name, known)}")
+        if name not in device_ids:
+            raise FleetError(f"no device {name!r} in {reader.path}{nearest(name, device_ids)}")
         if DeviceId(name) not in present:
             raise FleetError(f"device {name} has no records in {reader.path}: collect or import some first")
     return sorted({DeviceId(name) for name in devices} or present)

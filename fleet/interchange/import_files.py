@@ -63,17 +63,17 @@ def find_logs(paths: Sequence[Path], network: str = "") -> tuple[list[LogFile], 
     """
     logs: dict[Path, LogFile] = {}
     others: list[Path] = []
-    for given in paths:
-        if not given.exists():
-            raise FleetError(f"{visible(str(given))}: no such file or folder: nothing was imported")
-        if not (given.is_dir() or given.is_file()):
-            raise FleetError(f"{visible(str(given))} is no regular file: nothing was imported")
-        for path in _walk(given):
+    for root in paths:
+        if not root.exists():
+            raise FleetError(f"{visible(str(root))}: no such file or folder: nothing was imported")
+        if not (root.is_dir() or root.is_file()):
+            raise FleetError(f"{visible(str(root))} is no regular file: nothing was imported")
+        for path in _walk(root):
             if len(logs) + len(others) >= MAX_FILES:
                 raise FleetError(
-                    f"{visible(str(given))}: more than {MAX_FILES:,} files: import some folders at a time"
+                    f"{visible(str(root))}: more than {MAX_FILES:,} files: import some folders at a time"
                 )
-            if path != given and (path.name.endswith(_NO_LOGS) or not _looks_like_log(path)):
+            if path != root and (path.name.endswith(_NO_LOGS) or not _looks_like_log(path)):
                 others.append(path)
                 continue
             log = LogFile(path=path, bytes=path.stat().st_size, network=network or network_of(path))
@@ -95,12 +95,12 @@ def _walk(path: Path) -> Iterator[Path]:
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(
-                    (one for one in listed if not one.name.startswith(".")), key=attrgetter("name")
+                    (entry for entry in listed if not entry.name.startswith(".")), key=attrgetter("name")
                 )
         except OSError:
             continue
-        yield from (found for found in (Path(one.path) for one in entries) if found.is_file())
-        folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
+        yield from filter(Path.is_file, (Path(entry.path) for entry in entries))
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         waiting += reversed(folders)
 
 
@@ -137,7 +137,7 @@ def workload_file(path: Path) -> Path | None:
         return None
     beside = path.with_name(path.name.replace(_TUNING, _WORKLOAD))
     plain = beside.with_name(beside.name.removesuffix(".gz"))
-    for found in (beside, plain, plain.with_name(f"{plain.name}.gz")):
-        if found.is_file():
-            return found
+    for candidate in (beside, plain, plain.with_name(f"{plain.name}.gz")):
+        if candidate.is_file():
+            return candidate
     return None

@@ -39,9 +39,9 @@ class FileState:
         Raises:
             OSError: It is gone.
         """
-        seen = path.stat()
+        status = path.stat()
         return cls(
-            path=str(path.resolve()), bytes=seen.st_size, modified_ns=seen.st_mtime_ns, settings=settings
+            path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns, settings=settings
         )
 
 

@@ -78,7 +78,7 @@ def check_request(request: ImportRequest) -> FoundLogs:
 
 
 def import_logs(
-    store: ImportTarget, request: ImportRequest, watch: Watch | None = None, found: FoundLogs | None = None
+    store: ImportTarget, request: ImportRequest, watch: Watch | None = None, files: FoundLogs | None = None
 ) -> ImportReport:
     """Import files into an open store.
 
@@ -88,7 +88,7 @@ def import_logs(
         store: An open store, or the way into that of a daemon.
         request: What to import.
         watch: Told of the progress.
-        found: What `check_request` said, if it was asked already.
+        files: What `check_request` gave, if it was called already.
 
     Raises:
         FleetError: A path, the device's id or the dialect is wrong, or CPU and GPU logs are mixed: what was
@@ -100,7 +100,7 @@ def import_logs(
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _Import(store, request, watch).run(found or check_request(request))
+        return _Import(store, request, watch).run(files or check_request(request))
     finally:
         if collects:
             gc.enable()
@@ -129,18 +129,18 @@ class _Import:
         self._environment: Environment | None = None
         self._read_bytes = self._all_bytes = 0
 
-    def run(self, found: FoundLogs) -> ImportReport:
+    def run(self, files: FoundLogs) -> ImportReport:
         began = time.monotonic()
-        logs, self._report.files_skipped = found
+        logs, self._report.files_skipped = files
         self._all_bytes = sum(log.bytes for log in logs)
         todo: list[tuple[LogFile, FileState]] = []
         for log in logs:
             state = self._state(log)
-            known = None if self._request.again else self._journal.counts(state)
-            if known is not None:
-                self._report.counts.add(known)
+            counts = None if self._request.again else self._journal.counts(state)
+            if counts is not None:
+                self._report.counts.add(counts)
                 self._report.files_known += 1
-                self._tell(log.bytes, "")
+                self._report_progress(log.bytes, "")
             else:
                 todo.append((log, state))
         self._check_families([log for log, _ in todo])
@@ -158,8 +158,8 @@ class _Import:
         """What the journal knows a file by; that of its workloads, where there is one, belongs to it."""
         settings = f"{self._request.dialect} {log.network}"
         if (beside := workload_file(log.path)) is not None:
-            seen = beside.stat()
-            settings += f" {seen.st_size} {seen.st_mtime_ns}"
+            status = beside.stat()
+            settings += f" {status.st_size} {status.st_mtime_ns}"
         return FileState.of(log.path, settings)
 
     def _check_families(self, logs: Sequence[LogFile]) -> None:
@@ -168,19 +168,19 @@ class _Import:
         for log in logs:
             knobs = reader.knobs(log.path)
             if knobs is not None:
-                for one in islice(knobs[1], _LOOK_LINES):
-                    if not isinstance(one, Rejected):
-                        self._check_family(one.environment, visible(str(log.path)))
+                for reading in islice(knobs[1], _LOOK_LINES):
+                    if not isinstance(reading, Rejected):
+                        self._check_family(reading.environment, visible(str(log.path)))
                         break
                 continue
             lines, _ = first_lines(log.path, _LOOK_LINES)
             for number, line in enumerate(lines, 1):
                 try:
-                    found = reader.read(line, Database())
+                    measurement = reader.read(line, Database())
                 except Rejected:
                     continue
-                if found is not None:
-                    self._check_family(found.environment, f"{visible(str(log.path))}:{number}")
+                if measurement is not None:
+                    self._check_family(measurement.environment, f"{visible(str(log.path))}:{number}")
                     break
 
     def _check_family(self, environment: Environment, where: str) -> None:
@@ -221,7 +221,7 @@ class _Import:
                     self._line(line, database, log, counts)
                 except Rejected as reason:
                     self._reject(reason, log, counts)
-            self._tell(lines.position - position, log.path.name, counts.lines)
+            self._report_progress(lines.position - position, log.path.name, counts.lines)
             position = lines.position
         if lines.damage:
             self._report.damaged[str(log.path)] = lines.damage
@@ -231,14 +231,14 @@ class _Import:
         """Read a file of configurations, each of which counts as a line."""
         counts = LineCounts()
         position = 0
-        for found in knobs:
+        for measurement in knobs:
             counts.lines += 1
-            if isinstance(found, Rejected):
-                self._reject(found, log, counts)
+            if isinstance(measurement, Rejected):
+                self._reject(measurement, log, counts)
             else:
-                self._keep(found, log, counts)
+                self._keep(measurement, log, counts)
             if file.position != position:
-                self._tell(file.position - position, log.path.name, counts.lines)
+                self._report_progress(file.position - position, log.path.name, counts.lines)
                 position = file.position
         if file.damage:
             self._report.damaged[str(log.path)] = file.damage
@@ -251,25 +251,25 @@ class _Import:
             raise Rejected(COMMENT)
         if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
             raise Rejected(LONG_LINE, f"{len(line):,} bytes")
-        found = self._lines.read(line, database)
-        if found is None:
+        measurement = self._lines.read(line, database)
+        if measurement is None:
             raise Rejected(WORKLOAD_LINE)
-        self._keep(found, log, counts)
+        self._keep(measurement, log, counts)
 
-    def _keep(self, found: Measurement, log: LogFile, counts: LineCounts) -> None:
-        if found.environment is not self._environment:
-            self._check_family(found.environment, f"{visible(str(log.path))}:{counts.lines}")
-            self._meet(found.environment)
-        networks = self._met.get(found.workload)
+    def _keep(self, measurement: Measurement, log: LogFile, counts: LineCounts) -> None:
+        if measurement.environment is not self._environment:
+            self._check_family(measurement.environment, f"{visible(str(log.path))}:{counts.lines}")
+            self._meet(measurement.environment)
+        networks = self._met.get(measurement.workload)
         if networks is None or (log.network and log.network not in networks):
-            self._met.setdefault(found.workload, set()).add(log.network)
-            if found.workload not in self._fresh:
-                self._fresh[found.workload] = set()
-                self._fresh_bytes += found.workload.bytes
-            self._fresh[found.workload].add(log.network)
-        self._batch.add(found)
-        counts.dialects[found.workload.dialect] += 1
-        counts.outcomes[found.result.outcome] += 1
+            self._met.setdefault(measurement.workload, set()).add(log.network)
+            if measurement.workload not in self._fresh:
+                self._fresh[measurement.workload] = set()
+                self._fresh_bytes += measurement.workload.bytes
+            self._fresh[measurement.workload].add(log.network)
+        self._batch.add(measurement)
+        counts.dialects[measurement.workload.dialect] += 1
+        counts.outcomes[measurement.result.outcome] += 1
         if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
             self._commit()
 
@@ -297,17 +297,17 @@ class _Import:
         gc.collect(1)
 
     def _take_workloads(self) -> list[Workload]:
-        taken = []
+        workloads = []
         for logged, networks in self._fresh.items():
             named = tuple((name, 1) for name in sorted(networks) if name)
             self._report.networks.update(name for name in networks if name)
-            taken.append(replace(logged.workload, networks=named))
+            workloads.append(replace(logged.workload, networks=named))
             logged.forget_content()
         self._fresh = {}
         self._fresh_bytes = 0
-        return taken
+        return workloads
 
-    def _tell(self, read: int, name: str, lines: int = 0) -> None:
+    def _report_progress(self, read: int, name: str, lines: int = 0) -> None:
         self._read_bytes += read
         if self._watch is not None:
             note = f"{self._report.counts.lines + lines:,} lines {name}".rstrip()

@@ -100,13 +100,13 @@ class RowBatch:
     def take(self) -> pa.Table:
         """All rows as a table of `FILE_SCHEMA`; the batch is empty afterwards."""
         rows = len(self)
-        results = [one.result for one in self._measurements]
-        workloads = [one.workload for one in self._measurements]
-        environments = [one.environment for one in self._measurements]
+        results = [measurement.result for measurement in self._measurements]
+        workloads = [measurement.workload for measurement in self._measurements]
+        environments = [measurement.environment for measurement in self._measurements]
         run_secs = [result.run_secs for result in results]
         columns: dict[str, Any] = {
             "record_id": self._record_ids,
-            "workload_id": _words(workloads, lambda one: one.workload.workload_id),
+            "workload_id": _words(workloads, lambda logged: logged.workload.workload_id),
             "candidate_id": self._candidate_ids,
             "outcome": [result.outcome for result in results],
             "latency_secs": [min(secs) if secs else None for secs in run_secs],
@@ -121,11 +121,11 @@ class RowBatch:
             "origin": _constant(IMPORTED, rows, "origin"),
             "model_version": _constant("", rows, "model_version"),
             "error": [result.error for result in results],
-            "environment_id": _words(environments, lambda one: one.environment_id),
-            "environment": _words(environments, lambda one: one.text),
+            "environment_id": _words(environments, lambda environment: environment.environment_id),
+            "environment": _words(environments, lambda environment: environment.text),
             "protocol": _words([len(secs) or 1 for secs in run_secs], protocol_text),
-            "dialect": _words(workloads, lambda one: one.dialect),
-            "trace": [one.trace for one in self._measurements],
+            "dialect": _words(workloads, lambda logged: logged.dialect),
+            "trace": [measurement.trace for measurement in self._measurements],
             "schema": _constant(RECORD_SCHEMA, rows, "schema"),
             "quality": _constant("{}", rows, "quality"),
         }

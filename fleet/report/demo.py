@@ -152,7 +152,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         lambda engine: _measure(engine, fleet, sources, target, folder, settings, clock, display),
     )
     with clock.part("judge"):
-        chosen = {one.workload_id for one in measured.workloads}
+        chosen = {workload.workload_id for workload in measured.workloads}
         snapshot = load_snapshot(Store.read(folder / _STORE), device_ids=names, workload_ids=chosen)
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
         shipped = _judge_shipped(snapshot, target) if config.onboarding.shipped else None
@@ -203,17 +203,17 @@ def _measure(
     with display.live():
         with clock.part("start"):
             engine.ready(source_ids)
-        known = Collection(engine, {spec.device_id: spec for spec in sources}, collect, display)
+        source_collection = Collection(engine, {spec.device_id: spec for spec in sources}, collect, display)
         with clock.part("propose"):
-            listed = known.network_workloads(NETWORKS)
+            listed = source_collection.network_workloads(NETWORKS)
             workloads = choose_workloads(
                 listed, count=settings.workloads, min_flops=_MIN_FLOPS, max_flops=_MAX_FLOPS
             )
-            pools = known.propose(workloads)[Family.CPU]
+            pools = source_collection.propose(workloads)[Family.CPU]
         with clock.part("measure"):
-            known.measure({Family.CPU: pools})
+            source_collection.measure({Family.CPU: pools})
             for spec in sources:
-                measure_fingerprint(engine, known, spec)
+                measure_fingerprint(engine, source_collection, spec)
         display.finish()
 
     display.say(f"Training on {len(sources)} devices.")
@@ -230,14 +230,14 @@ def _measure(
     if resumed:
         clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id)
     version = onboarded["served_by"]
-    taken = str(onboarded["taken"])
-    display.say(f"Model {version} serves {target.device_id} ({taken}). Measuring the rest to check it.")
+    strategy = str(onboarded["taken"])
+    display.say(f"Model {version} serves {target.device_id} ({strategy}). Measuring the rest to check it.")
     new = Collection(engine, {target.device_id: target}, collect, display)
     with display.live():
         with clock.part("measure"):
             new.measure({Family.CPU: pools})
         with clock.part("remeasure"):
-            known.remeasure(workloads)
+            source_collection.remeasure(workloads)
             new.remeasure(workloads)
         display.finish()
     # Torch takes seconds to import, and nothing before the first training needs it.
@@ -247,7 +247,7 @@ def _measure(
     return MeasuredDemo(
         workloads=tuple(workloads),
         resumed=resumed,
-        strategy=taken,
+        strategy=strategy,
         model=checkpoint.load(models / version, DEFAULT_SPEC)[0],
         version=version,
     )
@@ -260,8 +260,10 @@ def _judge_shipped(snapshot: DatasetSnapshot, target: DeviceSpec) -> Approach | 
     shipped = read_shipped(target.family)
     if shipped is None:
         return None
-    seen, dataset = set(shipped.manifest.get("trained_workloads", ())), snapshot.dataset
-    rows = np.flatnonzero([dataset.workload_ids[one] not in seen for one in dataset.group.tolist()])
+    trained_workloads, dataset = set(shipped.manifest.get("trained_workloads", ())), snapshot.dataset
+    rows = np.flatnonzero(
+        [dataset.workload_ids[group] not in trained_workloads for group in dataset.group.tolist()]
+    )
     head = shipped.head(*snapshot.devices[target.device_id])
     return judged(dataset, target.device_id, [(rows, head.score_unseen(dataset.features.take(rows)))], 0)
 

@@ -84,7 +84,7 @@ def summarise_device(
             latencies.setdefault(record.workload_id, []).append(record.latency_secs)
     ok, lost = (sum(map(len, group.values())) for group in (latencies, failed))
     spreads = [max(secs) / min(secs) for secs in latencies.values()]
-    slowdowns = [one / min(secs) for secs in latencies.values() for one in secs]
+    slowdowns = [latency / min(secs) for secs in latencies.values() for latency in secs]
     changes = _remeasured(records)
     return {
         "records": ok + lost,
@@ -126,9 +126,9 @@ def remeasure_change(records: Sequence[Record]) -> float | None:
     Both must be steady, where there are such pairs: a candidate whose first measurement was suspect is
     measured again because that may be wrong.
     """
-    found = _remeasured(records)
-    steady = [change for change, is_steady in found if is_steady]
-    changes = steady or [change for change, _ in found]
+    changed = _remeasured(records)
+    steady = [change for change, is_steady in changed if is_steady]
+    changes = steady or [change for change, _ in changed]
     return median(changes) if changes else None
 
 
@@ -156,16 +156,20 @@ def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, An
     shared = np.isfinite(np.stack(list(latency.values()))).all(axis=0)
     groups = [np.flatnonzero(shared & (dataset.group == group)) for group in range(len(dataset.workload_ids))]
 
-    def mean_tau(one: DeviceId, other: DeviceId) -> float:
-        if one == other:
+    def mean_tau(device_id: DeviceId, other: DeviceId) -> float:
+        if device_id == other:
             return 1.0
         # A lower latency is a higher score.
-        taus = [kendall_tau(-latency[one][rows], latency[other][rows]) for rows in groups if len(rows) > 1]
+        taus = [
+            kendall_tau(-latency[device_id][rows], latency[other][rows]) for rows in groups if len(rows) > 1
+        ]
         finite = [tau for tau in taus if np.isfinite(tau)]
         return float(np.mean(finite)) if finite else math.nan
 
     return {
-        "kendall_tau": {one: {other: mean_tau(one, other) for other in device_ids} for one in device_ids},
+        "kendall_tau": {
+            device_id: {other: mean_tau(device_id, other) for other in device_ids} for device_id in device_ids
+        },
         "shared_candidates": int(shared.sum()),
     }
 
@@ -200,7 +204,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
         scores[f"{prefix}top5_interval"] = approach.interval("top5")
     warm, scratch = (held_out.target[part].metrics for part in ("warm", "scratch"))
     difference, closest = (
-        held_out.target["warm"].minus(held_out.target[one]) for one in ("scratch", "nearest")
+        held_out.target["warm"].minus(held_out.target[rival]) for rival in ("scratch", "nearest")
     )
     parts = {
         name.removeprefix(_ONBOARD): secs for name, secs in run.parts.items() if name.startswith(_ONBOARD)
@@ -217,8 +221,8 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
         "random_top5": warm.random_top5,
         "seconds_by_part": parts,
         "workloads": [
-            {"workload": names[ids[group]], "warm_top1": one, "scratch_top1": other}
-            for group, one, other in zip(
+            {"workload": names[ids[group]], "warm_top1": warm_top1, "scratch_top1": other}
+            for group, warm_top1, other in zip(
                 warm.groups.tolist(),
                 warm.top1_by_workload.tolist(),
                 scratch.top1_by_workload.tolist(),

@@ -21,7 +21,7 @@ from fleet.report.words import scored
 TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
 
 
-def write_card(shown: Mapping[str, Any], path: Path) -> None:
+def write_card(details: Mapping[str, Any], path: Path) -> None:
     """Write the card of a version from what `show_version` gives; the file's ending says its form.
 
     Raises:
@@ -31,22 +31,22 @@ def write_card(shown: Mapping[str, Any], path: Path) -> None:
     if name is None:
         raise FleetError(f"--card {path}: expected a name that ends in {' or '.join(TEMPLATES)}")
     try:
-        content = render_card(shown, name)
+        content = render_card(details, name)
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A manifest of others may lack what a card says, or hold something else there.
         raise FleetError(
-            f"no card of {shown['version']}: its manifest does not say what a card needs ({error})"
+            f"no card of {details['version']}: its manifest does not say what a card needs ({error})"
         ) from error
     write_durably(path, content.encode())
 
 
-def render_card(shown: Mapping[str, Any], template: str) -> str:
+def render_card(details: Mapping[str, Any], template: str) -> str:
     """Give the card as text; every name in it is escaped as its form needs."""
     environment = card_environment(is_html=template.endswith(".html"))
     return environment.get_template(template).render(
-        shown=shown,
-        manifest=shown["manifest"],
-        heads=[_head(shown, name) for name in shown["manifest"]["heads"]],
+        shown=details,
+        manifest=details["manifest"],
+        heads=[_head(details, name) for name in details["manifest"]["heads"]],
     )
 
 
@@ -57,13 +57,13 @@ def card_environment(*, is_html: bool = False) -> Environment:
     return environment
 
 
-def _head(shown: Mapping[str, Any], name: str) -> dict[str, str]:
+def _head(details: Mapping[str, Any], name: str) -> dict[str, str]:
     """What the card says of one head."""
-    manifest = shown["manifest"]
+    manifest = details["manifest"]
     judged = manifest.get("verdicts", {}).get(name, {}).get("judged") or {}
     return {
         "device": name,
-        "serves": "yes" if name in shown["serves"] else "no",
+        "serves": "yes" if name in details["serves"] else "no",
         "records": f"{manifest.get('records', {}).get(name, 0):,}",
         "until": _day(manifest.get("data_until", {}).get(name)),
         "top1": _score(judged.get("top1")),
@@ -74,9 +74,9 @@ def _head(shown: Mapping[str, Any], name: str) -> dict[str, str]:
     }
 
 
-def _score(found: list[float] | None) -> str:
+def _score(interval: list[float] | None) -> str:
     """Value and its interval, or that there is none."""
-    return scored(found[0], found[1:]) if found else "not judged"
+    return scored(interval[0], interval[1:]) if interval else "not judged"
 
 
 def _day(at_secs: float | None) -> str:
@@ -85,5 +85,5 @@ def _day(at_secs: float | None) -> str:
 
 def _cell(text: object) -> str:
     """Text of a cell of Markdown: no line end, no bar, no markup of HTML."""
-    clean = "".join(one if one.isprintable() else " " for one in str(text))
+    clean = "".join(character if character.isprintable() else " " for character in str(text))
     return clean.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

@@ -15,7 +15,17 @@ from typing import Any
 
 from fleet.page_template import Mark, Plot, page_environment
 from fleet.report import words
-from fleet.report.words import TIMES, Document, duration, known, label, labels, percent, score_text, signed
+from fleet.report.words import (
+    TIMES,
+    Document,
+    duration,
+    is_finite,
+    label,
+    labels,
+    percent,
+    score_text,
+    signed,
+)
 
 _LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
 _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
@@ -40,8 +50,8 @@ def _title(report: Document) -> str:
     if onboarding is None:
         count = len(report["devices"])
         return "One device measured" if count == 1 else f"{count or 'No'} devices measured"
-    found = words.verdict_title(onboarding)
-    return f"New device {label(onboarding['device'])}: {found[0].lower()}{found[1:]}"
+    title = words.verdict_title(onboarding)
+    return f"New device {label(onboarding['device'])}: {title[0].lower()}{title[1:]}"
 
 
 def _tiles(report: Document) -> list[tuple[str, str]]:
@@ -57,7 +67,7 @@ def _tiles(report: Document) -> list[tuple[str, str]]:
             (f"top-1, {rival.name.removeprefix('training from ')}", score_text(rival.top1))
             for rival in words.rivals(onboarding)
         ]
-    if timing and known(timing["wall_seconds"]):
+    if timing and is_finite(timing["wall_seconds"]):
         tiles.append(("wall time", duration(timing["wall_seconds"])))
     return tiles
 
@@ -69,7 +79,7 @@ def _plots(report: Document) -> list[Plot]:
         rows = [
             _score_row(name, {key: model[key].get(device) for key in _SCORE_KEYS})
             for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
-            if known(model["top1"][device]) or known(model["top5"][device])
+            if is_finite(model["top1"][device]) or is_finite(model["top5"][device])
         ]
         caption = (
             "Each mark: best measured latency over the best among the head's first 1 or 5 choices, on "
@@ -91,13 +101,13 @@ _SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", 
 def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
     marks = []
     for key, shape, series, y in (("top1", "dot", 0, 32), ("top5", "square", 1, 68)):
-        if known(scores[f"random_{key}"]):
+        if is_finite(scores[f"random_{key}"]):
             marks.append(Mark("tick", scores[f"random_{key}"] * 100, y, 2))
         if interval := scores[f"{key}_interval"]:
             marks.append(Mark("span", interval[0] * 100, y, series, interval[1] * 100))
-        if known(scores[key]):
+        if is_finite(scores[key]):
             marks.append(Mark(shape, scores[key] * 100, y, series))
-    said = (f"{scores[key]:.2f}" if known(scores[key]) else "-" for key in ("top1", "top5"))
+    said = (f"{scores[key]:.2f}" if is_finite(scores[key]) else "-" for key in ("top1", "top5"))
     return name, marks, " · ".join(said)
 
 
@@ -105,7 +115,7 @@ def _levels(onboarding: Document) -> Plot:
     rows = []
     for start, name in _starts(onboarding):
         scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
-        if known(scores["top1"]) or known(scores["top5"]):
+        if is_finite(scores["top1"]) or is_finite(scores["top5"]):
             rows.append(_score_row(name, scores))
     return Plot(
         "onboarding",
@@ -136,7 +146,7 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
 
 
 def _pairs(onboarding: Document) -> Plot:
-    pairs = [p for p in onboarding["workloads"] if known(p["warm_top1"]) and known(p["scratch_top1"])]
+    pairs = [p for p in onboarding["workloads"] if is_finite(p["warm_top1"]) and is_finite(p["scratch_top1"])]
     pairs.sort(key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"]))
     rows = []
     for pair, name in zip(pairs, labels([pair["workload"] for pair in pairs], 34), strict=True):
@@ -177,16 +187,18 @@ def _points(predicted: Mapping[str, Sequence[Sequence[float]]]) -> Plot:
 
 
 def _spread(devices: Mapping[str, Any]) -> Plot:
-    found = {
+    quantiles_by_device = {
         name: device["slowdown_quantiles"] for name, device in devices.items() if device["slowdown_quantiles"]
     }
-    top = max([2.0, *(quantiles[-1] for quantiles in found.values())])
+    top = max([2.0, *(quantiles[-1] for quantiles in quantiles_by_device.values())])
 
     def place(slowdown: float) -> float:
         return 100 * math.log(slowdown) / math.log(top)
 
     rows = []
-    for (lowest, low, middle, high, highest), name in zip(found.values(), labels(list(found)), strict=True):
+    for (lowest, low, middle, high, highest), name in zip(
+        quantiles_by_device.values(), labels(list(quantiles_by_device)), strict=True
+    ):
         marks = [Mark("span", place(lowest), end=place(highest)), Mark("bar", place(low), end=place(high))]
         rows.append((name, [*marks, Mark("tick", place(middle), series=2)], f"{middle:.3g}{TIMES}"))
     steps = [m * 10**e for e in range(6) for m in (1, 2, 5) if m * 10**e <= top]
@@ -201,16 +213,16 @@ def _spread(devices: Mapping[str, Any]) -> Plot:
 
 
 def _timing(timing: Document) -> Plot:
-    parts = {name: secs for name, secs in timing["seconds_by_part"].items() if known(secs)}
+    parts = {name: secs for name, secs in timing["seconds_by_part"].items() if is_finite(secs)}
     total = timing["wall_seconds"]
     longest = max(parts.values(), default=0) or 1
     rows = []
     for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
         # Agents work side by side, and what an earlier run measured counts too.
-        is_part = known(total) and total and not name.startswith("agents")
+        is_part = is_finite(total) and total and not name.startswith("agents")
         share = f" · {percent(secs / total)}" if is_part else ""
         rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
-    whole = f" of {duration(total)} wall time" if known(total) else ""
-    overlap = known(total) and sum(parts.values()) > total * 1.01
+    whole = f" of {duration(total)} wall time" if is_finite(total) else ""
+    overlap = is_finite(total) and sum(parts.values()) > total * 1.01
     note = " Parts run side by side, so they add up to more than the whole." if overlap else ""
     return Plot("timing", "Where the time went", f"Seconds by part{whole}.{note}", rows, ())

@@ -43,13 +43,15 @@ _EMPTY: dict[str, Any] = {
 }
 
 
-def complete(found: Mapping[str, Any]) -> dict[str, Any]:
+def complete(findings: Mapping[str, Any]) -> dict[str, Any]:
     """Make a whole report of what was found: what is missing is empty, and the sentences are added.
 
     Returns:
         JSON-ready values only; a number that is NaN or infinite is `None`.
     """
-    report = _finite({"version": REPORT_VERSION, **_EMPTY, **found, "interval_level": words.INTERVAL_LEVEL})
+    report = _finite(
+        {"version": REPORT_VERSION, **_EMPTY, **findings, "interval_level": words.INTERVAL_LEVEL}
+    )
     assert isinstance(report, dict)
     if (onboarding := report["onboarding"]) is not None:
         onboarding["verdict"] = words.rivals(onboarding)[0].verdict.value

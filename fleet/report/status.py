@@ -40,11 +40,11 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     counts = reader.counts()
     devices: dict[str, Any] = {}
     for device_id in sorted(set(reader.devices()) | set(counts)):
-        known = counts.get(device_id)
-        failed = dict(known.failed) if known else {}
+        device_counts = counts.get(device_id)
+        failed = dict(device_counts.failed) if device_counts else {}
         devices[device_id] = {
-            "records": known.records if known else 0,
-            "ok": known.ok if known else 0,
+            "records": device_counts.records if device_counts else 0,
+            "ok": device_counts.ok if device_counts else 0,
             "failed": sum(failed.values()),
             "failed_by_outcome": {str(outcome): count for outcome, count in failed.items()},
             "rejected": failed.get(Outcome.REJECTED, 0),
@@ -52,8 +52,8 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
                 DeviceId(device_id),
                 (batch for _, batch in reader.columns(READING_COLUMNS, device_ids=[device_id])),
             ),
-            "first_at": known.first_at if known else None,
-            "last_at": known.last_at if known else None,
+            "first_at": device_counts.first_at if device_counts else None,
+            "last_at": device_counts.last_at if device_counts else None,
         }
     return {
         "store": str(store),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.report.words import Document, known, label, labels, percent
+from fleet.report.words import Document, is_finite, label, labels, percent
 from fleet.terminal_console import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
@@ -59,16 +59,16 @@ def _table(report: Document) -> Table:
     table.add_column("device", no_wrap=True)
     for name in ("records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau"):
         table.add_column(name, justify="right", no_wrap=True)
-    for (device, found), name in zip(
+    for (device, summary), name in zip(
         report["devices"].items(), labels(list(report["devices"]), NAME_CHARS), strict=True
     ):
-        change = found["remeasure_median_change"]
+        change = summary["remeasure_median_change"]
         table.add_row(
             Text(name),
-            f"{found['records']:,}",
-            f"{found['failed']:,}",
-            _number(found["records_per_s"]),
-            percent(change) if known(change) else ABSENT,
+            f"{summary['records']:,}",
+            f"{summary['failed']:,}",
+            _number(summary["records_per_s"]),
+            percent(change) if is_finite(change) else ABSENT,
             *map(_number, _scores(report, device)),
         )
     return table
@@ -86,4 +86,4 @@ def _scores(report: Document, device: str) -> tuple[float | None, ...]:
 
 
 def _number(value: float | None) -> str:
-    return f"{value:.2f}" if known(value) else ABSENT
+    return f"{value:.2f}" if is_finite(value) else ABSENT

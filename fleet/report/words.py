@@ -56,7 +56,7 @@ class Rival(NamedTuple):
     verdict: WarmStartVerdict
 
 
-def known(number: float | None) -> TypeGuard[float]:
+def is_finite(number: float | None) -> TypeGuard[float]:
     """Say whether there is a finite number."""
     return number is not None and math.isfinite(number)
 
@@ -68,7 +68,7 @@ def verdict(difference: float | None, interval: Sequence[float] | None, pairs: i
         `BETTER` or `WORSE` only where the whole interval lies on one side of 0 and there are at least
         `MIN_PAIRS` workloads; `NOT_MEASURED` where there is no difference at all.
     """
-    if not known(difference):
+    if not is_finite(difference):
         return WarmStartVerdict.NOT_MEASURED
     if pairs < MIN_PAIRS or interval is None:
         return WarmStartVerdict.UNCLEAR
@@ -83,14 +83,14 @@ def _differences(onboarding: Document) -> list[float]:
     return [
         pair["warm_top1"] - pair["scratch_top1"]
         for pair in onboarding["workloads"]
-        if known(pair["warm_top1"]) and known(pair["scratch_top1"])
+        if is_finite(pair["warm_top1"]) and is_finite(pair["scratch_top1"])
     ]
 
 
 def rivals(onboarding: Document) -> list[Rival]:
     """Scratch first, then the nearest known head where it was compared."""
     pairs = len(_differences(onboarding))
-    found = []
+    compared = []
     for name, start, key in (
         ("training from scratch", "scratch_", "difference"),
         ("the nearest known head", "nearest_", "nearest_difference"),
@@ -98,8 +98,8 @@ def rivals(onboarding: Document) -> list[Rival]:
         difference, interval = onboarding.get(key), onboarding.get(f"{key}_interval")
         judged = verdict(difference, interval, pairs)
         if key == "difference" or judged is not WarmStartVerdict.NOT_MEASURED:
-            found.append(Rival(name, onboarding.get(f"{start}top1"), difference, interval, judged))
-    return found
+            compared.append(Rival(name, onboarding.get(f"{start}top1"), difference, interval, judged))
+    return compared
 
 
 def verdict_title(onboarding: Document) -> str:
@@ -124,7 +124,10 @@ def verdict_text(onboarding: Document) -> str:
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
         return f"{verdict_title(onboarding)}."
     differences = _differences(onboarding)
-    ahead, equal = sum(one > 0 for one in differences), sum(one == 0 for one in differences)
+    ahead, equal = (
+        sum(difference > 0 for difference in differences),
+        sum(difference == 0 for difference in differences),
+    )
     text = (
         f"The warm start is {_against(scratch)}: top-1 {signed(scratch.difference)} "
         f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}."
@@ -140,7 +143,9 @@ def verdict_text(onboarding: Document) -> str:
         text += " The interval includes 0, so this run cannot tell which is better."
     for rival in others:
         stands = (
-            "The strongest rival is" if known(rival.top1) and rival.top1 >= (scratch.top1 or 0) else "Against"
+            "The strongest rival is"
+            if is_finite(rival.top1) and rival.top1 >= (scratch.top1 or 0)
+            else "Against"
         )
         text += (
             f" {stands} {rival.name}, used without any training: top-1 {score_text(rival.top1)}, "
@@ -152,7 +157,7 @@ def verdict_text(onboarding: Document) -> str:
 
 def beats_random(interval: Sequence[float] | None, random_top1: float | None) -> bool | None:
     """Say whether the whole top-1 interval lies above random choice; `None` where that was not measured."""
-    return interval[0] > random_top1 if interval is not None and known(random_top1) else None
+    return interval[0] > random_top1 if interval is not None and is_finite(random_top1) else None
 
 
 def headline(report: Document) -> tuple[str, str, str]:
@@ -168,13 +173,13 @@ def _measured(report: Document) -> str:
     places = f" of {counted(len(report['workloads']), 'workload')}" if report["workloads"] else ""
     failures = f"{failed:,} failed" if failed else "none failed"
     text = f"Took {counted(records, 'measurement')}{places} on {counted(len(devices), 'device')}; {failures}."
-    changes = {name: found["remeasure_median_change"] for name, found in devices.items()}
-    if steady := {name: change for name, change in changes.items() if known(change)}:
+    changes = {name: device["remeasure_median_change"] for name, device in devices.items()}
+    if steady := {name: change for name, change in changes.items() if is_finite(change)}:
         worst = max(steady, key=lambda name: steady[name])
         change = percent(steady[worst])
         text += f" Measuring again changes a latency by {change} at most (median, {label(worst)})."
     pairs, disturbed = (
-        {name: found.get(f"remeasured_{key}", 0) for name, found in devices.items()}
+        {name: device.get(f"remeasured_{key}", 0) for name, device in devices.items()}
         for key in ("pairs", "disturbed")
     )
     if any(disturbed.values()) and disturbed == pairs:
@@ -189,9 +194,9 @@ def _learned(report: Document) -> str:
     model = report["model"]
     if model is None:
         return "No model was trained."
-    values = [value for value in model["top1"].values() if known(value)]
+    values = [value for value in model["top1"].values() if is_finite(value)]
     text = f"One model with {counted(len(model['heads']), 'head')} was trained"
-    text += f" in {duration(model['train_seconds'])}." if known(model["train_seconds"]) else "."
+    text += f" in {duration(model['train_seconds'])}." if is_finite(model["train_seconds"]) else "."
     if not values:
         return f"{text} Its ranking was not measured."
     low, high = percent(min(values)), percent(max(values))
@@ -199,7 +204,7 @@ def _learned(report: Document) -> str:
     text += (
         f" On held-out workloads the candidate that it puts first reaches {reach} of the best measured speed"
     )
-    chance = [value for value in model["random_top1"].values() if known(value)]
+    chance = [value for value in model["random_top1"].values() if is_finite(value)]
     text += f" (random choice: {percent(sum(chance) / len(chance))})." if chance else "."
     judged = [
         beats_random(model["top1_interval"][name], model["random_top1"][name]) for name in model["top1"]
@@ -207,8 +212,8 @@ def _learned(report: Document) -> str:
     if 0 < len(report["held_out"]) < MIN_PAIRS:
         few = counted(len(report["held_out"]), "held-out workload")
         text += f" {few} cannot show that this is more than luck."
-    elif any(found is not None for found in judged):
-        sure = sum(found is True for found in judged)
+    elif any(is_better is not None for is_better in judged):
+        sure = sum(beats is True for beats in judged)
         text += f" It is clearly better than random choice on {sure} of {counted(len(judged), 'device')}."
     return text
 
@@ -217,7 +222,7 @@ def _onboarded(report: Document) -> str:
     onboarding = report["onboarding"]
     if onboarding is None:
         return "No new device was onboarded."
-    took = f" in {duration(onboarding['seconds'])}" if known(onboarding["seconds"]) else ""
+    took = f" in {duration(onboarding['seconds'])}" if is_finite(onboarding["seconds"]) else ""
     text = (
         f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')}{took}. "
         f"{verdict_text(onboarding)}"
@@ -244,21 +249,21 @@ def counted(count: int, noun: str) -> str:
 
 def percent(share: float | None) -> str:
     """Give a share in percent, with a decimal below 10 %."""
-    if not known(share):
+    if not is_finite(share):
         return NOT_MEASURED
     return f"{share * 100:.1f} %" if abs(share) < 0.0995 else f"{share * 100:.0f} %"
 
 
 def signed(number: float | None, digits: int = 3) -> str:
     """Give a score difference with its sign; what rounds to 0 is +0."""
-    if not known(number):
+    if not is_finite(number):
         return NOT_MEASURED
     return f"{round(number, digits) + 0.0:+.{digits}f}"
 
 
 def score_text(number: float | None) -> str:
     """Give a top-k score or a tau."""
-    return NOT_MEASURED if not known(number) else f"{number:.3f}"
+    return NOT_MEASURED if not is_finite(number) else f"{number:.3f}"
 
 
 def scored(number: float | None, interval: Sequence[float] | None) -> str:
@@ -272,8 +277,8 @@ def best_latencies(report: Document) -> dict[str, list[str]]:
         {entry["workload"]: entry["best_latency_seconds"] for entry in device["workloads"]}
         for device in report["devices"].values()
     ]
-    names = dict.fromkeys(workload for found in best for workload in found)
-    return {name: [latency(found.get(name)) for found in best] for name in names}
+    names = dict.fromkeys(workload for latencies in best for workload in latencies)
+    return {name: [latency(latencies.get(name)) for latencies in best] for name in names}
 
 
 def interval_words(interval: Sequence[float] | None) -> str:
@@ -285,7 +290,7 @@ def interval_words(interval: Sequence[float] | None) -> str:
 
 def latency(secs: float | None) -> str:
     """Give a latency with three digits in s, ms, µs or ns."""
-    if not known(secs):
+    if not is_finite(secs):
         return NOT_MEASURED
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         # 0.9995 of a unit would be rounded up to one of it.
@@ -296,7 +301,7 @@ def latency(secs: float | None) -> str:
 
 def duration(secs: float | None) -> str:
     """Give a wall time as people say it."""
-    if not known(secs):
+    if not is_finite(secs):
         return NOT_MEASURED
     if secs < 1:
         return f"{secs * 1000:.0f} ms"

@@ -53,26 +53,28 @@ class TunedDatabase:
         """
         for workload_id, line in other.lines.items():
             self.lines.setdefault(workload_id, line)
-            known = {one.line: one for one in self.schedules.get(workload_id, [])}
-            known |= {one.line: one for one in other.schedules.get(workload_id, [])}
+            schedule_by_line = {schedule.line: schedule for schedule in self.schedules.get(workload_id, [])}
+            schedule_by_line |= {schedule.line: schedule for schedule in other.schedules.get(workload_id, [])}
             timings: dict[str, list[Schedule]] = {}
-            for one in sorted(known.values(), key=_mean_secs):
-                timings.setdefault(one.trace, []).append(one)
+            for schedule in sorted(schedule_by_line.values(), key=_mean_secs):
+                timings.setdefault(schedule.trace, []).append(schedule)
             best = sorted(map(settled, timings.values()), key=_mean_secs)
             self.schedules[workload_id] = best[:_MOST_SCHEDULES]
 
     def best_traces(self) -> dict[WorkloadId, str]:
         """The trace of the fastest schedule of each workload."""
-        return {one: found[0].trace for one, found in self.schedules.items() if found}
+        return {
+            workload_id: schedules[0].trace for workload_id, schedules in self.schedules.items() if schedules
+        }
 
     def write(self, folder: Path) -> None:
         """Put both files in place, the one with the workloads first."""
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / WORKLOADS, "".join(f"{line}\n" for line in self.lines.values()).encode())
         rows = [
-            f"[{place},{one.line}]\n"
+            f"[{place},{schedule.line}]\n"
             for place, workload_id in enumerate(self.lines)
-            for one in self.schedules.get(workload_id, [])
+            for schedule in self.schedules.get(workload_id, [])
         ]
         write_durably(folder / RECORDS, "".join(rows).encode())
 
@@ -88,15 +90,15 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
     if source.spec is None:
         raise FleetError(f"device {device_id}: the store does not say what its target is; tune it once more")
     target = canonical_json(source.spec.target)
-    found = present_database(folder, target)
-    with tempfile.TemporaryDirectory() as made:
-        fresh = Path(made) / "database"
+    database = present_database(folder, target)
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = Path(scratch) / "database"
         if write_database(fresh, source):
-            found.add(read_database(fresh, target))
-    if not found.best_traces():
+            database.add(read_database(fresh, target))
+    if not database.best_traces():
         raise FleetError(f"device {device_id}: no candidate of it ran, so there is no schedule to keep")
-    found.write(folder)
-    return found
+    database.write(folder)
+    return database
 
 
 def present_database(folder: Path, target: str) -> TunedDatabase:
@@ -114,15 +116,15 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
     Raises:
         FleetError: It cannot be read, is of another target, or a trace says what none may say.
     """
-    found = TunedDatabase()
+    database = TunedDatabase()
     try:
         for number, line in _lines(folder / WORKLOADS):
             name, _ = json.loads(line)
             workload_id = WorkloadId(f"{int(name):016x}")
-            if workload_id in found.lines:
+            if workload_id in database.lines:
                 raise ValueError(f"line {number} repeats a workload")
-            found.lines[workload_id] = line
-        ids = list(found.lines)
+            database.lines[workload_id] = line
+        ids = list(database.lines)
         for _, line in _lines(folder / RECORDS):
             place, [trace, run_secs, its_target, arguments] = json.loads(line)
             if canonical_json(its_target) != target:
@@ -132,22 +134,22 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
                 )
             text = canonical_json(trace)
             read_trace(text)
-            secs = [float(one) for one in run_secs]
-            kept = f"[{text},{json.dumps(secs)},{target},{canonical_json(arguments)}]"
-            one = Schedule(statistics.fmean(secs), text, kept)
-            found.schedules.setdefault(ids[place], []).append(one)
+            secs = [float(secs_value) for secs_value in run_secs]
+            normalised = f"[{text},{json.dumps(secs)},{target},{canonical_json(arguments)}]"
+            schedule = Schedule(statistics.fmean(secs), text, normalised)
+            database.schedules.setdefault(ids[place], []).append(schedule)
     except (OSError, ValueError, IndexError, TypeError, RecursionError, TraceRefusedError) as error:
         raise FleetError(
             f"the database in {folder} cannot be read ({error}); move it away, or choose another folder "
             "with --out"
         ) from None
-    for schedules in found.schedules.values():
-        schedules.sort(key=lambda one: one.mean_secs)
-    return found
+    for schedules in database.schedules.values():
+        schedules.sort(key=lambda schedule: schedule.mean_secs)
+    return database
 
 
-def _mean_secs(one: Schedule) -> float:
-    return one.mean_secs
+def _mean_secs(schedule: Schedule) -> float:
+    return schedule.mean_secs
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -53,7 +53,7 @@ class DecisionScorer:
         #: By identity of the design, which is kept alive beside it.
         self._spaces: dict[int, tuple[Design, CompiledSpace]] = {}
         #: The champion of the first question judges to the end: what was learnt of one says little of others.
-        self._asked = False
+        self._is_champion_read = False
         self._head: Adapted | None = None
         #: The champion's version; empty without one.
         self.version = ""
@@ -67,7 +67,9 @@ class DecisionScorer:
         self, workload: Workload, individuals: Sequence[Individual], *, draft: bool = False
     ) -> Judged:
         """Judge N candidates of a workload by their decisions. A draft asks the trees alone, in less time."""
-        return self._judged(workload, [self._decided(workload, one) for one in individuals], draft=draft)
+        return self._judged(
+            workload, [self._decided(workload, individual) for individual in individuals], draft=draft
+        )
 
     def of_traces(self, workload: Workload, traces: Sequence[str]) -> Judged:
         """The same for traces; a workload's are of one dialect.
@@ -107,21 +109,21 @@ class DecisionScorer:
         return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)), block)
 
     def _champion(self) -> Adapted | None:
-        if not self._asked:
-            self._asked = True
-            if (found := self._ranker.head(self._device_id)) is not None:
-                self._head, self.version = found[0], found[1].version
+        if not self._is_champion_read:
+            self._is_champion_read = True
+            if (head := self._ranker.head(self._device_id)) is not None:
+                self._head, self.version = head[0], head[1].version
         return self._head
 
-    def _decided(self, workload: Workload, one: Individual) -> Decided:
+    def _decided(self, workload: Workload, individual: Individual) -> Decided:
         from transfer.features.step_rows import Decided
 
-        design = one.design
-        found = self._spaces.get(id(design))
-        if found is None:
-            space = self._reader.decided(workload, design.trace(one.genes)).space
-            found = self._spaces[id(design)] = design, space
-        return Decided(found[1], design.decisions(one.genes))
+        design = individual.design
+        cached = self._spaces.get(id(design))
+        if cached is None:
+            space = self._reader.decided(workload, design.trace(individual.genes)).space
+            cached = self._spaces[id(design)] = design, space
+        return Decided(cached[1], design.decisions(individual.genes))
 
     @property
     def _reader(self) -> Extractor:

@@ -62,9 +62,9 @@ def why_not_here(spec: DeviceSpec, host: str | None) -> str:
     """Why a library for a device is not built and timed by this process; empty where it is."""
     if spec.kind not in (DeviceKind.LOCAL, DeviceKind.CUDA):
         return f"a device of kind {spec.kind} is not timed with whole networks; apply the database yourself"
-    here = socket.gethostname()
-    if host is not None and host != here:
-        return f"the device is on host {host}, and this is {here}; apply the database there"
+    this_host = socket.gethostname()
+    if host is not None and host != this_host:
+        return f"the device is on host {host}, and this is {this_host}; apply the database there"
     return ""
 
 
@@ -143,19 +143,19 @@ def deliver_all(
     Returns:
         What `deliver` gives, by label; `{"why_not"}` where there is no library.
     """
-    found = {}
+    deliveries = {}
     host = device.descriptor.host if device.descriptor is not None else None
     for text, label in labels.items():
         if not read_network_name(text).is_graph:
             continue
         if why_not := why_not_here(device.spec, host):
-            found[label] = {"why_not": why_not}
+            deliveries[label] = {"why_not": why_not}
             continue
         try:
-            found[label] = deliver(text, device.spec, traces, out, untuned[text])
+            deliveries[label] = deliver(text, device.spec, traces, out, untuned[text])
         except NetworkRefusedError as error:
-            found[label] = {"why_not": str(error)}
-    return found
+            deliveries[label] = {"why_not": str(error)}
+    return deliveries
 
 
 def deliver(
@@ -178,28 +178,28 @@ def deliver(
     Raises:
         NetworkRefusedError: It cannot be read, compiled or run.
     """
-    kept = out / f"{file_name(read_network_name(text))}.so"
+    library_path = out / f"{file_name(read_network_name(text))}.so"
     with (
         scratch_folder("tensor-fleet-library-") as folder,
         tempfile.TemporaryDirectory(prefix="tensor-fleet-earlier-") as ours,
     ):
         built = build_library(text, spec, traces, folder)
         libraries = {"tvm_untuned": untuned, "tvm_tuned": folder / TUNED}
-        if kept.exists():
+        if library_path.exists():
             # Loaded from the same place under which it will be replaced, it would be replaced while it runs.
             # Not into the folder of a process that a file may have taken over: it may have left a link there,
             # and we would write wherever that leads.
-            libraries["tvm_earlier"] = Path(shutil.copyfile(kept, Path(ours) / "earlier.so"))
+            libraries["tvm_earlier"] = Path(shutil.copyfile(library_path, Path(ours) / "earlier.so"))
         timed = time_network(text, spec, libraries, folder)
         tolerance = timed["tolerance"]
         chosen = choose_library(timed, tolerance)
         if chosen is not None and chosen != "tvm_earlier":
-            _put(libraries[chosen], kept)
+            _put(libraries[chosen], library_path)
     secs = timed["secs"]
     return {
         **built,
         **timed,
-        "library": str(kept) if chosen is not None else None,
+        "library": str(library_path) if chosen is not None else None,
         "kept": chosen,
         "is_equal": is_right("tvm_tuned", timed, tolerance),
         "speedup_vs_untuned": secs["tvm_untuned"] / secs[chosen] if chosen is not None else None,
@@ -246,8 +246,8 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "lock": str(lock),
         "gpu_index": gpu_index,
     }
-    found = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
-    return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), found)
+    raw_answer = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
+    return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), raw_answer)
 
 
 def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]
     others = [side for side in timed if side != reference]
     return {
         "secs": {side: _secs(answer["secs"][side]) for side in timed},
-        "turns": {side: [_secs(one) for one in (answer["turns"][side] or [None])] for side in timed},
+        "turns": {side: [_secs(secs) for secs in (answer["turns"][side] or [None])] for side in timed},
         "absent": {side: str(why) for side, why in answer["absent"].items() if side in sides},
         "reference": reference,
         "differences": {side: _apart(answer["differences"][side]) for side in others},
@@ -275,7 +275,8 @@ def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]
         "tolerance": _tolerance(answer["tolerance"]),
         "threads": int(answer["threads"]),
         "inputs": [
-            [str(name), [int(one) for one in shape], str(dtype)] for name, shape, dtype in answer["inputs"]
+            [str(name), [int(extent) for extent in shape], str(dtype)]
+            for name, shape, dtype in answer["inputs"]
         ],
     }
 
@@ -317,19 +318,19 @@ def is_right(side: str, timed: Mapping[str, Any], tolerance: float) -> bool:
     return apart is not None and apart <= tolerance
 
 
-def _put(library: Path, kept: Path) -> None:
+def _put(library: Path, library_path: Path) -> None:
     """Put a library in place, whole or not at all.
 
     Raises:
         NetworkRefusedError: The process that made it left something else there.
     """
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    beside = kept.with_name(f".{kept.name}.tmp")
+    library_path.parent.mkdir(parents=True, exist_ok=True)
+    beside = library_path.with_name(f".{library_path.name}.tmp")
     with _opened(library) as source, beside.open("wb") as target:
         shutil.copyfileobj(source, target)
     fsync(beside)
-    beside.replace(kept)
-    fsync(kept.parent)
+    beside.replace(library_path)
+    fsync(library_path.parent)
 
 
 def _opened(library: Path) -> BinaryIO:

@@ -76,99 +76,113 @@ class Evolution:
         if not fresh:
             return
         self._met |= fresh.keys()
-        state, kept = self._ready(), []
+        state, evolvable = self._ready(), []
         for record in fresh.values():
             if state.meet(record.trace):
-                kept.append(record)
-        judged = self.judge.of_traces(self.workload, [record.trace for record in kept])
-        latency = np.array([record.latency_secs for record in kept])
+                evolvable.append(record)
+        judged = self.judge.of_traces(self.workload, [record.trace for record in evolvable])
+        latency = np.array([record.latency_secs for record in evolvable])
         state.learner.learn(judged.features, judged.log_scores, latency)
-        self._learnt += [record.candidate_id for record in kept]
+        self._learnt += [record.candidate_id for record in evolvable]
 
-    def propose(self, one: Search, count: int, seed: int) -> list[Candidate]:
+    def propose(self, search: Search, count: int, seed: int) -> list[Candidate]:
         """Candidates to measure, at most `count`; none where the space gives no more."""
         state = self._ready()
-        place = f"{seed}/{one.tried}"
+        place = f"{seed}/{search.tried}"
         if not self._drawn or not state.table.designs:
-            self._draw(one, state)
-        is_blind = not self.judge.serves and one.tried < _HEADLESS_UNTIL
+            self._draw(search, state)
+        is_blind = not self.judge.serves and search.tried < _HEADLESS_UNTIL
         share = _HEADLESS if is_blind else _EXPLORATION
         at_random = min(count, max(1, round(count * share))) if count > 1 else 0
-        found: dict[CandidateId, Candidate] = {}
+        proposed: dict[CandidateId, Candidate] = {}
         if state.table.designs:
-            self._evolved(one, state, count - at_random, place, found)
-        if one.tried >= _TURNED_FROM:
+            self._evolved(search, state, count - at_random, place, proposed)
+        if search.tried >= _TURNED_FROM:
             from transfer.search.population import turned
 
-            leaders = state.individuals(one.parents[:_LEADERS])
-            self._make(one, state, turned(leaders, state.known), "evolved", count, found)
-        left = [each for each in self._drawn if each.candidate_id not in one.known | found.keys()]
-        if len(left) < count - len(found):
-            self._draw(one, state)
-            left = [each for each in self._drawn if each.candidate_id not in one.known | found.keys()]
+            leaders = state.individuals(search.parents[:_LEADERS])
+            self._make(search, state, turned(leaders, state.excluded), "evolved", count, proposed)
+        remaining = [
+            candidate
+            for candidate in self._drawn
+            if candidate.candidate_id not in search.excluded | proposed.keys()
+        ]
+        if len(remaining) < count - len(proposed):
+            self._draw(search, state)
+            remaining = [
+                candidate
+                for candidate in self._drawn
+                if candidate.candidate_id not in search.excluded | proposed.keys()
+            ]
         # Where evolution gives fewer than asked, more are drawn at random.
-        return [*found.values(), *choose(left, count - len(found), 1.0, place)]
+        return [*proposed.values(), *choose(remaining, count - len(proposed), 1.0, place)]
 
     def _evolved(
-        self, one: Search, state: _State, count: int, place: str, found: dict[CandidateId, Candidate]
+        self, search: Search, state: _State, count: int, place: str, proposed: dict[CandidateId, Candidate]
     ) -> None:
         """Evolve a population, choose a batch of it, and make that into candidates."""
         with self.clock.part("rank"):
             # Leaders are timed again: one that was fast by chance would hide what is left to gain.
-            state.learner.retime(np.array([one.latency(each) for each in self._learnt]))
-            wanted = self._ranked(one, state, count, place)
-        if not one.tried and self.judge.version:
-            self._plain(one, count, found)
-        if not one.tried:
+            state.learner.retime(np.array([search.latency(candidate_id) for candidate_id in self._learnt]))
+            ranked = self._ranked(search, state, count, place)
+        if not search.tried and self.judge.version:
+            self._plain(search, count, proposed)
+        if not search.tried:
             paired = [Candidate(workload_id=self.workload.workload_id, trace=t) for t in self.foreign]
-            fresh = [each for each in paired if each.candidate_id not in one.known]
-            for each in fresh[: round(count * _PAIRED)]:
-                found.setdefault(each.candidate_id, replace(each, origin="paired"))
+            fresh = [candidate for candidate in paired if candidate.candidate_id not in search.excluded]
+            for candidate in fresh[: round(count * _PAIRED)]:
+                proposed.setdefault(candidate.candidate_id, replace(candidate, origin="paired"))
         # Without a champion too: what the search has learnt chose them, so they judge no head.
-        self._make(one, state, wanted, "model", count, found)
+        self._make(search, state, ranked, "model", count, proposed)
 
     def _make(
         self,
-        one: Search,
+        search: Search,
         state: _State,
-        wanted: list[Individual],
+        individuals: list[Individual],
         origin: str,
         count: int,
-        found: dict[CandidateId, Candidate],
+        proposed: dict[CandidateId, Candidate],
     ) -> None:
         """Make those wanted into candidates until there are `count` of all; some are refused."""
         spare = _SPARE if origin == "model" else 1.0
         for _ in range(_CALLS):
-            missing = count - len(found)
-            if missing <= 0 or not wanted:
+            missing = count - len(proposed)
+            if missing <= 0 or not individuals:
                 break
             asking = math.ceil(missing * spare)
-            asked, wanted = wanted[:asking], wanted[asking:]
-            made = self.derive([each.design.trace(each.genes) for each in asked])
+            requested, individuals = individuals[:asking], individuals[asking:]
+            derived = self.derive([individual.design.trace(individual.genes) for individual in requested])
             # Asked for again it would come back again: refused, or another name of a known one.
-            state.known.update(asked)
-            for each in made:
-                if each.candidate_id not in one.known and len(found) < count:
-                    found.setdefault(each.candidate_id, replace(each, origin=origin))
+            state.excluded.update(requested)
+            for candidate in derived:
+                if candidate.candidate_id not in search.excluded and len(proposed) < count:
+                    proposed.setdefault(candidate.candidate_id, replace(candidate, origin=origin))
 
-    def _plain(self, one: Search, count: int, found: dict[CandidateId, Candidate]) -> None:
+    def _plain(self, search: Search, count: int, proposed: dict[CandidateId, Candidate]) -> None:
         """The head's first choices of the random candidates."""
         with self.clock.part("rank"):
-            left = [each for each in self._drawn if each.candidate_id not in one.known]
-            judged = self.judge.of_traces(self.workload, [each.trace for each in left])
+            candidates = [
+                candidate for candidate in self._drawn if candidate.candidate_id not in search.excluded
+            ]
+            judged = self.judge.of_traces(self.workload, [candidate.trace for candidate in candidates])
             order = np.argsort(-judged.log_scores, kind="stable")[: round(count * _PLAIN)]
-        found |= {left[at].candidate_id: replace(left[at], origin="model") for at in order.tolist()}
+        proposed |= {
+            candidates[at].candidate_id: replace(candidates[at], origin="model") for at in order.tolist()
+        }
 
-    def _ranked(self, one: Search, state: _State, count: int, place: str) -> list[Individual]:
+    def _ranked(self, search: Search, state: _State, count: int, place: str) -> list[Individual]:
         """The batch, and some more that take the places of those that make no program."""
         from transfer.search.population import EvolutionSettings, evolve
 
-        elites = state.individuals(one.parents or self.foreign)
-        population = evolve(state.table, elites, self._draft, state.known, EvolutionSettings(), place)
-        like = [each for each in state.individuals(self.foreign) if each not in state.known]
+        elites = state.individuals(search.parents or self.foreign)
+        population = evolve(state.table, elites, self._draft, state.excluded, EvolutionSettings(), place)
+        like = [
+            individual for individual in state.individuals(self.foreign) if individual not in state.excluded
+        ]
         drafted = [*population.individuals[:_DRAFTED], *like]
         if not drafted:
-            one.expect(0.0)
+            search.expect(0.0)
             return []
         whole = self.judge.of_genes(self.workload, drafted)
         speeds = state.learner.log_speeds(whole.features, whole.log_scores)
@@ -178,19 +192,19 @@ class Evolution:
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
         order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
         batch = order[:count]
-        one.expect(state.learner.gain(judged.features[batch], judged.log_scores[batch], one.tried))
+        search.expect(state.learner.gain(judged.features[batch], judged.log_scores[batch], search.tried))
         return [final[at] for at in order]
 
     def _draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
         judged = self.judge.of_genes(self.workload, individuals, draft=True)
         return self._ready().learner.log_speeds(judged.features, judged.log_scores)
 
-    def _draw(self, one: Search, state: _State) -> None:
-        known = one.known | {each.candidate_id for each in self._drawn}
-        fresh = self.draw(FIRST, known)
+    def _draw(self, search: Search, state: _State) -> None:
+        exclude = search.excluded | {candidate.candidate_id for candidate in self._drawn}
+        fresh = self.draw(FIRST, exclude)
         self._drawn += fresh
-        for each in fresh:
-            state.meet(each.trace, is_measured=False)
+        for candidate in fresh:
+            state.meet(candidate.trace, is_measured=False)
 
     def _ready(self) -> _State:
         if self._state is None:
@@ -210,7 +224,7 @@ class _State:
         self.table = DesignTable()
         self.learner = Learner()
         #: Measured, asked for, or refused.
-        self.known: set[Individual] = set()
+        self.excluded: set[Individual] = set()
 
     def meet(self, trace: str, *, is_measured: bool = True) -> bool:
         """Take up the design of a trace; False where it is none that can evolve."""
@@ -218,11 +232,11 @@ class _State:
         from transfer.search.population import Individual
 
         try:
-            one = Individual(*self.table.read(trace))
+            individual = Individual(*self.table.read(trace))
         except TraceError:
             return False
         if is_measured:
-            self.known.add(one)
+            self.excluded.add(individual)
         return True
 
     def individuals(self, traces: Iterable[str]) -> list[Individual]:

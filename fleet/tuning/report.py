@@ -33,7 +33,7 @@ _MOST_CURVES = 12
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def report_search(found: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
+def report_search(result: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
     """Write `report.html` and `report.json` of a search.
 
     Returns:
@@ -41,43 +41,43 @@ def report_search(found: Mapping[str, Any], folder: Path, created_at_secs: float
     """
     report = {
         "version": REPORT_VERSION,
-        **found,
+        **result,
         "created_at": created_at_secs,
         "command": command,
-        "headline": headline(found),
+        "headline": headline(result),
     }
     return write_report(report, render(report), folder)[1]
 
 
-def headline(found: Mapping[str, Any]) -> list[str]:
+def headline(result: Mapping[str, Any]) -> list[str]:
     """What came of it, in sentences."""
-    ran = [one for one in found["workloads"] if one["best_secs"]]
+    ran = [workload for workload in result["workloads"] if workload["best_secs"]]
     said = [
-        f"{found['trials']:,} candidates of {len(found['workloads'])} workloads were measured on "
-        f"{found['device']}; {found['failed']:,} failed, and {len(ran)} workloads have a schedule."
+        f"{result['trials']:,} candidates of {len(result['workloads'])} workloads were measured on "
+        f"{result['device']}; {result['failed']:,} failed, and {len(ran)} workloads have a schedule."
     ]
-    for name, one in found["whole_networks"].items():
-        said.append(network_sentence(name, one))
+    for name, delivery in result["whole_networks"].items():
+        said.append(network_sentence(name, delivery))
     return said
 
 
-def network_sentence(name: str, one: Mapping[str, Any]) -> str:
+def network_sentence(name: str, delivery: Mapping[str, Any]) -> str:
     """One network in one sentence: how fast its library is, and who else is faster."""
-    if one.get("why_not"):
-        return f"{name}: no library ({one['why_not']})."
-    if one["kept"] is None:
-        return f"{name}: no library has the output of {SIDE_NAMES[one['reference']]}; none is kept."
-    secs = one["secs"]
-    kept = secs[one["kept"]]
-    others = {side: secs[side] / kept for side in secs if not side.startswith("tvm")}
+    if delivery.get("why_not"):
+        return f"{name}: no library ({delivery['why_not']})."
+    if delivery["kept"] is None:
+        return f"{name}: no library has the output of {SIDE_NAMES[delivery['reference']]}; none is kept."
+    secs = delivery["secs"]
+    kept_secs = secs[delivery["kept"]]
+    others = {side: secs[side] / kept_secs for side in secs if not side.startswith("tvm")}
     faster = [
         f"{SIDE_NAMES[side]} is faster ({millis(secs[side])})" for side, ratio in others.items() if ratio < 1
     ]
     slower = [
         f"{ratio:.2f} times as fast as {SIDE_NAMES[side]}" for side, ratio in others.items() if ratio >= 1
     ]
-    parts = [f"{one['speedup_vs_untuned']:.2f} times as fast as TVM without schedules", *slower, *faster]
-    return f"{name}: {millis(kept)} a run, {'; '.join(parts)}."
+    parts = [f"{delivery['speedup_vs_untuned']:.2f} times as fast as TVM without schedules", *slower, *faster]
+    return f"{name}: {millis(kept_secs)} a run, {'; '.join(parts)}."
 
 
 def millis(secs: float | None) -> str:
@@ -101,24 +101,28 @@ def render(report: Mapping[str, Any]) -> str:
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     tiles = [("candidates measured", f"{report['trials']:,}"), ("workloads", f"{len(report['workloads']):,}")]
-    for name, one in report["whole_networks"].items():
-        if one.get("kept"):
-            tiles.append((name, millis(one["secs"][one["kept"]])))
-            tiles.append((f"{name}, over untuned", f"{one['speedup_vs_untuned']:.2f}{_TIMES}"))
+    for name, delivery in report["whole_networks"].items():
+        if delivery.get("kept"):
+            tiles.append((name, millis(delivery["secs"][delivery["kept"]])))
+            tiles.append((f"{name}, over untuned", f"{delivery['speedup_vs_untuned']:.2f}{_TIMES}"))
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
 
 
 def _plots(report: Mapping[str, Any]) -> list[Plot]:
-    plots = [_latencies(name, one) for name, one in report["whole_networks"].items() if one.get("secs")]
+    plots = [
+        _latencies(name, delivery)
+        for name, delivery in report["whole_networks"].items()
+        if delivery.get("secs")
+    ]
     return [*plots, _curves(report["workloads"]), _parts(report["seconds"])]
 
 
-def _latencies(name: str, one: Mapping[str, Any]) -> Plot:
-    secs = one["secs"]
-    top = max(max(turns) for turns in one["turns"].values())
+def _latencies(name: str, delivery: Mapping[str, Any]) -> Plot:
+    secs = delivery["secs"]
+    top = max(max(turns) for turns in delivery["turns"].values())
     rows = []
     for side in sorted(secs, key=lambda side: secs[side]):
-        turns = one["turns"][side]
+        turns = delivery["turns"][side]
         marks = [
             Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
             Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
@@ -137,10 +141,16 @@ def _latencies(name: str, one: Mapping[str, Any]) -> Plot:
 def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
     """How the best program of the heaviest workloads fell while candidates were tried."""
     rows = []
-    told = [one for one in workloads if one["best_secs"] and any(best for _, best in one["curve"])]
-    for one in sorted(told, key=lambda one: -one["best_secs"] * one["weight"])[:_MOST_CURVES]:
-        points = [(tried, best) for tried, best in one["curve"] if best]
-        last, low = points[-1][0], one["best_secs"]
+    improved = [
+        workload
+        for workload in workloads
+        if workload["best_secs"] and any(best for _, best in workload["curve"])
+    ]
+    for workload in sorted(improved, key=lambda workload: -workload["best_secs"] * workload["weight"])[
+        :_MOST_CURVES
+    ]:
+        points = [(tried, best) for tried, best in workload["curve"] if best]
+        last, low = points[-1][0], workload["best_secs"]
         high = max(best for _, best in points)
         spread = math.log(high / low) or 1.0
         # A page counts from its top, where fast is.
@@ -151,7 +161,7 @@ def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
         marks = [Mark("dot", *places[-1])]
         for (x, y), (end, end_y) in pairwise(places):
             marks.append(Mark("trend", x, y, 0, end, end_y))
-        rows.append((one["name"], marks, f"{millis(low)} after {last}"))
+        rows.append((workload["name"], marks, f"{millis(low)} after {last}"))
     return Plot(
         "curves",
         "How the search went",
@@ -170,37 +180,37 @@ def _parts(seconds: Mapping[str, float]) -> Plot:
     return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())
 
 
-def print_tuning(found: Mapping[str, Any]) -> None:
+def print_tuning(result: Mapping[str, Any]) -> None:
     """Print what `fleet.tuning.tuning.tune_device` returns: a line a workload, then the networks."""
-    say = TerminalConsole().print
-    print_rows(_COLUMNS, [_cells(one) for one in found["workloads"]])
-    for network, secs in found["networks"].items():
+    print_line = TerminalConsole().print
+    print_rows(_COLUMNS, [_cells(workload) for workload in result["workloads"]])
+    for network, secs in result["networks"].items():
         before = secs.get("before_secs")
         was = f", {millis(before)} before ({before / secs['best_secs']:.2f} times)" if before else ""
-        say(f"{network}: {millis(secs['best_secs'])} for its tuned workloads{was}")
-    for name, one in found["whole_networks"].items():
-        say(network_sentence(name, one))
-        for side, why in one.get("absent", {}).items():
-            say(f"{name}: {SIDE_NAMES[side]} was not timed: {why}")
-        if one.get("library"):
-            say(f"library for TVM's Relax: {one['library']}")
-    who = f"ranked by {found['model']}" if found["model"] else f"not ranked: {found['why_no_model']}"
-    parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in found["seconds"].items() if secs >= 0.5)
-    say(f"{found['trials']} candidates measured, {found['failed']} failed; {who}; {parts}")
-    say(f"ended by: {found['ended']}")
-    say(f"database for TVM: {found['database']}")
-    say(f"report: {found['report']}")
+        print_line(f"{network}: {millis(secs['best_secs'])} for its tuned workloads{was}")
+    for name, delivery in result["whole_networks"].items():
+        print_line(network_sentence(name, delivery))
+        for side, why in delivery.get("absent", {}).items():
+            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}")
+        if delivery.get("library"):
+            print_line(f"library for TVM's Relax: {delivery['library']}")
+    who = f"ranked by {result['model']}" if result["model"] else f"not ranked: {result['why_no_model']}"
+    parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in result["seconds"].items() if secs >= 0.5)
+    print_line(f"{result['trials']} candidates measured, {result['failed']} failed; {who}; {parts}")
+    print_line(f"ended by: {result['ended']}")
+    print_line(f"database for TVM: {result['database']}")
+    print_line(f"report: {result['report']}")
 
 
-def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    before, best = one["before_secs"], one["best_secs"]
+def _cells(workload: Mapping[str, Any]) -> tuple[str, ...]:
+    before, best = workload["before_secs"], workload["best_secs"]
     return (
-        one["name"],
-        str(one["weight"]),
-        str(one["trials"]),
-        str(one["failed"]),
+        workload["name"],
+        str(workload["weight"]),
+        str(workload["trials"]),
+        str(workload["failed"]),
         millis(before),
         millis(best),
         f"{before / best:.2f}x" if before and best else "-",
-        f"{one['gflops_per_s']:.1f}" if best else "-",
+        f"{workload['gflops_per_s']:.1f}" if best else "-",
     )

@@ -73,14 +73,14 @@ class Rounds:
     @property
     def open(self) -> list[Search]:
         """Searches that may get another round."""
-        return [one for one in self.searches if not one.ended]
+        return [search for search in self.searches if not search.ended]
 
     @property
     def why_no_model(self) -> str:
         """Why candidates were taken as drawn; empty where a model ranked them."""
         if self.version:
             return ""
-        if not any(one.tried for one in self.searches):
+        if not any(search.tried for search in self.searches):
             return "its designs are all measured: none was left to rank"
         return self._ranker.why_not(self._device_id) or f"no model serves {self._device_id} yet"
 
@@ -91,12 +91,12 @@ class Rounds:
         self.is_live = is_live(devices[self._device_id].spec)
         floor = noise_floor(self._records(store, self._device_id))
         self.noise_floor = floor.median_change if floor is not None else _FLOOR
-        known: dict[WorkloadId, list[Record]] = {}
-        for one, measured in self.measured(store, environment_id):
-            one.know(measured)
-            known[one.workload.workload_id] = measured
-        workload_ids = [one.workload.workload_id for one in self.searches]
-        found: dict[WorkloadId, list[str]] = {}
+        records_by_workload: dict[WorkloadId, list[Record]] = {}
+        for search, measured in self.measured(store, environment_id):
+            search.know(measured)
+            records_by_workload[search.workload.workload_id] = measured
+        workload_ids = [search.workload.workload_id for search in self.searches]
+        traces_by_workload: dict[WorkloadId, list[str]] = {}
         for source_device in devices_of_family(
             devices, devices[self._device_id].spec.family, live=self.is_live
         ):
@@ -104,15 +104,15 @@ class Rounds:
                 continue
             best = best_traces(self._records(store, source_device), workload_ids, _FOREIGN)
             for workload_id, traces in best.items():
-                found.setdefault(workload_id, []).extend(traces)
-        self._foreign = found
+                traces_by_workload.setdefault(workload_id, []).extend(traces)
+        self._foreign = traces_by_workload
         if self.is_live:
-            for one in self.searches:
-                workload_id = one.workload.workload_id
-                evolution = self._evolution(one.workload, found.get(workload_id, []))
+            for search in self.searches:
+                workload_id = search.workload.workload_id
+                evolution = self._evolution(search.workload, traces_by_workload.get(workload_id, []))
                 self._evolutions[workload_id] = evolution
                 with self._clock.part("learn"):
-                    evolution.learn(known.get(workload_id, []))
+                    evolution.learn(records_by_workload.get(workload_id, []))
 
     def _evolution(self, workload: Workload, foreign: Sequence[str]) -> Evolution:
         def draw(count: int, exclude: Iterable[CandidateId]) -> list[Candidate]:
@@ -134,61 +134,61 @@ class Rounds:
         for record in self._records(store, self._device_id):
             if record.environment_id == environment_id:
                 of.setdefault(record.workload_id, []).append(record)
-        for one in self.searches:
-            if one.workload.workload_id in of:
-                yield one, of[one.workload.workload_id]
+        for search in self.searches:
+            if search.workload.workload_id in of:
+                yield search, of[search.workload.workload_id]
 
     def _records(self, store: StoreReader, device_id: DeviceId) -> Iterable[Record]:
         records = store.records(device_id=device_id)
         return ours(records) if self.is_live else records
 
-    def learn(self, one: Search, chosen: Sequence[Candidate], records: Sequence[Record]) -> None:
+    def learn(self, search: Search, chosen: Sequence[Candidate], records: Sequence[Record]) -> None:
         """Take in a round of a workload, and end those of which another is not worth its time."""
-        one.learn(chosen, records)
-        if evolution := self._evolutions.get(one.workload.workload_id):
+        search.learn(chosen, records)
+        if evolution := self._evolutions.get(search.workload.workload_id):
             with self._clock.part("learn"):
                 evolution.learn(records)
         end_where_nothing_is_left(self.searches, self.noise_floor)
 
-    def draw(self, left: int, expected: int) -> tuple[Search, list[Candidate], str]:
+    def draw(self, remaining: int, expected: int) -> tuple[Search, list[Candidate], str]:
         """Choose a workload and candidates of it; none where its space gives no more.
 
         Args:
-            left: Candidates at most.
+            remaining: Candidates at most.
             expected: Those that the search will still measure in its minutes.
 
         Returns:
             The search of the workload, the candidates, the version of the model that ranked them.
         """
-        one = next_search(self.open)
-        count = round_count(one, self.open, left, expected)
-        evolution = self._evolutions.get(one.workload.workload_id)
+        search = next_search(self.open)
+        count = round_count(search, self.open, remaining, expected)
+        evolution = self._evolutions.get(search.workload.workload_id)
         if evolution is None:
-            chosen, version = self._recorded(one, count)
+            chosen, version = self._recorded(search, count)
         else:
-            chosen = evolution.propose(one, count, self._seed)
+            chosen = evolution.propose(search, count, self._seed)
             version = self._judge.version
         if not chosen:
-            one.ended = USED_UP
+            search.ended = USED_UP
         self.version = version or self.version
-        return one, chosen, version
+        return search, chosen, version
 
-    def _recorded(self, one: Search, count: int) -> tuple[list[Candidate], str]:
+    def _recorded(self, search: Search, count: int) -> tuple[list[Candidate], str]:
         """Candidates of a device that answers from records."""
-        workload = one.workload
+        workload = search.workload
         foreign = self._foreign.get(workload.workload_id, [])
         # What is fast on a source device is seldom slow here.
         paired = [Candidate(workload_id=workload.workload_id, trace=t, origin="paired") for t in foreign]
-        drawn = unmeasured(paired, one.known)
+        drawn = unmeasured(paired, search.excluded)
         with self._clock.part("draw"):
-            parents = one.parents or foreign
-            exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+            parents = search.parents or foreign
+            exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             place = self._seed + len(exclude)
             if parents:
                 drawn += self._engine.evolve(
                     self._device_id, workload, parents, _MUTANTS, place, exclude
                 ).result()
-                exclude = sorted(one.known | {candidate.candidate_id for candidate in drawn})
+                exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             count_random = _RANDOM if parents else _MUTANTS
             drawn += self._engine.propose(self._device_id, workload, count_random, place, exclude).result()
         if not drawn:
@@ -197,7 +197,7 @@ class Rounds:
             ranking = self._ranker.rank(workload, self._device_id, drawn)
         if ranking is None:
             # Without a model the draw's own order would put all mutants first.
-            return choose(drawn, count, 1.0, f"{self._seed}/{one.tried}"), ""
-        ranked = [replace(each, origin="model") for each in ranking.first(drawn, len(drawn))]
-        chosen = choose(ranked, count, _EXPLORATION, f"{self._seed}/{one.tried}")
+            return choose(drawn, count, 1.0, f"{self._seed}/{search.tried}"), ""
+        ranked = [replace(candidate, origin="model") for candidate in ranking.first(drawn, len(drawn))]
+        chosen = choose(ranked, count, _EXPLORATION, f"{self._seed}/{search.tried}")
         return chosen, ranking.model.version

@@ -50,7 +50,7 @@ class Search:
     tried: int = 0
     failed: int = 0
     #: Candidates that need no measurement: known before, or tried.
-    known: set[CandidateId] = field(default_factory=set)
+    excluded: set[CandidateId] = field(default_factory=set)
     #: (candidates tried, best latency) after each round.
     curve: list[tuple[int, float]] = field(default_factory=list)
     #: Rounds since the best latency fell.
@@ -105,21 +105,25 @@ class Search:
             chosen: What was to be measured.
             records: What came of it, second measurements of the leaders among them.
         """
-        was, asked, failed = self.best_secs, {one.candidate_id for one in chosen}, set[CandidateId]()
+        was, chosen_ids, failed = (
+            self.best_secs,
+            {candidate.candidate_id for candidate in chosen},
+            set[CandidateId](),
+        )
         for record in records:
             self._take(record)
-            if record.outcome is not Outcome.OK and record.candidate_id in asked:
+            if record.outcome is not Outcome.OK and record.candidate_id in chosen_ids:
                 failed.add(record.candidate_id)
         # Lost ones are not tried again: a device that is out of reach should not be asked for ever.
-        self.known |= asked
-        self.tried += len(asked)
+        self.excluded |= chosen_ids
+        self.tried += len(chosen_ids)
         self.failed += len(failed)
         self.idle_rounds = 0 if self.best_secs < was else self.idle_rounds + 1
         self.curve.append((self.tried, self.best_secs))
 
     def _take(self, record: Record) -> None:
         if record.outcome is not Outcome.LOST:
-            self.known.add(record.candidate_id)
+            self.excluded.add(record.candidate_id)
         if record.outcome is not Outcome.OK:
             return
         # The index of a store may give a record again that the round has brought.
@@ -142,10 +146,12 @@ class Search:
         if not self._best:
             return None
         leader = min(self._best, key=self._best.__getitem__)
-        told = self._latencies[leader]
-        if len(told) != _MANY - 1 or min(told.values()) > (1 - _DOUBTFUL) * max(told.values()):
+        latency_by_attempt = self._latencies[leader]
+        if len(latency_by_attempt) != _MANY - 1 or min(latency_by_attempt.values()) > (1 - _DOUBTFUL) * max(
+            latency_by_attempt.values()
+        ):
             return None
-        return self._best[leader][1], max(told) + 1
+        return self._best[leader][1], max(latency_by_attempt) + 1
 
     def contenders(self) -> tuple[list[str], int]:
         """Programs that may be the fastest, but were timed too rarely to tell.
@@ -156,13 +162,17 @@ class Search:
         Returns:
             Traces, the fastest first, and the attempt that comes next; none where the leader is settled.
         """
-        ranked = sorted((secs, one) for one, (secs, _) in self._best.items())
-        known = [secs for secs, one in ranked if len(self._latencies[one]) >= _MANY]
-        last = min([*known[:1], self.best_secs * (1 + _NEAR)])
-        open_ = [one for secs, one in ranked if secs <= last and len(self._latencies[one]) < _MANY]
+        ranked = sorted((secs, candidate_id) for candidate_id, (secs, _) in self._best.items())
+        settled_secs = [secs for secs, candidate_id in ranked if len(self._latencies[candidate_id]) >= _MANY]
+        last = min([*settled_secs[:1], self.best_secs * (1 + _NEAR)])
+        open_ = [
+            candidate_id
+            for secs, candidate_id in ranked
+            if secs <= last and len(self._latencies[candidate_id]) < _MANY
+        ]
         chosen = open_[:_CONTENDERS]
-        attempt = 1 + max((max(self._latencies[one]) for one in chosen), default=0)
-        return [self._best[one][1] for one in chosen], attempt
+        attempt = 1 + max((max(self._latencies[candidate_id]) for candidate_id in chosen), default=0)
+        return [self._best[candidate_id][1] for candidate_id in chosen], attempt
 
 
 def settled(timings: Sequence[_Timing]) -> _Timing:
@@ -177,50 +187,50 @@ def next_search(searches: Sequence[Search]) -> Search:
     discounted for every round in a row that brought nothing: Ansor's task scheduler (Zheng et al. 2020,
     section 6) with the head's own interval in the place of its guesses.
     """
-    fresh = [one for one in searches if not one.curve]
+    fresh = [search for search in searches if not search.curve]
     if fresh:
-        return max(fresh, key=lambda one: one.workload.weight * one.workload.flops)
+        return max(fresh, key=lambda search: search.workload.weight * search.workload.flops)
 
-    def hope(one: Search) -> float:
-        share = one.workload.weight * one.best_secs * one.may_gain * _HOPE**one.idle_rounds
+    def hope(search: Search) -> float:
+        share = search.workload.weight * search.best_secs * search.may_gain * _HOPE**search.idle_rounds
         # One that has never run yet is not worth every round that is left.
-        return share if math.isfinite(share) else _HOPE**one.idle_rounds
+        return share if math.isfinite(share) else _HOPE**search.idle_rounds
 
     return max(searches, key=hope)
 
 
-def round_count(one: Search, searches: Sequence[Search], left: int, expected: int) -> int:
+def round_count(search: Search, searches: Sequence[Search], remaining: int, expected: int) -> int:
     """How many candidates the next round of a workload measures.
 
     A program without any schedule takes twenty times as long as with a middling one. So where there are fewer
     candidates than first rounds want, each workload gets a share of them.
 
     Args:
-        one: The workload.
+        search: Of the workload.
         searches: All that may get a round.
-        left: Candidates that the search may still measure, at least one.
+        remaining: Candidates that the search may still measure, at least one.
         expected: Those that its minutes will allow, at most as many.
     """
-    count = min(left, _SHORT if one.tried < _SHORT_UNTIL else ROUND)
-    if one.curve:
+    count = min(remaining, _SHORT if search.tried < _SHORT_UNTIL else ROUND)
+    if search.curve:
         return count
-    if one.workload.flops < one.workload.bytes_moved:
-        count = min(left, _LIGHT)
-    fresh = sum(not each.curve for each in searches)
+    if search.workload.flops < search.workload.bytes_moved:
+        count = min(remaining, _LIGHT)
+    fresh = sum(not other.curve for other in searches)
     return min(count, max(1, expected // fresh))
 
 
-def expected_trials(left: int, tried: int, secs: float, left_secs: float) -> int:
+def expected_trials(remaining: int, tried: int, secs: float, left_secs: float) -> int:
     """Candidates that a search will still measure, at its pace so far.
 
     Args:
-        left: At most so many.
+        remaining: At most so many.
         tried: Measured so far, in `secs` seconds.
         secs: Since its first round began.
         left_secs: Until its last round begins; infinite without a limit.
     """
-    if not tried or left_secs * tried >= left * secs:
-        return left
+    if not tried or left_secs * tried >= remaining * secs:
+        return remaining
     return int(left_secs * tried / secs)
 
 
@@ -230,23 +240,32 @@ def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) ->
     That is so where the gain that may still be is below the noise floor, of the workload's own latency or of
     all workloads' time together: nobody could tell it from chance.
     """
-    total = sum(one.workload.weight * one.best_secs for one in searches if math.isfinite(one.best_secs))
-    for one in searches:
-        if one.ended or one.tried < _LEAST_TRIED or not one.idle_rounds or not math.isfinite(one.best_secs):
+    total = sum(
+        search.workload.weight * search.best_secs for search in searches if math.isfinite(search.best_secs)
+    )
+    for search in searches:
+        if (
+            search.ended
+            or search.tried < _LEAST_TRIED
+            or not search.idle_rounds
+            or not math.isfinite(search.best_secs)
+        ):
             continue
-        if one.may_gain < noise_floor:
-            one.ended = "nothing left to gain"
-        elif one.workload.weight * one.best_secs * one.may_gain < noise_floor * total / len(searches):
-            one.ended = "others have more to gain"
+        if search.may_gain < noise_floor:
+            search.ended = "nothing left to gain"
+        elif search.workload.weight * search.best_secs * search.may_gain < noise_floor * total / len(
+            searches
+        ):
+            search.ended = "others have more to gain"
 
 
-def unmeasured(candidates: Iterable[Candidate], known: Collection[CandidateId]) -> list[Candidate]:
+def unmeasured(candidates: Iterable[Candidate], excluded: Collection[CandidateId]) -> list[Candidate]:
     """Candidates that need a measurement, each once: source devices often share their best ones."""
-    found: dict[CandidateId, Candidate] = {}
-    for one in candidates:
-        if one.candidate_id not in known:
-            found.setdefault(one.candidate_id, one)
-    return list(found.values())
+    candidate_by_id: dict[CandidateId, Candidate] = {}
+    for candidate in candidates:
+        if candidate.candidate_id not in excluded:
+            candidate_by_id.setdefault(candidate.candidate_id, candidate)
+    return list(candidate_by_id.values())
 
 
 def choose(ranked: Sequence[Candidate], count: int, exploration: float, seed: str) -> list[Candidate]:

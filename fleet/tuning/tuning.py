@@ -112,8 +112,8 @@ def tune_device(
             display.say("compiling the network without schedules, and comparing its output")
             with clock.part("check"):
                 untuned = check_all(list(labels), engine.store().devices()[target], Path(folder))
-        told = _search(engine, settings, spec, options, display, clock)
-        return told | conclude(told, engine.store(), labels, options.out, clock, display, untuned)
+        result = _search(engine, settings, spec, options, display, clock)
+        return result | conclude(result, engine.store(), labels, options.out, clock, display, untuned)
 
 
 def _search(
@@ -142,48 +142,48 @@ def _search(
             environment_id = engine.environment_id(target)
             rounds.read(environment_id)
         display.phase("tune", options.trials)
-        left, began_at = options.trials, time.monotonic()
-        while not (ended := _why_end(left, rounds, ends_at)):
+        remaining, began_at = options.trials, time.monotonic()
+        while not (ended := _why_end(remaining, rounds, ends_at)):
             now = time.monotonic()
-            expected = expected_trials(left, options.trials - left, now - began_at, ends_at - now)
-            one, candidates, version = rounds.draw(left, expected)
+            expected = expected_trials(remaining, options.trials - remaining, now - began_at, ends_at - now)
+            search, candidates, version = rounds.draw(remaining, expected)
             if not candidates:
                 continue
-            left -= len(candidates)
+            remaining -= len(candidates)
             watcher.records.clear()
             with clock.part("measure"):
-                pool = {spec.family: {one.workload.workload_id: candidates}}
+                pool = {spec.family: {search.workload.workload_id: candidates}}
                 collection.measure(pool, version)
-            mine = [r for r in watcher.records if r.workload_id == one.workload.workload_id]
-            rounds.learn(one, candidates, mine)
+            mine = [r for r in watcher.records if r.workload_id == search.workload.workload_id]
+            rounds.learn(search, candidates, mine)
             with clock.part("confirm"):
-                _confirm(engine, target, one)
+                _confirm(engine, target, search)
         display.finish()
         # A leader of one round may be timed again in a later one, and beside another workload.
-        for one, records in rounds.measured(engine.store(), environment_id):
-            one.see(records)
+        for search, records in rounds.measured(engine.store(), environment_id):
+            search.see(records)
         if rounds.is_live:
             with clock.part("confirm"):
                 _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
     searches = rounds.searches
-    if not any(math.isfinite(one.best_secs) for one in searches):
+    if not any(math.isfinite(search.best_secs) for search in searches):
         why = _why_nothing_ran(searches, ended, settings.store.path)
         raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
     return {
         "device": target,
         "model": rounds.version or None,
         "why_no_model": rounds.why_no_model,
-        "trials": sum(one.tried for one in searches),
+        "trials": sum(search.tried for search in searches),
         "ended": ended,
         "noise_floor": rounds.noise_floor,
-        "failed": sum(one.failed for one in searches),
+        "failed": sum(search.failed for search in searches),
         "networks": network_seconds(searches, list(labels.values())),
-        "workloads": [_told(one) for one in searches],
+        "workloads": [_workload_row(search) for search in searches],
     }
 
 
 def conclude(
-    found: Mapping[str, Any],
+    result: Mapping[str, Any],
     store: StoreReader,
     labels: Mapping[str, str],
     out: Path,
@@ -200,44 +200,44 @@ def conclude(
     Raises:
         FleetError: The folder holds what is not to be replaced, or nothing ran.
     """
-    device_id = DeviceId(found["device"])
+    device_id = DeviceId(result["device"])
     with clock.part("export"):
         database = update_database(store, device_id, out)
-    if any(read_network_name(one).is_graph for one in labels):
+    if any(read_network_name(name).is_graph for name in labels):
         display.say("compiling the network with its schedules, and timing it beside other ways to run it")
     with clock.part("compile"):
         whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out, untuned)
-    told = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
-    networks = " ".join(f"--network {shlex.quote(one)}" for one in labels)
+    conclusion = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
+    networks = " ".join(f"--network {shlex.quote(name)}" for name in labels)
     again = f"fleet tune {shlex.quote(device_id)} {networks} --out {shlex.quote(str(out))}"
-    page = report_search({**found, **told}, out, time.time(), again)
-    return {**told, "report": str(page)}
+    page = report_search({**result, **conclusion}, out, time.time(), again)
+    return {**conclusion, "report": str(page)}
 
 
-def _why_end(left: int, rounds: Rounds, ends_at: float) -> str:
+def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
     """Why the search ends; empty where it goes on."""
-    if not left:
+    if not remaining:
         return "trials"
     if time.monotonic() >= ends_at:
         return "minutes"
     if rounds.open:
         return ""
-    worth = {one.ended for one in rounds.searches}
+    worth = {search.ended for search in rounds.searches}
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
 
 
 def _why_nothing_ran(searches: Sequence[Search], ended: str, store: str) -> str:
-    if failed := sum(one.failed for one in searches):
+    if failed := sum(search.failed for search in searches):
         return f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
     return f"the search ended before a candidate was measured ({ended}); give it more time"
 
 
-def _confirm(engine: EngineSession, device_id: DeviceId, one: Search) -> None:
+def _confirm(engine: EngineSession, device_id: DeviceId, search: Search) -> None:
     """Time a doubtful leader once more, alone: the median of three counts then."""
-    found = one.doubtful()
-    if found is not None:
-        trace, attempt = found
-        _time_again(engine, device_id, one, [trace], attempt)
+    doubt = search.doubtful()
+    if doubt is not None:
+        trace, attempt = doubt
+        _time_again(engine, device_id, search, [trace], attempt)
 
 
 def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Search], secs: float) -> None:
@@ -250,21 +250,21 @@ def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Searc
         secs: After these no further turn begins.
     """
     ends_at = time.monotonic() + secs
-    ran = [one for one in searches if math.isfinite(one.best_secs)]
-    for one in sorted(ran, key=lambda one: -one.workload.weight * one.best_secs):
+    ran = [search for search in searches if math.isfinite(search.best_secs)]
+    for search in sorted(ran, key=lambda search: -search.workload.weight * search.best_secs):
         for _ in range(_TURNS):
-            traces, attempt = one.contenders()
+            traces, attempt = search.contenders()
             if not traces or time.monotonic() >= ends_at:
                 break
-            _time_again(engine, device_id, one, traces, attempt)
+            _time_again(engine, device_id, search, traces, attempt)
 
 
 def _time_again(
-    engine: EngineSession, device_id: DeviceId, one: Search, traces: Sequence[str], attempt: int
+    engine: EngineSession, device_id: DeviceId, search: Search, traces: Sequence[str], attempt: int
 ) -> None:
-    workload_id = one.workload.workload_id
+    workload_id = search.workload.workload_id
     again = [Candidate(workload_id=workload_id, trace=trace, origin=CONFIRM) for trace in traces]
-    one.see(engine.measure(device_id, again, attempt=attempt).result())
+    search.see(engine.measure(device_id, again, attempt=attempt).result())
 
 
 def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -272,16 +272,21 @@ def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict
 
     A network of which a workload never ran is left out, and `before_secs` where one had no record.
     """
-    found: dict[str, dict[str, float]] = {}
+    seconds_by_network: dict[str, dict[str, float]] = {}
     for network in networks:
-        uses = [(one, count) for one in searches for name, count in one.workload.networks if name == network]
-        best = sum(one.best_secs * count for one, count in uses)
-        before = sum(one.before_secs * count for one, count in uses)
+        uses = [
+            (search, count)
+            for search in searches
+            for name, count in search.workload.networks
+            if name == network
+        ]
+        best = sum(search.best_secs * count for search, count in uses)
+        before = sum(search.before_secs * count for search, count in uses)
         if uses and math.isfinite(best):
-            found[network] = {"best_secs": best}
+            seconds_by_network[network] = {"best_secs": best}
             if math.isfinite(before):
-                found[network]["before_secs"] = before
-    return found
+                seconds_by_network[network]["before_secs"] = before
+    return seconds_by_network
 
 
 def choose_searched(
@@ -294,27 +299,26 @@ def choose_searched(
     """
     if not names:
         return list(listed)
-    known = {workload.name: workload for workload in listed}
-    missing = [name for name in names if name not in known]
+    workload_by_name = {workload.name: workload for workload in listed}
+    missing = [name for name in names if name not in workload_by_name]
     if missing:
-        raise FleetError(
-            f"no workload {missing[0]!r} in {', '.join(networks)}; known: {', '.join(sorted(known))}"
-        )
-    return [known[name] for name in dict.fromkeys(names)]
+        all_names = ", ".join(sorted(workload_by_name))
+        raise FleetError(f"no workload {missing[0]!r} in {', '.join(networks)}; known: {all_names}")
+    return [workload_by_name[name] for name in dict.fromkeys(names)]
 
 
-def _told(one: Search) -> dict[str, Any]:
-    ran = math.isfinite(one.best_secs)
+def _workload_row(search: Search) -> dict[str, Any]:
+    ran = math.isfinite(search.best_secs)
     return {
-        "name": one.workload.name,
-        "weight": one.workload.weight,
-        "flops": one.workload.flops,
-        "before_secs": one.before_secs if math.isfinite(one.before_secs) else None,
-        "best_secs": one.best_secs if ran else None,
-        "gflops_per_s": one.workload.flops / one.best_secs / 1e9 if ran else None,
-        "trials": one.tried,
-        "failed": one.failed,
-        "may_gain": one.may_gain,
-        "ended": one.ended or None,
-        "curve": [[tried, best if math.isfinite(best) else None] for tried, best in one.curve],
+        "name": search.workload.name,
+        "weight": search.workload.weight,
+        "flops": search.workload.flops,
+        "before_secs": search.before_secs if math.isfinite(search.before_secs) else None,
+        "best_secs": search.best_secs if ran else None,
+        "gflops_per_s": search.workload.flops / search.best_secs / 1e9 if ran else None,
+        "trials": search.tried,
+        "failed": search.failed,
+        "may_gain": search.may_gain,
+        "ended": search.ended or None,
+        "curve": [[tried, best if math.isfinite(best) else None] for tried, best in search.curve],
     }

@@ -19,7 +19,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, short_key, shown
+from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
 from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
 from fleet.interchange.logs.results import tuner_result
 from fleet.interchange.logs.targets import Machine, parse_target
@@ -49,20 +49,20 @@ def read_ansor(value: dict[str, Any], catalog: Catalog) -> Measurement:
         task, (_, steps) = value["i"]
         key_text = task[0]
     except (KeyError, TypeError, ValueError, IndexError):
-        raise Rejected("i is not [task, [stages, steps]]", shown(value.get("i"))) from None
+        raise Rejected("i is not [task, [stages, steps]]", excerpt(value.get("i"))) from None
     result = tuner_result(value.get("r"))
     if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
-        raise Rejected("task is not [workload key, target, ...]", shown(task))
+        raise Rejected("task is not [workload key, target, ...]", excerpt(task))
     check_key(key_text)
     trace = checked_trace(steps)
     if not check_text(trace) and (fault := check_steps(steps)):
-        raise Rejected(fault, shown(steps))
+        raise Rejected(fault, excerpt(steps))
     workload = catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
     if not workload.workload.flops and workload.estimates < _ESTIMATES:
         workload.estimate_flops(main_stage_flops(steps))
     version = value.get("v", "")
     if type(version) is not str or len(version) > _MAX_VERSION:
-        raise Rejected("v is not a text", shown(version))
+        raise Rejected("v is not a text", excerpt(version))
     environment = catalog.environment(
         (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
     )
@@ -73,37 +73,37 @@ def _workload(key_text: str) -> LoggedWorkload:
     try:
         key = orjson.loads(key_text)
     except orjson.JSONDecodeError:
-        raise Rejected("workload key is not JSON", shown(key_text)) from None
+        raise Rejected("workload key is not JSON", excerpt(key_text)) from None
     if type(key) is not list or not key or type(key[0]) is not str:
-        raise Rejected("workload key is not a list that begins with a name", shown(key_text))
+        raise Rejected("workload key is not a list that begins with a name", excerpt(key_text))
     canonical = canonical_text(key)
     # The first item is a function's name, or the digest of a compute graph.
     is_digest = len(key[0]) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in key[0])
     operator = DIALECT if is_digest else key[0]
     # Newer keys hold the shapes of all arguments, outputs last; older ones and named functions plain numbers.
-    shapes = [shape_of(one) for one in key[1:]] if len(key) <= MAX_TENSORS else [None]
-    known = tuple(shape for shape in shapes if shape) if all(shapes) else ()
+    shapes = [shape_of(item) for item in key[1:]] if len(key) <= MAX_TENSORS else [None]
+    tensor_shapes = tuple(shape for shape in shapes if shape) if all(shapes) else ()
     rest = canonical_text(key[1:])[1:-1].replace(",", " ").replace('"', "")
     return LoggedWorkload.of(
         DIALECT,
         key_id(DIALECT, canonical),
         f"{key[0][:8] if is_digest else key[0]} {rest}"[:100],
-        Operator(operator[:100], known, (_DTYPE,) * len(known)),
+        Operator(operator[:100], tensor_shapes, (_DTYPE,) * len(tensor_shapes)),
         canonical_json({"dialect": DIALECT, "key": key}),
     )
 
 
 def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machine]:
     value: dict[str, Any] = {"imported": DIALECT}
-    for name, kind, found in zip(_TASK_FIELDS, _TASK_TYPES, fields, strict=False):
-        if type(found) is not kind:
-            raise Rejected(f"{name} has a wrong type", shown(found))
-        value[name] = found
+    for name, kind, field in zip(_TASK_FIELDS, _TASK_TYPES, fields, strict=False):
+        if type(field) is not kind:
+            raise Rejected(f"{name} has a wrong type", excerpt(field))
+        value[name] = field
     if version:
         value["log_version"] = version
     hardware = value.get("hardware_params", [])
-    if len(hardware) > _MAX_HARDWARE or any(type(one) is not int for one in hardware):
-        raise Rejected("hardware_params are not whole numbers", shown(hardware))
-    if any(type(one) is not str for one in value.get("task_input_names", [])):
-        raise Rejected("task_input_names are not texts", shown(value["task_input_names"]))
+    if len(hardware) > _MAX_HARDWARE or any(type(parameter) is not int for parameter in hardware):
+        raise Rejected("hardware_params are not whole numbers", excerpt(hardware))
+    if any(type(name) is not str for name in value.get("task_input_names", [])):
+        raise Rejected("task_input_names are not texts", excerpt(value["task_input_names"]))
     return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))

@@ -13,7 +13,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, short_key, shown
+from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
 from fleet.interchange.logs.operators import autotvm_operator, tensor_name
 from fleet.interchange.logs.results import tuner_result
 from fleet.interchange.logs.targets import Machine, parse_target
@@ -36,13 +36,13 @@ def read_autotvm(value: dict[str, Any], catalog: Catalog) -> Measurement:
         raise Rejected("no AutoTVM 0.2 line", "expected input, config.entity and result") from None
     result = tuner_result(costs)
     if type(inputs) is not list or not 3 <= len(inputs) <= 8:
-        raise Rejected("input is not [target, function, args, kwargs]", shown(inputs))
+        raise Rejected("input is not [target, function, args, kwargs]", excerpt(inputs))
     if fault := check_entity(entity):
-        raise Rejected(fault, shown(entity))
+        raise Rejected(fault, excerpt(entity))
     workload = catalog.workload((DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs))
     target, version = inputs[0], value.get("tvm_version", "")
     if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
-        raise Rejected("target or tvm_version is not a text", shown((target, version)))
+        raise Rejected("target or tvm_version is not a text", excerpt((target, version)))
     environment = catalog.environment(
         (DIALECT, short_key(target), version), lambda: _environment(target, version, inputs[1])
     )
@@ -52,9 +52,9 @@ def read_autotvm(value: dict[str, Any], catalog: Catalog) -> Measurement:
 def _workload(inputs: list[Any]) -> LoggedWorkload:
     name, args, kwargs = inputs[1], inputs[2], inputs[3] if len(inputs) > 3 else {}
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
-        raise Rejected("function is not a name", shown(name))
+        raise Rejected("function is not a name", excerpt(name))
     if type(args) is not list or type(kwargs) is not dict:
-        raise Rejected("arguments are not a list and an object", shown((args, kwargs)))
+        raise Rejected("arguments are not a list and an object", excerpt((args, kwargs)))
     key: dict[str, Any] = {"name": name, "args": args}
     if kwargs:
         key["kwargs"] = kwargs

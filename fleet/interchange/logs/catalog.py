@@ -71,8 +71,10 @@ class LoggedWorkload:
     @property
     def bytes(self) -> int:
         """About what it takes in memory until it is stored."""
-        one = self.workload
-        return len(one.module_json) + _EXTENT_BYTES * sum(2 + len(shape) for shape in one.arg_shapes)
+        workload = self.workload
+        return len(workload.module_json) + _EXTENT_BYTES * sum(
+            2 + len(shape) for shape in workload.arg_shapes
+        )
 
     def candidate_id(self, trace: str) -> str:
         """`agents.records.content_hash(workload_id, dialect, trace)`, the constant part hashed already."""
@@ -140,22 +142,22 @@ class Catalog:
         Raises:
             Rejected: There are too many, or `make` says so.
         """
-        found = self._workloads.get(key)
-        if found is None:
+        workload = self._workloads.get(key)
+        if workload is None:
             if len(self._workloads) >= MAX_WORKLOADS:
                 raise Rejected(f"more than {MAX_WORKLOADS:,} workloads")
-            made = make()
-            found = self._by_id.get(made.workload.workload_id)
-            if found is None:
-                chars = self._workload_chars + len(made.workload.module_json)
+            logged = make()
+            workload = self._by_id.get(logged.workload.workload_id)
+            if workload is None:
+                chars = self._workload_chars + len(logged.workload.module_json)
                 if chars > MAX_WORKLOAD_CHARS:
                     raise Rejected(
                         "workloads take too much room", f"more than {MAX_WORKLOAD_CHARS:,} characters"
                     )
                 self._workload_chars = chars
-                found = self._by_id[made.workload.workload_id] = made
-            self._workloads[key] = found
-        return found
+                workload = self._by_id[logged.workload.workload_id] = logged
+            self._workloads[key] = workload
+        return workload
 
     def environment(self, key: Hashable, make: Callable[[], tuple[dict[str, Any], Machine]]) -> Environment:
         """The environment that a reader knows under a key; made when it is new.
@@ -163,8 +165,8 @@ class Catalog:
         Raises:
             Rejected: There are too many, or `make` says so.
         """
-        found = self._environments.get(key)
-        if found is None:
+        environment = self._environments.get(key)
+        if environment is None:
             if len(self._environments) >= MAX_ENVIRONMENTS:
                 raise Rejected(f"more than {MAX_ENVIRONMENTS:,} targets")
             value, machine = make()
@@ -176,8 +178,8 @@ class Catalog:
                     "targets take too much room", f"more than {MAX_ENVIRONMENTS_CHARS:,} characters"
                 )
             self._environment_chars += len(text)
-            found = self._environments[key] = Environment(text, content_hash("imported", text), machine)
-        return found
+            environment = self._environments[key] = Environment(text, content_hash("imported", text), machine)
+        return environment
 
 
 def check_key(key_text: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_values import Rejected, careful, parse_line, shown
+from fleet.interchange.logs.json_values import Rejected, careful, excerpt, parse_line
 from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import MAX_TENSORS, Shape, is_dtype, shape_of
@@ -128,7 +128,7 @@ def _number(text: str, name: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < 1e12:
-        raise Rejected(f"{name} is out of range", shown(text))
+        raise Rejected(f"{name} is out of range", excerpt(text))
     return value
 
 
@@ -140,19 +140,19 @@ def read_config(text: str) -> dict[str, Any]:
     """
     call = _CALL.fullmatch(text)
     if call is None:
-        raise Rejected("configuration is not Config(...)", shown(text))
+        raise Rejected("configuration is not Config(...)", excerpt(text))
     body, at, pieces = call[1], 0, ["{"]
     while at < len(body.rstrip()):
-        found = _TOKEN.match(body, at)
-        if found is None:
-            raise Rejected("configuration is not Config(...)", shown(body[at : at + 20]))
-        at = found.end()
-        if found["name"]:
-            pieces.append(json.dumps(found["name"]) + ":")
-        elif found["text"]:
-            pieces.append(_quoted(found["text"]))
+        token = _TOKEN.match(body, at)
+        if token is None:
+            raise Rejected("configuration is not Config(...)", excerpt(body[at : at + 20]))
+        at = token.end()
+        if token["name"]:
+            pieces.append(json.dumps(token["name"]) + ":")
+        elif token["text"]:
+            pieces.append(_quoted(token["text"]))
         else:
-            piece = found["word"] or found["number"] or found["mark"]
+            piece = token["word"] or token["number"] or token["mark"]
             if piece in (")", "]", "}") and pieces[-1] == ",":
                 pieces.pop()
             pieces.append(_WORDS.get(piece, piece))
@@ -160,7 +160,7 @@ def read_config(text: str) -> dict[str, Any]:
         pieces.pop()
     value = parse_line("".join([*pieces, "}"]).encode())
     if type(value) is not dict:
-        raise Rejected("configuration is not Config(...)", shown(text))
+        raise Rejected("configuration is not Config(...)", excerpt(text))
     return value
 
 
@@ -179,11 +179,11 @@ def _runs(table: Path) -> dict[str, KernelHead]:
         for line in batch:
             try:
                 value = parse_line(line) if type(line) is bytes and line.strip() else None
-                found = careful(run_of, value)
+                run = careful(run_of, value)
             except Rejected:
                 continue
             if len(heads) < _MAX_RUNS:
-                heads[found[0]] = found[1]
+                heads[run[0]] = run[1]
     return heads
 
 
@@ -194,14 +194,16 @@ def run_of(value: Any) -> tuple[str, KernelHead]:
         Rejected: It is something else.
     """
     if type(value) is not dict or type(value.get("kernel_name")) is not str:
-        raise Rejected("no kernel of Helion", shown(value))
+        raise Rejected("no kernel of Helion", excerpt(value))
     hardware = value.get("hardware_info")
     facts = hardware if type(hardware) is dict else {}
     name = facts.get("device_name") or value.get("hardware") or ""
     props = facts.get("device_props")
-    known = {**(props if type(props) is dict else {}), **{one: facts.get(one) for one in _FACTS}}
+    facts_by_name = {**(props if type(props) is dict else {}), **{name: facts.get(name) for name in _FACTS}}
     stated = tuple(
-        sorted((str(key)[:64], str(one)[:64]) for key, one in known.items() if type(one) in (int, str))
+        sorted(
+            (str(key)[:64], str(fact)[:64]) for key, fact in facts_by_name.items() if type(fact) in (int, str)
+        )
     )[:32]
     problem = [_listed(value.get(name)) for name in ("input_shapes", "dtypes")]
     tensors = _tensors(*problem)

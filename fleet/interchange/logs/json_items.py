@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from fleet.interchange.logs.json_values import NOT_JSON, Rejected, shown
+from fleet.interchange.logs.json_values import NOT_JSON, Rejected, excerpt
 
 #: Characters of one item, and of one value of the head, at most.
 MAX_ITEM_CHARS: Final = 4 << 20
@@ -59,13 +59,13 @@ class _Window:
     def peek(self) -> str:
         """Next character that is no space; empty at the end."""
         while True:
-            left = len(self._text) - self._at
-            if left < _LEAST_CHARS and not self._ended:
+            remaining = len(self._text) - self._at
+            if remaining < _LEAST_CHARS and not self._ended:
                 self._fill(_USUAL_CHARS)
-            elif left and (character := self._text[self._at]) not in _SPACES:
+            elif remaining and (character := self._text[self._at]) not in _SPACES:
                 return character
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found else self._at
+            spaces = _SPACE.match(self._text, self._at)
+            self._at = spaces.end() if spaces else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
             if self._ended:
@@ -81,11 +81,11 @@ class _Window:
     def key(self) -> str | None:
         """Step over a simple key and its colon; None where something else comes."""
         self.peek()
-        found = _KEY.match(self._text, self._at)
-        if found is None:
+        match = _KEY.match(self._text, self._at)
+        if match is None:
             return None
-        self._at = found.end()
-        return found[1]
+        self._at = match.end()
+        return match[1]
 
     def value(self) -> Any:
         """Parse what comes next.
@@ -139,7 +139,7 @@ class _Window:
         rest = self._text[place:]
         if self._ended and at_end:
             return Rejected("truncated", where)
-        return Rejected(NOT_JSON, shown(f"{where}: {rest[:20]}"))
+        return Rejected(NOT_JSON, excerpt(f"{where}: {rest[:20]}"))
 
 
 class JsonItems:

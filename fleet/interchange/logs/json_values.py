@@ -33,7 +33,7 @@ _EXPONENT = re.compile(rb"[0-9]e-?[0-9]")
 _NO_NUMBER = re.compile(rb"\b(?:NaN|-?Infinity|-?nan|-?inf)\b")
 _DEEP = 200
 #: No JSON, and no number that is none, begins with these.
-_NO_JSON = frozenset(bytes([one]) for one in b"abcdeghjklmopqrsuvwxyzABCDEFGHJKLMOPQRSTUVWXYZ#*/<=>@_~")
+_NO_JSON = frozenset(bytes([byte]) for byte in b"abcdeghjklmopqrsuvwxyzABCDEFGHJKLMOPQRSTUVWXYZ#*/<=>@_~")
 #: Bytes at the beginning of a faulty line that are looked at to say what is wrong with it.
 _LOOK_BYTES = 1 << 16
 #: Values in one text at most: TVM's largest modules have some 20,000.
@@ -74,7 +74,7 @@ def careful(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except (Rejected, MemoryError, OSError, FleetError):
         raise
     except Exception as error:
-        raise Rejected(f"{READER_FAULT}: {type(error).__name__}", shown(str(error))) from error
+        raise Rejected(f"{READER_FAULT}: {type(error).__name__}", excerpt(str(error))) from error
 
 
 def is_garbage(line: bytes) -> bool:
@@ -104,16 +104,16 @@ def _say_why(line: bytes) -> NoReturn:
             raise Rejected("not UTF-8", f"byte {error.start}") from None
     text = line.lstrip()
     if text[:1] in _NO_JSON:
-        raise Rejected(NOT_JSON, shown(text[:20], "begins with "))
+        raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))
     line = line[:_LOOK_BYTES] + line[max(_LOOK_BYTES, len(line) - _LOOK_BYTES) :]
     if line.count(b"[") + line.count(b"{") > _DEEP and (depth := _depth(line)) > _DEEP:
         raise Rejected("nested too deeply", f"{depth} levels")
-    if found := _NO_NUMBER.search(line):
-        raise Rejected("a number is not finite", found[0].decode())
+    if match := _NO_NUMBER.search(line):
+        raise Rejected("a number is not finite", match[0].decode())
     text = line.strip()
     if text.startswith((b"[", b"{")) and not text.endswith((b"]", b"}")):
-        raise Rejected("truncated", shown(text[-20:], "ends in "))
-    raise Rejected(NOT_JSON, shown(text[:20], "begins with "))
+        raise Rejected("truncated", excerpt(text[-20:], "ends in "))
+    raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))
 
 
 def _depth(line: bytes) -> int:
@@ -177,7 +177,7 @@ def short_key(text: str | bytes) -> str | bytes:
     return b"#" + hashlib.sha256(text.encode() if isinstance(text, str) else text).digest()
 
 
-class _Shown:
+class _Excerpt:
     """A found value, which becomes a text once it is shown: that takes longer than to reject a line."""
 
     __slots__ = ("_before", "_value")
@@ -192,6 +192,6 @@ class _Shown:
         return self._before + (text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def shown(value: object, before: str = "") -> object:
+def excerpt(value: object, before: str = "") -> object:
     """A found value for a message, cut short; a million items or a thousand levels cost nothing."""
-    return _Shown(value, before)
+    return _Excerpt(value, before)

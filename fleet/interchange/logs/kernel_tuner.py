@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (
     Document,
     KernelHead,
@@ -76,7 +76,7 @@ def read_cache(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Reje
 def _cache_head(head: Mapping[str, Any]) -> KernelHead:
     names = head.get("tune_params_keys")
     if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
-        raise Rejected("tune_params_keys is not a list of names", shown(names))
+        raise Rejected("tune_params_keys is not a list of names", excerpt(names))
     return KernelHead(
         tool=TOOL,
         kernel=head.get("kernel_name", ""),
@@ -88,7 +88,7 @@ def _cache_head(head: Mapping[str, Any]) -> KernelHead:
 
 def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict:
-        raise Rejected("a result is not an object", shown(item))
+        raise Rejected("a result is not an object", excerpt(item))
     try:
         knobs = {
             name: value if type(value := item[name]) is int else number_of(value) for name in reader.order
@@ -99,7 +99,7 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     time = item.get("time")
     error: Any = item.get("__error__", time if type(time) is str else None)
     if error is None and type(time) is not float:
-        error = next((one for one in item.values() if type(one) is str and one in ERRORS), None)
+        error = next((value for value in item.values() if type(value) is str and value in ERRORS), None)
     if error is not None:
         return reader.measurement(knobs, failed(error, ERRORS, spent, at))
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
@@ -152,21 +152,25 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _details(value: Any) -> dict[str, Any]:
-    known = {"tool", "kernel", "problem", "dialect", "order"}
-    return {} if type(value) is not dict else {name: one for name, one in value.items() if name not in known}
+    own_fields = {"tool", "kernel", "problem", "dialect", "order"}
+    return (
+        {}
+        if type(value) is not dict
+        else {name: detail for name, detail in value.items() if name not in own_fields}
+    )
 
 
 def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict or type(item.get("configuration")) is not dict:
-        raise Rejected("a result has no configuration", shown(item))
+        raise Rejected("a result has no configuration", excerpt(item))
     knobs = {name: number_of(value) for name, value in item["configuration"].items()}
     times = item.get("times", {})
     if type(times) is not dict:
-        raise Rejected("times are not an object", shown(times))
+        raise Rejected("times are not an object", excerpt(times))
     measured = {
-        each["name"]: each
-        for each in _listed(item.get("measurements"))
-        if type(each) is dict and type(each.get("name")) is str
+        measurement["name"]: measurement
+        for measurement in _listed(item.get("measurements"))
+        if type(measurement) is dict and type(measurement.get("name")) is str
     }
     time = _time_of(measured, _listed(item.get("objectives")))
     own = _unit_of(time) if time else None
@@ -195,9 +199,9 @@ def _time_of(measured: Mapping[str, dict[str, Any]], objectives: list[Any]) -> d
     """The measurement that is the kernel's time: the one called `time`, else an objective, else any other."""
     others = (name for name in measured if not _OVERHEAD_NAME.search(name))
     for name in ("time", *(name for name in objectives if type(name) is str), *others):
-        each = measured.get(name)
-        if each and (units_per_second(each.get("unit")) or _TIME_NAME.search(name)):
-            return each
+        measurement = measured.get(name)
+        if measurement and (units_per_second(measurement.get("unit")) or _TIME_NAME.search(name)):
+            return measurement
     return None
 
 
@@ -227,10 +231,10 @@ def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -
     for name in names:
         value = item.get(name, 0.0)
         if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS * per_second:
-            raise Rejected(f"{name} is out of range", shown(value))
+            raise Rejected(f"{name} is out of range", excerpt(value))
         total += value / per_second
     return total
 
 
 def _numbers_of(value: Any) -> Any:
-    return [number_of(one) for one in value] if type(value) is list else number_of(value)
+    return [number_of(number) for number in value] if type(value) is list else number_of(value)

@@ -24,7 +24,7 @@ from fleet.interchange.logs.catalog import (
     key_id,
 )
 from fleet.interchange.logs.json_items import JsonItems
-from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, shown
+from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, excerpt
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
 from fleet.interchange.logs.results import LoggedResult, check_secs
@@ -142,9 +142,9 @@ class KernelReader:
 
     def __init__(self, catalog: Catalog, head: KernelHead) -> None:
         if type(head.kernel) is not str or not 0 < len(head.kernel) <= _MAX_NAME:
-            raise Rejected("the kernel has no name", shown(head.kernel))
+            raise Rejected("the kernel has no name", excerpt(head.kernel))
         if not _is_name(head.device_name):
-            raise Rejected("name of the device is not a text", shown(head.device_name))
+            raise Rejected("name of the device is not a text", excerpt(head.device_name))
         self.order = head.order
         self.per_second = head.per_second
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
@@ -153,7 +153,7 @@ class KernelReader:
             canonical_json(key)
         except ValueError:
             # These tools write `NaN` and `Infinity`, which the text above shows as null.
-            raise Rejected("a number is not finite", shown(key)) from None
+            raise Rejected("a number is not finite", excerpt(key)) from None
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
         self._environment: Environment = catalog.environment(
             (DIALECT, head.tool, head.device_name), lambda: _environment(head)
@@ -166,7 +166,7 @@ class KernelReader:
             Rejected: It is no configuration.
         """
         if fault := check_knobs(knobs):
-            raise Rejected(fault, shown(knobs))
+            raise Rejected(fault, excerpt(knobs))
         return Measurement(self._workload, self._environment, checked_trace(knobs), result)
 
     def tell_flops(self, flops: float) -> None:
@@ -221,7 +221,7 @@ def failed(
     """
     kind = words.get(said) if type(said) is str else None
     if kind is None:
-        raise Rejected("an error of an unknown kind", shown(said))
+        raise Rejected("an error of an unknown kind", excerpt(said))
     outcome, text = FAILURES[kind]
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 
@@ -241,11 +241,11 @@ def timed(
         Rejected: They are no times.
     """
     if type(runs) is not list or not _NUMBERS.issuperset(map(type, runs)):
-        raise Rejected("times are not a list of numbers", shown(runs))
+        raise Rejected("times are not a list of numbers", excerpt(runs))
     try:
         run_secs = check_secs([value / per_second for value in runs])
     except OverflowError:  # a whole number of hundreds of digits
-        raise Rejected("a number is not finite", shown(runs)) from None
+        raise Rejected("a number is not finite", excerpt(runs)) from None
     return LoggedResult(Outcome.OK, run_secs, "", all_secs, measured_at)
 
 

@@ -55,7 +55,7 @@ class LogLines:
         self._limit = max_line_bytes
         self._chunk = chunk_bytes
         #: Bytes of the file that are still to be read: of one that grows, those that it had at first.
-        self._left = 0
+        self._unread_bytes = 0
         self.position = 0
         self.damage = ""
 
@@ -103,10 +103,10 @@ class LogLines:
         """
         # A pipe that was put in the place of the file must not be waited for.
         with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            seen = os.fstat(stream.fileno())
-            if not stat.S_ISREG(seen.st_mode):
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise FleetError(f"{visible(str(self.path))} is no regular file: only those can be imported")
-            self._left = seen.st_size
+            self._unread_bytes = status.st_size
             head = self._read(stream, _READ_BYTES)
             if head.startswith(_GZ_MAGIC):
                 yield from self._inflated(stream, head)
@@ -157,8 +157,8 @@ class LogLines:
                     return
 
     def _read(self, stream: BinaryIO, count: int) -> bytes:
-        data = stream.read(min(count, self._left))
-        self._left -= len(data)
+        data = stream.read(min(count, self._unread_bytes))
+        self._unread_bytes -= len(data)
         self.position += len(data)
         return data
 

@@ -27,9 +27,9 @@ from fleet.interchange.logs.json_values import (
     cache_key,
     canonical_text,
     careful,
+    excerpt,
     parse_line,
     short_key,
-    shown,
 )
 from fleet.interchange.logs.operators import (
     MAX_TENSORS,
@@ -95,10 +95,10 @@ class Database:
         Raises:
             Rejected: The workload line is faulty or missing.
         """
-        found = self._modules[index] if index < len(self._modules) else None
-        if found is None:
+        module = self._modules[index] if index < len(self._modules) else None
+        if module is None:
             raise Rejected("its workload line is faulty or missing", f"workload {index}")
-        return found
+        return module
 
 
 def read_workload_lines(lines: Iterable[object]) -> Database:
@@ -120,20 +120,20 @@ def is_workload_line(value: Any) -> bool:
 
 def _module(value: Any) -> tuple[WorkloadId, bytes]:
     if not is_workload_line(value):
-        raise Rejected("workload line is not [hash, module]", shown(value))
+        raise Rejected("workload line is not [hash, module]", excerpt(value))
     digits, encoded = value
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20 and int(digits) < 1 << 64):
-        raise Rejected("structural hash is not a number of 64 bits", shown(digits))
+        raise Rejected("structural hash is not a number of 64 bits", excerpt(digits))
     try:
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise Rejected("module is not base64", shown(encoded)) from None
+        raise Rejected("module is not base64", excerpt(encoded)) from None
     text = raw[_LENGTH_BYTES:]
     if int.from_bytes(raw[:_LENGTH_BYTES], "little") != len(text):
         raise Rejected("module is cut", f"{len(text)} bytes")
     module = parse_line(text)
     if type(module) is not dict or "nodes" not in module:
-        raise Rejected("module is not TVM's JSON", shown(module))
+        raise Rejected("module is not TVM's JSON", excerpt(module))
     # The stated hash is nobody's word but the log's, so it names no workload of ours.
     return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
@@ -173,21 +173,25 @@ def read_record(
 def _checked_trace(trace: Any) -> list[Any]:
     """The instructions of `[instructions, decisions]`."""
     if type(trace) is not list or len(trace) != 2 or type(trace[0]) is not list or type(trace[1]) is not list:
-        raise Rejected("trace is not [instructions, decisions]", shown(trace))
+        raise Rejected("trace is not [instructions, decisions]", excerpt(trace))
     instructions: list[Any] = trace[0]
     if len(instructions) > _MAX_INSTRUCTIONS or len(trace[1]) > _MAX_INSTRUCTIONS:
         raise Rejected("too many instructions", str(len(instructions)))
-    for one in instructions:
-        if type(one) is not list or tuple(map(type, one)) not in _INSTRUCTION:
-            raise Rejected("an instruction is not [kind, inputs, attributes, outputs]", shown(one))
-    for one in trace[1]:
-        if type(one) is not list or len(one) != 2 or type(one[0]) is not int:
-            raise Rejected("a decision is not [instruction, value]", shown(one))
+    for instruction in instructions:
+        if type(instruction) is not list or tuple(map(type, instruction)) not in _INSTRUCTION:
+            raise Rejected("an instruction is not [kind, inputs, attributes, outputs]", excerpt(instruction))
+    for decision in trace[1]:
+        if type(decision) is not list or len(decision) != 2 or type(decision[0]) is not int:
+            raise Rejected("a decision is not [instruction, value]", excerpt(decision))
     return instructions
 
 
 def _blocks(instructions: list[Any]) -> list[str]:
-    return [one[2][0] for one in instructions if one[0] in _GET_BLOCK and one[2] and type(one[2][0]) is str]
+    return [
+        instruction[2][0]
+        for instruction in instructions
+        if instruction[0] in _GET_BLOCK and instruction[2] and type(instruction[2][0]) is str
+    ]
 
 
 def _workload(
@@ -197,9 +201,9 @@ def _workload(
     operator = block_operator(blocks, shapes, dtypes)
     if database.has_workloads:
         workload_id, packed = database.entry(index)
-        known = catalog.by_id(workload_id)
-        if known is not None:
-            return known
+        workload = catalog.by_id(workload_id)
+        if workload is not None:
+            return workload
         module_json = zlib.decompress(packed).decode()
     else:
         key = {"database": database.anchor, "index": index, "args_info": args}
@@ -215,14 +219,19 @@ def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
     if type(args) is not list or len(args) > MAX_TENSORS:
         return (), ()
     shapes, dtypes = [], []
-    for one in args:
-        if type(one) is not list or len(one) != 3 or one[0] != "TENSOR" or not is_dtype(one[1]):
+    for argument in args:
+        if (
+            type(argument) is not list
+            or len(argument) != 3
+            or argument[0] != "TENSOR"
+            or not is_dtype(argument[1])
+        ):
             return (), ()
-        shape = shape_of(one[2])
+        shape = shape_of(argument[2])
         if shape is None:
             return (), ()
         shapes.append(shape)
-        dtypes.append(one[1])
+        dtypes.append(argument[1])
     return tuple(shapes), tuple(dtypes)
 
 

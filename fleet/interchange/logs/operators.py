@@ -60,18 +60,18 @@ def autotvm_operator(function: str, args: Sequence[Any]) -> Operator:
 
     Argument orders are those of TVM's templates (data, kernel, strides, padding, dilation, ...).
     """
-    tensors = [found for found in map(tensor_of, args) if found is not None]
+    tensors = [tensor for tensor in map(tensor_of, args) if tensor is not None]
     shapes = tuple(shape for shape, _ in tensors)
     dtypes = tuple(dtype for _, dtype in tensors)
     if len(tensors) > MAX_TENSORS:
         return Operator(function)
     if len(tensors) >= 2 and tensor_of(args[0]) and tensor_of(args[1]):
         try:
-            found = _with_output(function.split(".")[0].lower(), shapes, args)
+            guess = _with_output(function.split(".")[0].lower(), shapes, args)
         except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
-            found = None
-        if found is not None and math.prod(found[1]) <= _MAX_ELEMENTS:
-            name, output, flops = found
+            guess = None
+        if guess is not None and math.prod(guess[1]) <= _MAX_ELEMENTS:
+            name, output, flops = guess
             return Operator(name, (*shapes, output), (*dtypes, dtypes[0]), flops)
     return Operator(function, shapes, dtypes)
 
@@ -136,7 +136,7 @@ def _matmul(data: Shape, kernel: Shape) -> tuple[str, Shape, float] | None:
 
 
 def _batch_matmul(data: Shape, kernel: Shape, args: Sequence[Any]) -> tuple[str, Shape, float] | None:
-    flags = [one for one in args[2:] if type(one) in (bool, int)]
+    flags = [argument for argument in args[2:] if type(argument) in (bool, int)]
     transposed_a, transposed_b = (bool(flag) for flag in flags[-2:]) if len(flags) >= 2 else (False, True)
     rows, inner = (data[2], data[1]) if transposed_a else data[1:]
     columns, other = kernel[1:] if transposed_b else (kernel[2], kernel[1])
@@ -185,20 +185,20 @@ def _padding(value: Any, size: Shape, reach: Shape, strides: Shape) -> tuple[Sha
             max((-(-extent // stride) - 1) * stride + taps - extent, 0)
             for extent, taps, stride in zip(size, reach, strides, strict=True)
         )
-        return tuple(one // 2 for one in total), tuple(one - one // 2 for one in total)
+        return tuple(amount // 2 for amount in total), tuple(amount - amount // 2 for amount in total)
     if type(value) is list and len(value) == 2 * len(size):
         both = _several(value, 2 * len(size))
         return both[: len(size)], both[len(size) :]
-    one = _several(value, len(size))
-    return one, one
+    amounts = _several(value, len(size))
+    return amounts, amounts
 
 
 def _several(value: Any, count: int) -> Shape:
     """One number for all dimensions, or one each."""
     values = [value] * count if type(value) is int else value
-    if type(values) is not list or len(values) != count or any(type(one) is not int for one in values):
+    if type(values) is not list or len(values) != count or any(type(extent) is not int for extent in values):
         raise TypeError("expected whole numbers")
-    if any(not 0 <= one <= _MAX_EXTENT for one in values):
+    if any(not 0 <= extent <= _MAX_EXTENT for extent in values):
         raise ValueError("out of range")
     return tuple(values)
 

@@ -12,7 +12,7 @@ import zlib
 from typing import Any, NamedTuple
 
 from agents.records import Outcome
-from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.json_values import Rejected, excerpt
 
 #: From here on a cost is the mark of a failure: AutoTVM writes 1e9, Ansor and MetaSchedule 1e10 (seconds).
 FAILURE_MARK_SECS = 1e9
@@ -78,25 +78,25 @@ def tuner_result(value: Any) -> LoggedResult:
         Rejected: A wrong type, a number that cannot be, or a line that was never measured.
     """
     if type(value) is not list or len(value) != 4:
-        raise Rejected("result is not [costs, error_no, all_cost, timestamp]", shown(value))
+        raise Rejected("result is not [costs, error_no, all_cost, timestamp]", excerpt(value))
     costs, error_no, all_secs, at = value
     if type(error_no) is not int:
-        raise Rejected("error_no is not a whole number", shown(error_no))
+        raise Rejected("error_no is not a whole number", excerpt(error_no))
     all_secs = _seconds(all_secs, "all_cost")
     if all_secs >= MAX_ALL_SECS:
-        raise Rejected("all_cost is out of range", shown(all_secs))
+        raise Rejected("all_cost is out of range", excerpt(all_secs))
     at = _seconds(at, "timestamp")
     if at >= MAX_TIMESTAMP:
-        raise Rejected("timestamp is out of range", shown(at))
+        raise Rejected("timestamp is out of range", excerpt(at))
     if error_no:
         if error_no not in _ERRORS:
-            raise Rejected("error_no is not known", shown(error_no))
+            raise Rejected("error_no is not known", excerpt(error_no))
         if type(costs) is not list:
-            raise Rejected("costs are not a list", shown(costs))
+            raise Rejected("costs are not a list", excerpt(costs))
         return LoggedResult(_ERRORS[error_no][0], (), ERROR_TEXTS[error_no], all_secs, at)
     run_secs = _costs(costs)
     if max(run_secs) >= FAILURE_MARK_SECS:
-        raise Rejected("the mark of a failure, but no error_no", shown(max(run_secs)))
+        raise Rejected("the mark of a failure, but no error_no", excerpt(max(run_secs)))
     return LoggedResult(Outcome.OK, run_secs, "", all_secs, at)
 
 
@@ -108,10 +108,10 @@ def database_result(run_secs: Any) -> LoggedResult:
     """
     if run_secs is None:
         raise Rejected("not measured", "no run_secs")
-    found = _costs(run_secs)
-    if max(found) >= FAILURE_MARK_SECS:
+    costs = _costs(run_secs)
+    if max(costs) >= FAILURE_MARK_SECS:
         return LoggedResult(Outcome.RUN_FAILED, (), MARK_TEXT, 0.0, 0.0)
-    return LoggedResult(Outcome.OK, found, "", 0.0, 0.0)
+    return LoggedResult(Outcome.OK, costs, "", 0.0, 0.0)
 
 
 def check_secs(value: list[float]) -> tuple[float, ...]:
@@ -124,40 +124,40 @@ def check_secs(value: list[float]) -> tuple[float, ...]:
     usual = 0 < len(value) <= MAX_REPEATS and math.isfinite(sum(value))
     if usual and min(value) >= LEAST_SECS and max(value) < FAILURE_MARK_SECS:
         return tuple(value)
-    found = _costs(value)
-    if max(found) >= FAILURE_MARK_SECS:
-        raise Rejected("the mark of a failure, but no error", shown(max(found)))
-    return found
+    costs = _costs(value)
+    if max(costs) >= FAILURE_MARK_SECS:
+        raise Rejected("the mark of a failure, but no error", excerpt(max(costs)))
+    return costs
 
 
 def _costs(value: Any) -> tuple[float, ...]:
     if type(value) is not list:
-        raise Rejected("costs are not a list", shown(value))
+        raise Rejected("costs are not a list", excerpt(value))
     if not value:
         raise Rejected("not measured", "no costs")
     if len(value) > MAX_REPEATS:
         raise Rejected("too many costs", str(len(value)))
     costs = []
-    for one in value:
-        if type(one) is not float:
-            if type(one) is not int:
-                raise Rejected("a cost is not a number", shown(one))
-            one = float(one)
-        if not math.isfinite(one):
-            raise Rejected("a number is not finite", shown(one))
-        if one == 0.0:
+    for cost in value:
+        if type(cost) is not float:
+            if type(cost) is not int:
+                raise Rejected("a cost is not a number", excerpt(cost))
+            cost = float(cost)
+        if not math.isfinite(cost):
+            raise Rejected("a number is not finite", excerpt(cost))
+        if cost == 0.0:
             raise Rejected("not measured", "a cost of 0")
-        if one < 0.0:
-            raise Rejected("a cost is negative", shown(one))
-        if one < LEAST_SECS:
-            raise Rejected("a cost is below a nanosecond", shown(one))
-        costs.append(one)
+        if cost < 0.0:
+            raise Rejected("a cost is negative", excerpt(cost))
+        if cost < LEAST_SECS:
+            raise Rejected("a cost is below a nanosecond", excerpt(cost))
+        costs.append(cost)
     return tuple(costs)
 
 
 def _seconds(value: Any, name: str) -> float:
     if type(value) is not float and type(value) is not int:
-        raise Rejected(f"{name} is not a number", shown(value))
+        raise Rejected(f"{name} is not a number", excerpt(value))
     if not 0.0 <= value < math.inf:
-        raise Rejected(f"{name} is out of range", shown(value))
+        raise Rejected(f"{name} is out of range", excerpt(value))
     return float(value)

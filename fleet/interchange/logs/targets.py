@@ -20,7 +20,7 @@ from agents.records import (
     Family,
     canonical_json,
 )
-from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.json_values import Rejected, excerpt
 
 _FAMILIES = {
     **dict.fromkeys(("llvm", "c", "hexagon", "webgpu-cpu", "hybrid", "stackvm"), Family.CPU),
@@ -74,11 +74,11 @@ def parse_target(value: Any) -> Target:
             name, _, text = word.lstrip("-").partition("=")
             options[name] = _option(name, text)
     else:
-        raise Rejected("target is not a text", shown(value))
+        raise Rejected("target is not a text", excerpt(value))
     kind = options.get("kind")
     family = _FAMILIES.get(kind) if type(kind) is str else None
     if family is None:
-        raise Rejected("target of an unknown kind", shown(kind))
+        raise Rejected("target of an unknown kind", excerpt(kind))
     return Target(options, family)
 
 
@@ -168,8 +168,8 @@ def _gpu(device_id: DeviceId, machine: Machine) -> tuple[tuple[tuple[str, str], 
         said["name"] = machine.device_name
     if "arch" in machine.target.options:
         said["arch"] = str(machine.target.options["arch"])
-    found = {**gpu_sheet(machine.device_name or device_id), **said}
-    return (tuple(sorted(found.items())),) if found else ()
+    facts = {**gpu_sheet(machine.device_name or device_id), **said}
+    return (tuple(sorted(facts.items())),) if facts else ()
 
 
 def _architecture(machine: Machine) -> str:

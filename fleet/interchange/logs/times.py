@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.results import MAX_TIMESTAMP
 
 #: How many of a unit make a second, by its words without a plural's `s`; Kernel Tuner wrote `miliseconds`.
@@ -58,7 +58,7 @@ def checked_unit(word: Any) -> float:
     """
     units = units_per_second(word)
     if units is None:
-        raise Rejected("the unit of time is not known", shown(word))
+        raise Rejected("the unit of time is not known", excerpt(word))
     return units
 
 
@@ -83,13 +83,13 @@ def unix_secs(value: Any) -> float:
     else:
         secs = _text_secs(text[: _MAX_CHARS + 1])
     if not 0 <= secs < MAX_TIMESTAMP:
-        raise Rejected("timestamp is out of range", shown(value))
+        raise Rejected("timestamp is out of range", excerpt(value))
     return secs
 
 
 def _text_secs(text: str) -> float:
     if not 0 < len(text) <= _MAX_CHARS:
-        raise Rejected("timestamp is not a time", shown(text))
+        raise Rejected("timestamp is not a time", excerpt(text))
     iso = _ZONE.sub(lambda zone: "" if zone[0].isspace() else "+00:00", text, count=1)
     iso = _YEAR_FIRST.sub(r"\1-\2-\3", iso, count=1)
     for read, form in ((datetime.fromisoformat, iso), (parsedate_to_datetime, text)):
@@ -98,4 +98,4 @@ def _text_secs(text: str) -> float:
             return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         except (TypeError, ValueError, OverflowError, IndexError):
             continue
-    raise Rejected("timestamp is not a time", shown(text))
+    raise Rejected("timestamp is not a time", excerpt(text))

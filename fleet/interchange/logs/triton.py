@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_values import Rejected, shown
+from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (
     Document,
     KernelHead,
@@ -51,7 +51,7 @@ def read_autotuned(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | 
 
 def _key(value: Any) -> Any:
     """A key's values as JSON has them, whichever version wrote them."""
-    return [_value_of(each) for each in value] if type(value) is list else _value_of(value)
+    return [_value_of(part) for part in value] if type(value) is list else _value_of(value)
 
 
 def _value_of(value: Any) -> Any:
@@ -62,12 +62,12 @@ def _value_of(value: Any) -> Any:
 
 def _result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not list or len(item) != 2 or type(item[0]) is not dict:
-        raise Rejected("a result is not [configuration, times]", shown(item))
+        raise Rejected("a result is not [configuration, times]", excerpt(item))
     config, times = item
-    options = {name: one for name, one in config.items() if name != "kwargs" and one is not None}
+    options = {name: option for name, option in config.items() if name != "kwargs" and option is not None}
     knobs = config.get("kwargs", {})
     if type(knobs) is not dict or knobs.keys() & options.keys():
-        raise Rejected("kwargs are not an object of further knobs", shown(knobs))
+        raise Rejected("kwargs are not an object of further knobs", excerpt(knobs))
     # Median first; of the quantiles only it is a time of the kernel.
     median = times[0] if type(times) is list and times else times
     if median == math.inf:

@@ -74,7 +74,7 @@ def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
 
 
 def test_others_were_asked_for() -> None:
-    files = DeviceFiles(specs={A: SPECS[A]}, faults={A: "broken"}, asked=frozenset([A]))
+    files = DeviceFiles(specs={A: SPECS[A]}, faults={A: "broken"}, selection=frozenset([A]))
     assert "other devices were asked for" in files.why_not(B)
     assert files.why_not(A) == "its file cannot be used"
     assert DeviceFiles(specs={}).why_not(B) == ""

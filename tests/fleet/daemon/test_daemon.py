@@ -25,7 +25,7 @@ from fleet.config.device_folder import retire_file
 from fleet.config.sections import PolicySection, window_secs
 from fleet.config.settings import ConfigError, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
-from fleet.daemon.daemon import UpOptions, _held, _policy, _told, run_daemon
+from fleet.daemon.daemon import UpOptions, _coordinator_settings, _held, _policy, run_daemon
 from fleet.engine.context import CoordinatorSettings
 from fleet.engine.fleet_clock import FleetClock
 from fleet.errors import FleetError, StoreFull
@@ -200,7 +200,7 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
     policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
     changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
     config = load_fleet(settings, changes).config
-    told = _told(config, UpOptions(models=Path("m")), is_embedded=False)
+    told = _coordinator_settings(config, UpOptions(models=Path("m")), is_embedded=False)
     assert isinstance(told, CoordinatorSettings)
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
     assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == DevicePolicy()
@@ -215,9 +215,13 @@ def test_policies_become_those_of_the_devices(settings: Path) -> None:
 def test_a_policy_of_a_device_that_is_not_chosen_is_kept(settings: Path, ids: tuple[str, ...]) -> None:
     options = UpOptions(models=Path("m"))
     changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
-    assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
+    assert list(
+        _coordinator_settings(load_fleet(settings, changes).config, options, is_embedded=False).policies
+    ) == ["two"]
     retire_file(settings.parent / "hardware", settings.parent / "hardware" / "two.yaml")
-    assert list(_told(load_fleet(settings, changes).config, options, is_embedded=False).policies) == ["two"]
+    assert list(
+        _coordinator_settings(load_fleet(settings, changes).config, options, is_embedded=False).policies
+    ) == ["two"]
 
 
 @pytest.mark.usefixtures("local")

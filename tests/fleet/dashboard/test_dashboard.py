@@ -128,7 +128,7 @@ def digest_of(path: Path, device: str) -> dict[str, Any]:
     digest = DeviceDigest(make_spec(device).device_id)
     for _, batch in Store.read(path).columns(DIGEST_COLUMNS, device_ids=[device]):
         digest.add(batch)
-    return digest.told()
+    return digest.to_json()
 
 
 def test_a_digest_says_what_status_says(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def timeline(path: Path, device: str) -> list[dict[str, Any]]:
     made = DeviceTimeline(DeviceId(device))
     for _, batch in Store.read(path).columns(TIMELINE_COLUMNS, device_ids=[device]):
         made.add(batch)
-    return made.told()
+    return made.to_json()
 
 
 def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:

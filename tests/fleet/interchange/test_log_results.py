@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Outcome, canonical_json
-from fleet.interchange.logs.json_values import Rejected, canonical_text, parse_line, shown
+from fleet.interchange.logs.json_values import Rejected, canonical_text, excerpt, parse_line
 from fleet.interchange.logs.results import MARK_TEXT, attempt_of, database_result, tuner_result
 
 FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
@@ -61,7 +61,7 @@ def test_deep_values_are_rejected_and_not_walked() -> None:
 def test_huge_and_deep_values_are_shown_short() -> None:
     deep = parse_line(b"[" * 1000 + b"]" * 1000)
     for value in (deep, [[]] * 1_000_000, {"k" * 10**6: deep}, "x" * 10**6, 10**18):
-        assert len(str(shown(value))) <= 60
+        assert len(str(excerpt(value))) <= 60
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     one.know([*old, make_record(90, outcome=Outcome.LOST, run_secs=())])
     assert (one.before_secs, one.best_secs) == (1e-3, 1e-3)
     assert one.parents == [record.trace for record in old[:PARENTS]]
-    assert len(one.known) == PARENTS + 4, "a lost candidate may be tried"
+    assert len(one.excluded) == PARENTS + 4, "a lost candidate may be tried"
 
     found = [ran(80, 5e-4), ran(81, 2e-3), make_record(82, outcome=Outcome.RUN_FAILED, run_secs=())]
     again = ran(80, 4e-4, attempt=1, origin="confirm")
@@ -135,7 +135,7 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     assert (one.before_secs, one.best_secs) == (1e-3, 4e-4)
     assert one.parents[0] == found[0].trace
     assert one.curve == [(3, 4e-4)]
-    assert {record.candidate_id for record in found} <= one.known
+    assert {record.candidate_id for record in found} <= one.excluded
     one.learn([candidate_of(old[3])], [old[3]])
     assert one.idle_rounds == 1
 
@@ -272,7 +272,7 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
     for _ in range(5):
         chosen = evolution.propose(one, 16, seed=0)
         assert len(chosen) == len({each.candidate_id for each in chosen}) == 16
-        assert not {each.candidate_id for each in chosen} & one.known
+        assert not {each.candidate_id for each in chosen} & one.excluded
         # What a search has learnt chose them, so they judge nobody, as what a champion chose.
         assert {each.origin for each in chosen} == {"model", "random"}
         assert "model" not in NOT_RANKED
@@ -327,9 +327,9 @@ def test_what_several_source_devices_share_is_measured_once() -> None:
     rounds = Rounds(engine, DeviceId("new"), [one], nobody, Clock())  # type: ignore[arg-type]
     rounds._foreign = {one.workload_id: shared * 3}
     [search] = rounds.searches
-    search.known = {candidates(4)[3].candidate_id}
+    search.excluded = {candidates(4)[3].candidate_id}
     search.tried = 128
-    _, chosen, _ = rounds.draw(left=23, expected=23)
+    _, chosen, _ = rounds.draw(remaining=23, expected=23)
     ids = [each.candidate_id for each in chosen]
     assert len(ids) == len(set(ids)) == 16
     assert {each.trace for each in chosen if each.origin == "paired"} == set(shared[:3])
