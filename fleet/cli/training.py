@@ -73,13 +73,9 @@ def train(
         typer.Option("--model", help="Ours, the published MTL-TLP, or the better of both (training.model)."),
     ] = None,
     epochs: EpochsOption = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that share each batch.")] = 1,
     compute: Annotated[
         ComputeOption, typer.Option("--compute", help="Where; auto takes a GPU where there is one.")
     ] = ComputeOption.AUTO,
-    check: Annotated[
-        bool, typer.Option("--check-transfer", help="Tell which devices help or hurt each head (slow).")
-    ] = False,
     publish: Annotated[
         bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
     ] = True,
@@ -93,11 +89,11 @@ def train(
 
     CPUs and GPUs share no model: with devices of both, one model is trained for each family.
     Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
-    command follows it; --model, --workers, --compute, --check-transfer, --epochs or --seed train here.
+    command follows it; --model, --compute, --epochs or --seed train here.
     Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
     them tells when to stop. Curves are written beside the models, in `training`.
 
-    Example: fleet train --store runs/store --check-transfer
+    Example: fleet train --store runs/store --model both
     """
     from fleet.cli.training_request import each_family, request_trainings
     from fleet.models.training import train_version
@@ -106,13 +102,7 @@ def train(
     more = {"training.model": None if model is None else model.value}
     settings = learning_settings(config, store, epochs, seed, changes, more)
     is_of_its_own = (
-        model is not None
-        or workers > 1
-        or compute is not ComputeOption.AUTO
-        or check
-        or epochs
-        or seed is not None
-        or changes
+        model is not None or compute is not ComputeOption.AUTO or epochs or seed is not None or changes
     )
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and _trains(daemon, models):
@@ -130,9 +120,7 @@ def train(
                 settings,
                 models,
                 names,
-                workers=workers,
                 compute=compute.value,
-                check=check,
                 publish=publish,
                 on_progress=told,
             )
@@ -144,11 +132,8 @@ def train(
 
 
 def _print_trained(trained: dict[str, Any]) -> None:
-    found = trained.get("transfer")
-    rows = [(key, value_text(value)) for key, value in trained.items() if key != "transfer"]
+    rows = [(key, value_text(value)) for key, value in trained.items()]
     print_rows(("model", str(trained["version"])), rows)
-    if found:
-        _print_transfer(found)
 
 
 def _trains(daemon: DaemonClient, models: Path) -> bool:
@@ -157,45 +142,25 @@ def _trains(daemon: DaemonClient, models: Path) -> bool:
     return bool(view.get("training", {}).get("models") == str(models.absolute()))
 
 
-def _print_transfer(found: dict[str, Any]) -> None:
-    """One row for each head and source: the change in pairs put in the right order, and what it means."""
-    rows = [
-        (
-            effect["head"],
-            effect["source"] or "all others",
-            *(
-                "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**effect[name])
-                for name in ("pairwise", "top1")
-            ),
-            effect["verdict"],
-        )
-        for effect in found["effects"]
-    ]
-    print_rows(("head", "with", "pairwise", "top1", "verdict"), rows)
-    for head, sources in found["leave_out"].items():
-        say(f"{head}: train it without {', '.join(sources)}")
-    for head in found["better_alone"]:
-        say(f"{head}: better with a model of its own (fleet train --device {head})")
-
-
 @contextmanager
-def _training_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error with the time left: epochs of a training, then models of the transfer check."""
+def _training_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error with the time left, by the epochs of a training."""
     from fleet.collection.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():
-        begun: list[str] = []
+        has_begun = False
 
-        def told(name: str, done: int, total: int) -> None:
-            if name not in begun:
-                begun.append(name)
+        def show_epoch(done: int, total: int) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
                 # A training that goes on has some epochs already.
-                display.phase(name, total - done + 1)
+                display.phase("train", total - done + 1)
             display.step(1, "")
 
-        yield told
+        yield show_epoch
         display.finish()
 
 
@@ -209,9 +174,6 @@ def evaluate(
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Runs with other splits and weights (3).")
     ] = None,
-    baselines: Annotated[
-        str, typer.Option("--baselines", metavar="NAMES", help="Put these beside: xgboost,nearest-device,...")
-    ] = "",
     model: Annotated[
         str | None,
         typer.Option("--model", metavar="VERSION", help="Judge a kept model (or: latest) on newer records."),
@@ -234,7 +196,7 @@ def evaluate(
     Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
     done here.
 
-    Example: fleet eval --split by-network --baselines xgboost,nearest-device
+    Example: fleet eval --split by-network --seeds 1
     """
     from fleet.cli.requests import finish, run_request
     from fleet.collection.progress import TerminalDisplay
@@ -246,9 +208,7 @@ def evaluate(
     from fleet.terminal_console import TerminalConsole
 
     settings = learning_settings(config, store, epochs, seed, changes, {"training.folds": folds})
-    names = [name.strip() for name in baselines.split(",") if name.strip()]
     training = {
-        "--baselines": names or None,
         "--split": split,
         "--seeds": seeds,
         "--epochs": epochs,
@@ -262,7 +222,6 @@ def evaluate(
         "version": model,
         "split": split.value if split is not None else None,
         "seeds": seeds,
-        "baselines": names or None,
         "epochs": epochs,
         "folds": folds,
         "seed": seed,

@@ -128,7 +128,7 @@ def judge_heads(
         `fleet.models.evaluation.Evaluation.as_json`.
 
     Raises:
-        FleetError: There is no such version, baseline or head.
+        FleetError: There is no such version or head.
         TransferError: There is too little to learn from or to judge.
     """
     from fleet.models.evaluation import evaluate_model, evaluate_store
@@ -148,7 +148,6 @@ def judge_heads(
                 arguments.devices,
                 split=arguments.split,
                 seeds=arguments.seeds,
-                baselines=arguments.baselines,
                 on_progress=told,
             )
         display.finish()

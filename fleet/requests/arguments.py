@@ -108,7 +108,6 @@ class EvaluationArguments(_Arguments):
     split: Literal["within-workload", "by-workload", "by-network", "by-device"] = "by-workload"
     #: Runs with other splits and initial weights.
     seeds: Annotated[int, Field(ge=1, le=100)] = 3
-    baselines: list[_Name] = []
     epochs: _Count | None = None
     folds: Annotated[int, Field(ge=2, le=100)] | None = None
 
