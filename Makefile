@@ -55,7 +55,7 @@ docs: $(VENV)/installed-dev
 
 # Pins and sums of everything, kept where they still fit; `make lock UPGRADE=--upgrade` takes the newest. Needs uv.
 lock:
-	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra networks --extra workers \
+	uv pip compile pyproject.toml --group setup --extra dev --extra baselines --extra cuda --extra networks \
 		--universal --python-version 3.11 --generate-hashes --no-annotate --quiet $(UPGRADE) \
 		--custom-compile-command 'make lock' --output-file $(LOCK) > /dev/null
 

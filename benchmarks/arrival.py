@@ -153,8 +153,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     """
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
-    from transfer.baselines.situation import FewShotSet, with_few_shot
-    from transfer.evaluate.onboarding_cases import Case, Regime, shown
+    from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, shown, with_few_shot
 
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]

@@ -25,7 +25,6 @@ from benchmarks.learning_lost import as_sentence, lost_by_published
 from benchmarks.learning_parts import (
     NETWORK,
     OURS,
-    SMALL_BATCHES,
     THINNED,
     TVM_RANKERS,
     make_rankers,
@@ -33,22 +32,21 @@ from benchmarks.learning_parts import (
     thinned_name,
 )
 from benchmarks.learning_tables import document, judged
+from benchmarks.rivals.kept_scores import run_kept_fits
+from benchmarks.rivals.named import PUBLISHED, RIVALS
 from benchmarks.training import LOGS, import_devices
 from fleet.errors import FleetError
-from fleet.models.evaluation import BASELINES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
 from transfer.errors import TransferError
-from transfer.evaluate.compare import Finished, Fitting, compare
+from transfer.evaluate.compare import Finished, fits_of, judge_fits, run_fits
 from transfer.evaluate.comparison import Comparison
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
-#: Rankers that take minutes for a thousand rows, and so may run with fewer seeds.
-_SLOW = ("tlp", "mtl-tlp", "tlp-lstm", "tlp-mse", SMALL_BATCHES)
 #: Options that say where something lies, and change no figure.
 _PLACES = ("--store", "--table", "--keep")
 
@@ -65,7 +63,10 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         import_devices(store)
     reader = Store.read(store)
     chosen = options.device or (DEVICES if options.store is None else ())
-    snapshot = load_snapshot(reader, device_ids=[DeviceId(device_id) for device_id in chosen])
+    reads_published = bool(set(options.rankers) & set(PUBLISHED))
+    snapshot = load_snapshot(
+        reader, device_ids=[DeviceId(device_id) for device_id in chosen], published=reads_published
+    )
     whole = snapshot
     snapshot = sampled(snapshot, options.judge, options.seed)
     dataset = snapshot.dataset
@@ -88,18 +89,19 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
     thinned = [thinned_name(by, share) for share in options.shares for by in THINNED]
     started = time.perf_counter()
-    comparison = compare(
+    fits = fits_of(
         make_rankers(options.rankers, options.shares, reader, snapshot, train_config(options.epochs)),
-        dataset,
         splits_of,
         range(options.seed, options.seed + options.seeds),
-        fitting=Fitting(
-            workers=options.workers,
-            keep=options.keep,
-            seeds_of=dict.fromkeys((*_SLOW, *thinned), options.slow_seeds),
-        ),
-        on_progress=_tell,
     )
+    # Rankers that take minutes for a thousand rows run with fewer seeds.
+    slow, late = {*PUBLISHED, *thinned}, options.seed + options.slow_seeds
+    fits = [fit for fit in fits if fit.ranker.name not in slow or fit.seed < late]
+    if options.keep is None:
+        scores = run_fits(fits, dataset, workers=options.workers)
+    else:
+        scores = run_kept_fits(fits, dataset, options.keep, options.workers)
+    comparison = judge_fits(fits, scores, dataset, on_progress=_tell)
     result = {
         "benchmark": "learning",
         "split": options.split,
@@ -113,7 +115,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "secs": round(time.perf_counter() - started, 1),
         **comparison.as_json(),
     }
-    if set(options.rankers) & set(_SLOW):
+    if reads_published:
         result["lost_by_published"] = lost_by_published(reader, snapshot)
     if options.failures:
         told = judge_failures(
@@ -200,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         help="shares of the rows for the curve of training on less",
     )
     parser.add_argument("--failures", action="store_true", help="judge the validity output too")
-    known = (*OURS, NETWORK, SMALL_BATCHES, *TVM_RANKERS, *BASELINES)
+    known = (*OURS, NETWORK, *TVM_RANKERS, *RIVALS)
     parser.add_argument("--rankers", nargs="+", choices=known, default=list(RANKERS))
     return parser
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from fleet.models.evaluation import candidates_of
+from agents.records import Candidate
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.reader import StoreReader
 from transfer.features.extractor import Extractor
@@ -64,3 +65,16 @@ def as_sentence(lost: dict[str, Any]) -> str:
 
 def _share(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole else 0.0
+
+
+def candidates_of(reader: StoreReader, snapshot: DatasetSnapshot) -> Iterator[Candidate]:
+    """Each candidate of the dataset once, from the first row that holds it."""
+    missing = set(snapshot.dataset.candidate_ids)
+    names = ("candidate_id", "workload_id", "trace", "dialect")
+    for _, batch in reader.columns(
+        names, device_ids=snapshot.dataset.device_ids, version=snapshot.table_version
+    ):
+        for row, candidate_id in enumerate(batch.column("candidate_id").to_pylist()):
+            if candidate_id in missing:
+                missing.remove(candidate_id)
+                yield Candidate(**{name: batch.column(name)[row].as_py() for name in names[1:]})

@@ -13,18 +13,15 @@ from numpy.typing import NDArray
 
 from benchmarks.learning_prune import Pruning, prune, random_share
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
-from fleet.models.evaluation import make_baseline, published
+from benchmarks.rivals.named import make_rival
 from fleet.models.versions import DatasetSnapshot
 from fleet.store.reader import StoreReader
-from transfer.baselines.base import Ranker
-from transfer.baselines.tlp import PublishedTlp
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_of_each
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import ModelRanker
+from transfer.evaluate.rankers import ModelRanker, Ranker
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.published_procedure import TlpConfig
 from transfer.train.training import train
 
 #: The model of this project: all devices in one, and each device by itself.
@@ -35,9 +32,6 @@ NETWORK = "model-network"
 TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
 #: Ways to thin the training rows out: ours, and at random within each workload.
 THINNED = ("prune", "random")
-#: A thousand rows are one published batch, so 50 epochs are 50 steps: MTL-TLP with batches that give more.
-_SMALL_BATCH = 64
-SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
 _DIALECT = "meta_schedule"
 
 
@@ -112,7 +106,7 @@ def make_rankers(
     """The rankers with some names, and the thinned ones of the pruning curve.
 
     Raises:
-        FleetError: A name is unknown.
+        TransferError: A name is unknown.
         ValueError: TVM's own models are asked for, and a candidate is of another dialect than TVM's.
     """
     rankers: list[Ranker] = []
@@ -124,13 +118,10 @@ def make_rankers(
             rankers.append(SingleRanker(config=config))
         elif name == NETWORK:
             rankers.append(ModelRanker(config=replace(config, trees=0), name=name))
-        elif name == SMALL_BATCHES:
-            config_of_tlp = TlpConfig(batch=_SMALL_BATCH)
-            rankers.append(PublishedTlp(published(reader, snapshot), config_of_tlp, multi_task=True))
         elif name in TVM_RANKERS and stores is not None:
             rankers.append(TvmXgb(stores) if name == TVM_RANKERS[0] else TvmMlp(stores))
         else:
-            rankers.append(make_baseline(name, reader, snapshot))
+            rankers.append(make_rival(name))
     rankers += [
         ThinnedRanker(config=config, name=thinned_name(by, share), share=share, by=by)
         for share in shares

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from agents.programs.trace_rules import read_trace
 from agents.records import Workload
 from agents.trust import is_imported
-from transfer.baselines.base import Rows, Scores, hold_out_workloads, need, unknown_device
+from benchmarks.rivals.base import hold_out_workloads, need, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.rows import training_labels

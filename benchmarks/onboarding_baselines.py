@@ -26,18 +26,20 @@ from benchmarks.onboarding_graphs import (
     scores_of,
 )
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
-from transfer.baselines.base import Rows, Scores, need
-from transfer.baselines.mlp import MlpConfig, SummaryMlp
-from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
+from benchmarks.rivals.base import need
+from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
+from benchmarks.rivals.situation import flat_of, hardware_of, places_of, sources_measured_test, speeds_of
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
+from transfer.evaluate.onboarding_cases import FewShotSet, Situation, with_few_shot
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import trainable_devices
 
 Floats = NDArray[np.float64]
 
-#: Trees of all scopes: the middle of the grid of `transfer.baselines.trees`, the same for every k: a choice
+#: Trees of all scopes: the middle of the grid of `benchmarks.rivals.trees`, the same for every k: a choice
 #: made on a few dozen labels is mostly luck.
 _PARAMS: dict[str, Any] = {
     "objective": "rank:pairwise",
@@ -87,21 +89,21 @@ def baselines() -> list[FewShot]:
 
 
 def _mean_rank(situation: Situation, few_shot: FewShotSet) -> Scores | None:
-    if not situation.sources_measured_test:
+    if not sources_measured_test(situation):
         return None
-    places = situation.places[situation.test]
+    places = places_of(situation)[situation.test]
     known = np.isfinite(places)
     found: Scores = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
     return found
 
 
 def _nearest(situation: Situation, few_shot: FewShotSet) -> Scores | None:
-    if not situation.sources_measured_test:
+    if not sources_measured_test(situation):
         return None
     result = np.zeros(len(situation.test))
     told = np.zeros(len(situation.test), dtype=np.bool_)
     for place in nearest_sources(situation, few_shot):
-        mine = situation.places[situation.test, place]
+        mine = places_of(situation)[situation.test, place]
         new = np.isfinite(mine) & ~told
         result[new], told[new] = mine[new], True
     return result
@@ -120,7 +122,7 @@ def nearest_sources(situation: Situation, few_shot: FewShotSet) -> list[int]:
         agreement = (
             round(rank_agreement(other[both], -secs[both], dataset.group[rows[both]]), 6) if both.any() else 0
         )
-        apart = (situation.hardware_of(source) - situation.hardware_of(situation.target)) / spread
+        apart = (hardware_of(situation, source) - hardware_of(situation, situation.target)) / spread
         found.append((-agreement, float(np.linalg.norm(apart)), place))
     return [place for *_, place in sorted(found)]
 
@@ -129,15 +131,17 @@ def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     lists = _target_list(situation, few_shot)
     if lists is None:
         return None
-    return _boost(situation, [lists], lambda rows, _: situation.flat[rows])(situation.test, situation.target)
+    return _boost(situation, [lists], lambda rows, _: flat_of(situation)[rows])(
+        situation.test, situation.target
+    )
 
 
 def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
         beside = np.broadcast_to(
-            situation.hardware_of(device_id), (len(rows), situation.dataset.hardware.shape[1])
+            hardware_of(situation, device_id), (len(rows), situation.dataset.hardware.shape[1])
         )
-        return np.concatenate([situation.flat[rows], beside], axis=1, dtype=np.float32)
+        return np.concatenate([flat_of(situation)[rows], beside], axis=1, dtype=np.float32)
 
     mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
@@ -146,7 +150,7 @@ def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
 
 def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
-        return situation.flat[rows]
+        return flat_of(situation)[rows]
 
     source = situation.once("trees of sources", lambda: _boost(situation, _source_lists(situation), inputs))
     mine = _target_list(situation, few_shot)
@@ -157,7 +161,7 @@ def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None
 
 
 def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | None:
-    if not situation.sources_measured_test or len(situation.sources) < 2:
+    if not sources_measured_test(situation) or len(situation.sources) < 2:
         return None
     order = [situation.sources[place] for place in nearest_sources(situation, few_shot)]
     nearest = {situation.target: order}
@@ -174,7 +178,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
         others = [one for one in nearest[device_id] if one != device_id]
         at = [situation.sources.index(one) for one in others]
         beside = []
-        for table in (situation.places[rows][:, at], situation.speeds[rows][:, at]):
+        for table in (places_of(situation)[rows][:, at], speeds_of(situation)[rows][:, at]):
             known = np.isfinite(table)
             count = np.maximum(1, known.sum(axis=1))
             filled = np.where(known, table, 0)
@@ -185,7 +189,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
                 np.where(some, np.where(known, table, -np.inf).max(axis=1), np.nan),
                 table[:, 0],
             ]
-        return np.concatenate([situation.flat[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
+        return np.concatenate([flat_of(situation)[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
 
     mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
@@ -193,7 +197,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
 
 
 def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | None:
-    if not situation.sources_measured_test:
+    if not sources_measured_test(situation):
         return None
     dataset = situation.dataset
     columns = [dataset.column(one) for one in (*situation.sources, situation.target)]
@@ -204,7 +208,7 @@ def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | No
         agreed=part_latencies(secs, dataset.group),
         measured=np.isfinite(secs),
         group=dataset.group,
-        features=situation.flat,
+        features=flat_of(situation),
         hardware=dataset.hardware[columns],
     )
     found = estimate_by_changes(siblings, target_secs, situation.seed)

@@ -26,12 +26,20 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_choice import Choice, Rows, first_of
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.adapt.source_devices import SourceDevices
-from transfer.baselines.situation import FewShotSet, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import top_k
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
-from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot, situation_of
+from transfer.evaluate.onboarding_cases import (
+    Case,
+    CasePlan,
+    FewShotSet,
+    Regime,
+    make_cases,
+    shown,
+    situation_of,
+    with_few_shot,
+)
+from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from transfer.baselines.base import Rows, Scores
 from transfer.data.dataset import Dataset
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import block_tensors, torch_threads

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.baselines.base import need
+from benchmarks.rivals.base import need
 from transfer.data.labels import group_min
 from transfer.data.latency_parts import Agreed, Floats, Groups, fast_weights
 

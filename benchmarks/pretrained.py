@@ -50,13 +50,11 @@ from transfer.adapt.base import Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
-from transfer.baselines.base import Scores
-from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Case, Regime, shown
-from transfer.evaluate.onboarding_contenders import situation_of
+from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, shown, situation_of
+from transfer.evaluate.rankers import Scores
 
 Rows = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     told = manifest_of(
         snapshot,
         seed=0,
-        config=_config(epochs),
+        config=asdict(_config(epochs)),
         seconds=secs,
         sources=model.device_ids,
     )

@@ -22,17 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId
 from benchmarks.collection_parts import Bench
 from benchmarks.imports import DATA
+from benchmarks.rivals.tlp import PublishedTlp
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.models.evaluation import published
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
-from transfer.baselines.tlp import PublishedTlp, published_rows
 from transfer.data.dataset import Dataset
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT
@@ -55,14 +53,18 @@ class _Rows:
     """The rows that both sides train on."""
 
     source: str
+    #: With the published features of the same rows.
     dataset: Dataset
-    #: (N, 25, 22) published features of the same rows.
-    published: NDArray[np.float32]
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices with something to learn."""
         return trainable_devices(self.dataset, np.arange(len(self.dataset)))
+
+    @property
+    def ours(self) -> Dataset:
+        """The dataset as our training reads it, without published features."""
+        return replace(self.dataset, features=replace(self.dataset.features, published=None))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -106,10 +108,10 @@ def _race(rows: _Rows, devices: Sequence[str], options: argparse.Namespace) -> d
     theirs = TlpConfig(epochs=1, threads=options.threads, validation_share=0.0)
     samples, secs = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
     for number in range(options.rounds):
-        result = train(rows.dataset, whole, config=ours, seed=options.seed, devices=devices)
+        result = train(rows.ours, whole, config=ours, seed=options.seed, devices=devices)
         samples[number, 0] = sum(report.samples for report in result.history)
         secs[number, 0] = result.seconds
-        ranker = PublishedTlp(rows.published, theirs, multi_task=True)
+        ranker = PublishedTlp(theirs, multi_task=True)
         started = time.perf_counter()
         ranker.fit(rows.dataset, whole, devices, options.seed)
         secs[number, 1] = time.perf_counter() - started
@@ -130,7 +132,7 @@ def _race(rows: _Rows, devices: Sequence[str], options: argparse.Namespace) -> d
 def _store_rows(path: Path, most: int, seed: int) -> _Rows:
     """Rows of a store: the same number of candidates of each workload, as far as it has them."""
     reader = Store.read(path)
-    snapshot = load_snapshot(reader)
+    snapshot = load_snapshot(reader, published=True)
     dataset, random = snapshot.dataset, np.random.default_rng(seed)
     measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
     chosen: list[int] = []
@@ -138,8 +140,7 @@ def _store_rows(path: Path, most: int, seed: int) -> _Rows:
         members = random.permutation(measured[dataset.group[measured] == group])
         chosen += members[: min(_EACH, most - len(chosen))].tolist()
     part = dataset.take(np.array(sorted(chosen)))
-    features = published(reader, replace(snapshot, dataset=part))
-    return _Rows(f"{len(dataset)} candidates of a store", part, features)
+    return _Rows(f"{len(dataset)} candidates of a store", part)
 
 
 def _live_rows(folder: Path, seed: int) -> _Rows:
@@ -150,7 +151,7 @@ def _live_rows(folder: Path, seed: int) -> _Rows:
     names = tuple(by_id)
     random = np.random.default_rng(seed)
     dataset = Dataset(
-        features=Extractor().extract(by_id, candidates),
+        features=Extractor().extract(by_id, candidates, CPU_LAYOUT),
         spec=DEFAULT_SPEC,
         candidate_ids=tuple(candidate.candidate_id for candidate in candidates),
         workload_ids=names,
@@ -162,9 +163,7 @@ def _live_rows(folder: Path, seed: int) -> _Rows:
         weight=np.ones(len(names)),
         hardware=np.zeros((_LIVE_DEVICES, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
     )
-    read = Extractor().read
-    features = published_rows(dataset, candidates, lambda one: read(one, by_id[one.workload_id]), CPU_LAYOUT)
-    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset, features)
+    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset)
 
 
 def import_devices(path: Path) -> None:

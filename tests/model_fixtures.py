@@ -15,6 +15,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.splits import Split
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
+from transfer.features.published_features import CPU_LAYOUT
 from transfer.model.encoder import ModelSizes
 from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights
@@ -100,6 +101,15 @@ def with_latency(dataset: Dataset, rows: Any, device_id: str | None, secs: Any) 
     latency = dataset.latency_secs.copy()
     latency[rows, slice(None) if device_id is None else dataset.column(device_id)] = secs
     return replace(dataset, latency_secs=latency)
+
+
+def published(dataset: Dataset) -> Dataset:
+    """The dataset with stand-ins for published features: enough of the real ones to learn from."""
+    block = dataset.features
+    steps = np.zeros((len(dataset), CPU_LAYOUT.steps, CPU_LAYOUT.width), dtype=np.float32)
+    dense = np.concatenate([block.categories, block.numbers], axis=2)
+    steps[:, : dense.shape[1], : dense.shape[2]] = dense
+    return replace(dataset, features=replace(block, published=steps))
 
 
 def folds_of(dataset: Dataset, count: int = 3, shift: int = 0) -> list[Split]:

@@ -5,7 +5,7 @@
     ms.tune_tir(module, target, work_dir, max_trials_global=64, cost_model=cost_model(scorer))
 
 Before the first measurement the scores are those of `Adapted.score_unseen` for the same traces, bit for bit;
-of a head with nothing beside it, those of `FleetTLP.score`. What a search measures then moves them: each
+of a head with nothing beside it, those of `TlpModel.score`. What a search measures then moves them: each
 round is learnt (`transfer.search.learner`), as in `fleet tune`. MetaSchedule's evolutionary search draws
 parents in proportion to max(score, 0): scores are relative speeds above 0, so a candidate that is thought
 twice as fast has twice as many children, and there is always one to draw (all scores 0 would make the chances
@@ -34,9 +34,8 @@ from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.features.flat import flat_inputs
 from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import TlpModel
+from transfer.model.tlp_model import TlpModel
 from transfer.model.trees import bounded_scores
 from transfer.search.learner import Learner
 
@@ -251,10 +250,11 @@ class Scorer:
 
     def _checked(self, head: Adapted) -> Adapted:
         head.model.head(self.device_id)
-        found = head.model.config.spec_hash
-        if isinstance(head.model, FleetTLP) and found != self._spec.hash:
+        settings = head.model.settings()
+        made = head.model.features_hash(settings, self._spec)
+        if settings["spec_hash"] != made:
             raise TransferError(
-                f"the model reads features {found}, this program makes {self._spec.hash}; train it again"
+                f"the model reads features {settings['spec_hash']}, this program makes {made}; train it again"
             )
         return head
 

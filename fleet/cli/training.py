@@ -62,13 +62,9 @@ def train(
         typer.Option("--model", help="Ours, the published MTL-TLP, or the better of both (training.model)."),
     ] = None,
     epochs: EpochsOption = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that share each batch.")] = 1,
     compute: Annotated[
         ComputeOption, typer.Option("--compute", help="Where; auto takes a GPU where there is one.")
     ] = ComputeOption.AUTO,
-    check: Annotated[
-        bool, typer.Option("--check-transfer", help="Tell which devices help or hurt each head (slow).")
-    ] = False,
     publish: Annotated[
         bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
     ] = True,
@@ -82,11 +78,11 @@ def train(
 
     CPUs and GPUs share no model: with devices of both, one model is trained for each family.
     Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
-    command follows it; --model, --workers, --compute, --check-transfer, --epochs or --seed train here.
+    command follows it; --model, --compute, --epochs or --seed train here.
     Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
     them tells when to stop. Curves are written beside the models, in `training`.
 
-    Example: fleet train --store runs/store --check-transfer
+    Example: fleet train --store runs/store --model both
     """
     from fleet.cli.training_request import each_family, request_trainings
     from fleet.daemon.engine_options import daemon_of
@@ -100,13 +96,7 @@ def train(
     }
     settings = load_settings(config, flags, changes)
     is_of_its_own = (
-        model is not None
-        or workers > 1
-        or compute is not ComputeOption.AUTO
-        or check
-        or epochs
-        or seed is not None
-        or changes
+        model is not None or compute is not ComputeOption.AUTO or epochs or seed is not None or changes
     )
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and trains_into(daemon, models):
@@ -124,9 +114,7 @@ def train(
                 settings,
                 models,
                 names,
-                workers=workers,
                 compute=compute.value,
-                check=check,
                 publish=publish,
                 on_progress=told,
             )
@@ -138,52 +126,29 @@ def train(
 
 
 def _print_trained(trained: dict[str, Any]) -> None:
-    found = trained.get("transfer")
-    rows = [(key, value_text(value)) for key, value in trained.items() if key != "transfer"]
+    rows = [(key, value_text(value)) for key, value in trained.items()]
     print_rows(("model", str(trained["version"])), rows)
-    if found:
-        _print_transfer(found)
-
-
-def _print_transfer(found: dict[str, Any]) -> None:
-    """One row for each head and source: the change in pairs put in the right order, and what it means."""
-    rows = [
-        (
-            effect["head"],
-            effect["source"] or "all others",
-            *(
-                "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**effect[name])
-                for name in ("pairwise", "top1")
-            ),
-            effect["verdict"],
-        )
-        for effect in found["effects"]
-    ]
-    print_rows(("head", "with", "pairwise", "top1", "verdict"), rows)
-    for head, sources in found["leave_out"].items():
-        say(f"{head}: train it without {', '.join(sources)}")
-    for head in found["better_alone"]:
-        say(f"{head}: better with a model of its own (fleet train --device {head})")
 
 
 @contextmanager
-def _training_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error with the time left: epochs of a training, then models of the transfer check."""
+def _training_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error with the time left, by the epochs of a training."""
     from fleet.collection.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():
-        begun: list[str] = []
+        has_begun = False
 
-        def told(name: str, done: int, total: int) -> None:
-            if name not in begun:
-                begun.append(name)
+        def show_epoch(done: int, total: int) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
                 # A training that goes on has some epochs already.
-                display.phase(name, total - done + 1)
+                display.phase("train", total - done + 1)
             display.step(1, "")
 
-        yield told
+        yield show_epoch
         display.finish()
 
 

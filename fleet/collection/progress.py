@@ -38,7 +38,6 @@ PHASES = {
     "tune": "Searching",
     "train": "Training, in epochs",
     "learn": "Training and holding out",
-    "check": "Training with and without each device",
 }
 
 

@@ -1,4 +1,4 @@
-"""Judge rankers on what a store holds: the model beside baselines, on what was held out.
+"""Judge models on what a store holds, on what was held out.
 
 Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to
 `transfer.evaluate.compare`. What measuring twice tells goes along: the noise floor that a regret must exceed,
@@ -8,67 +8,49 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import Candidate, CandidateId, DeviceId
+from agents.records import CandidateId, DeviceId
 from fleet.errors import FleetError
 from fleet.models.judged_rows import LEAST_PAIRS, JudgedRows
 from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.versions import DatasetSnapshot, published_layout, read_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
+from transfer.model.kinds import KINDS, reads_published
 from transfer.processes import workers_for
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fleet.config.settings import FleetConfig
-    from transfer.baselines.base import Ranker
     from transfer.data.metrics import Metrics
-    from transfer.data.splits import Split, SplitKind
-    from transfer.evaluate.compare import Finished, Fitting
+    from transfer.data.splits import Split
+    from transfer.evaluate.compare import Finished
     from transfer.evaluate.comparison import Comparison
-
-#: Other people's rankers that need nothing but a store; TVM's own need its programs built again (see the
-#: benchmarks).
-BASELINES = (
-    "xgboost",
-    "lightgbm",
-    "xgboost-pooled",
-    "lightgbm-pooled",
-    "mlp",
-    "tlp",
-    "mtl-tlp",
-    "tlp-lstm",
-    "tlp-mse",
-    "nearest-device",
-    "mean-rank",
-)
+    from transfer.evaluate.rankers import Ranker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
     """What `fleet eval` found."""
 
-    split: str
     comparison: Comparison
     #: What A/A runs say of a device, by device; only those that have any.
     noise: Mapping[str, NoiseFloor]
     #: How well first records rank second ones, by device, over the workloads with two such candidates.
     ceilings: Mapping[str, Metrics]
-    #: Held-out workloads with a near-copy (same operator and shapes) on the training side of their split.
-    near_copies: int
     table_version: int
+    #: What was held out.
+    split: str = ""
+    #: Held-out workloads with a near-copy (same operator and shapes) on the training side of their split.
+    near_copies: int = 0
     #: The model that was judged, where it was not trained here.
-    model: str | None
+    model: str | None = None
     #: Parts of the workloads that were asked for; the split has fewer if there are fewer workloads.
     folds_asked: int | None = None
     #: Of that model: held-out candidates that judge nobody (`fleet.models.judged_rows`), by device.
@@ -102,10 +84,9 @@ def evaluate_store(
     *,
     split: str,
     seeds: int,
-    baselines: Sequence[str] = (),
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Evaluation:
-    """Train rankers on parts of a store and judge them on the rest.
+    """Train the models of `training.model` on parts of a store and judge them on the rest.
 
     Workloads are held out in as many parts as `training.folds` says, or in one part per workload if there
     are fewer.
@@ -115,37 +96,40 @@ def evaluate_store(
         device_ids: Devices of one family; all of the store where empty.
         split: A value of `transfer.data.splits.SplitKind`.
         seeds: How many runs with other splits and initial weights.
-        baselines: Names in `BASELINES` to put beside the models of `training.model`.
         on_progress: Told of each fit that ended.
 
     Raises:
-        FleetError: A name is unknown, or devices are of several families.
+        FleetError: The devices are of several families.
         TransferError: There is too little to train or to judge.
     """
-    from transfer.data.splits import SplitKind, make_splits
-    from transfer.evaluate.compare import Fitting
+    from transfer.data.splits import SplitKind, make_splits, near_copies
     from transfer.evaluate.rankers import ModelRanker
 
-    kind = SplitKind(split)
+    split_kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
-    snapshot = read_snapshot(reader, device_ids)
     kinds = KINDS[settings.training.model]
-    rankers: list[Ranker] = []
-    if FLEET_TLP in kinds:
-        rankers.append(ModelRanker(config=train_config(settings.training.epochs), name="fleet-tlp"))
-    beside = [*(["mtl-tlp"] if MTL_TLP in kinds else []), *baselines]
-    rankers += [make_baseline(name, reader, snapshot) for name in dict.fromkeys(beside)]
+    snapshot = read_snapshot(reader, device_ids, published=reads_published(kinds))
+    config = train_config(settings.training.epochs)
+    rankers = [ModelRanker(config=config, name=kind.replace("_", "-"), kind=kind) for kind in kinds]
     first, folds = settings.training.seed, settings.training.folds
 
     def splits_of(seed: int) -> list[Split]:
-        return make_splits(kind, snapshot.dataset, snapshot.workloads, folds=folds, seed=seed)
+        return make_splits(split_kind, snapshot.dataset, snapshot.workloads, folds=folds, seed=seed)
 
     passes = len(rankers) * seeds * folds * settings.training.epochs
     workers = workers_for(len(snapshot.dataset), passes)
     tried = range(first, first + seeds)
-    fitting = Fitting(workers=workers)
-    judged = _judge(reader, snapshot, rankers, kind, splits_of, tried, fitting, on_progress)
-    return replace(judged, folds_asked=folds if kind is SplitKind.BY_WORKLOAD else None)
+    judged = _judge(reader, snapshot, rankers, splits_of, tried, workers=workers, on_progress=on_progress)
+    copies = 0
+    if split_kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
+        parts = splits_of(first)
+        copies = sum(len(near_copies(snapshot.dataset, snapshot.workloads, part)) for part in parts)
+    return replace(
+        judged,
+        split=split_kind.value,
+        near_copies=copies,
+        folds_asked=folds if split_kind is SplitKind.BY_WORKLOAD else None,
+    )
 
 
 def evaluate_model(
@@ -171,8 +155,6 @@ def evaluate_model(
             candidate was there when it was trained, or judges nobody.
     """
     from transfer.adapt.kept import head_of
-    from transfer.data.splits import SplitKind
-    from transfer.evaluate.compare import Fitting
     from transfer.evaluate.rankers import KeptRanker
     from transfer.features.extractor import DEFAULT_SPEC
     from transfer.model import checkpoint
@@ -204,11 +186,9 @@ def evaluate_model(
     snapshot, not_judged = _judging(snapshot, held, judged, folder.name)
     heads = {one: head_of(model, folder, manifest, one) for one in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
-    kind, seeds = SplitKind.WITHIN_WORKLOAD, [settings.training.seed]
+    seeds, learnt = [settings.training.seed], tuple(chosen)
     found = _judge(
-        *(reader, snapshot, [ranker], kind, lambda _: [held], seeds),
-        Fitting(learnt=tuple(chosen)),
-        on_progress,
+        reader, snapshot, [ranker], lambda _: [held], seeds, learnt=learnt, on_progress=on_progress
     )
     return replace(found, split=held.name, model=folder.name, not_judged=not_judged)
 
@@ -271,37 +251,28 @@ def _judge(
     reader: StoreReader,
     snapshot: DatasetSnapshot,
     rankers: Sequence[Ranker],
-    kind: SplitKind,
     splits_of: Callable[[int], list[Split]],
     seeds: Sequence[int],
-    fitting: Fitting,
+    *,
+    workers: int = 1,
+    learnt: tuple[str, ...] = (),
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
-    from transfer.data.splits import SplitKind, near_copies
     from transfer.evaluate.compare import compare
 
-    dataset = snapshot.dataset
     noise, ceilings = _measured_twice(reader, snapshot)
     comparison = compare(
         rankers,
-        dataset,
+        snapshot.dataset,
         splits_of,
         list(seeds),
         noise_floors={device_id: floor.median_change for device_id, floor in noise.items()},
-        fitting=fitting,
+        workers=workers,
+        learnt=learnt,
         on_progress=on_progress,
     )
-    copies = 0
-    if kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
-        copies = sum(len(near_copies(dataset, snapshot.workloads, one)) for one in splits_of(seeds[0]))
     return Evaluation(
-        split=kind.value,
-        comparison=comparison,
-        noise=noise,
-        ceilings=ceilings,
-        near_copies=copies,
-        table_version=snapshot.table_version,
-        model=None,
+        comparison=comparison, noise=noise, ceilings=ceilings, table_version=snapshot.table_version
     )
 
 
@@ -346,63 +317,3 @@ def _repeats(comparable: Iterable[Reading]) -> list[tuple[CandidateId, float, fl
             pair = candidate_id, attempts[min(attempts)], attempts[max(attempts)]
             found.setdefault(environment_id, []).append(pair)
     return max(found.values(), key=len, default=[])
-
-
-def make_baseline(name: str, reader: StoreReader, snapshot: DatasetSnapshot) -> Ranker:
-    """The ranker with a name of `BASELINES`, for the candidates of a snapshot.
-
-    Raises:
-        FleetError: There is none.
-    """
-    from transfer.baselines.mlp import SummaryMlp
-    from transfer.baselines.nearest import NearestDevice
-    from transfer.baselines.tlp import PublishedTlp
-    from transfer.baselines.trees import BoostedTrees
-    from transfer.train.published_procedure import TlpConfig
-
-    match name:
-        case "xgboost" | "lightgbm":
-            return BoostedTrees(name)
-        case "xgboost-pooled" | "lightgbm-pooled":
-            return BoostedTrees("xgboost" if name.startswith("xgboost") else "lightgbm", pooled=True)
-        case "mlp":
-            return SummaryMlp()
-        case "nearest-device":
-            return NearestDevice("nearest")
-        case "mean-rank":
-            return NearestDevice("mean")
-        case "tlp" | "mtl-tlp" | "tlp-lstm" | "tlp-mse":
-            config = TlpConfig(
-                sequence="lstm" if name == "tlp-lstm" else "attention",
-                loss="mse" if name == "tlp-mse" else "rank",
-            )
-            return PublishedTlp(published(reader, snapshot), config, multi_task=name == "mtl-tlp")
-    raise FleetError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
-
-
-def published(reader: StoreReader, snapshot: DatasetSnapshot) -> NDArray[np.float32]:
-    """Published features of the candidates of a snapshot, or of a part of one, in the order of its rows."""
-    from transfer.baselines.tlp import published_rows
-    from transfer.features.extractor import Extractor
-
-    dataset = snapshot.dataset
-    # A baseline reads logs of CPUs and GPUs alike, in the layout of the first.
-    layout = published_layout([snapshot.devices[dataset.device_ids[0]][0]])
-    read = Extractor().read
-    candidates = candidates_of(reader, snapshot)
-    return published_rows(
-        dataset, candidates, lambda one: read(one, snapshot.workloads[one.workload_id]), layout
-    )
-
-
-def candidates_of(reader: StoreReader, snapshot: DatasetSnapshot) -> Iterator[Candidate]:
-    """Each candidate of the dataset once, from the first row that holds it."""
-    missing = set(snapshot.dataset.candidate_ids)
-    names = ("candidate_id", "workload_id", "trace", "dialect")
-    for _, batch in reader.columns(
-        names, device_ids=snapshot.dataset.device_ids, version=snapshot.table_version
-    ):
-        for row, candidate_id in enumerate(batch.column("candidate_id").to_pylist()):
-            if candidate_id in missing:
-                missing.remove(candidate_id)
-                yield Candidate(**{name: batch.column(name)[row].as_py() for name in names[1:]})

@@ -19,7 +19,7 @@ from fleet.models.registry_reader import RegistryReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.features.extractor import Extractor
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
 
 #: Models held in memory: one version serves many devices.
 _MOST_MODELS = 4

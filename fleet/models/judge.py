@@ -36,7 +36,7 @@ from transfer.errors import TransferError
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.data.dataset import Dataset
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
 
 #: Key of manifests with what the version that this one went on from has learnt from (`handed_on`), without
 #: what this one learnt from itself.

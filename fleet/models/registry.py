@@ -31,10 +31,10 @@ from fleet.models.registry_file import (
     version_number,
 )
 from fleet.models.registry_reader import RegistryReader
-from transfer.model.kinds import FLEET_TLP
+from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
 
 #: Newest versions that pruning leaves, whoever they serve.
 KEEP = 8
@@ -260,7 +260,7 @@ class Registry(RegistryReader):
             safe = set(there[-max(1, keep) :]) | {one.version for one in champions}
             for one in champions:
                 safe.update([version for version in one.before if version in there][-1:])
-            safe.update([version for version in there if self.kind(version) == FLEET_TLP][-1:])
+            safe.update([version for version in there if is_extensible(self.kind(version))][-1:])
             gone = [version for version in there if version not in safe]
             for version in gone:
                 # Out of sight in one step; a reader that has opened its files reads on.

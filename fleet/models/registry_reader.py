@@ -33,11 +33,11 @@ from fleet.models.registry_file import (
     versions,
 )
 from transfer.checked_folder import MANIFEST_NAME, MOST_MANIFEST_BYTES, CheckpointError
-from transfer.model.kinds import FLEET_TLP, MTL_TLP, model_kind
+from transfer.model.kinds import is_extensible, model_kind, reads_published
 from transfer.model.manifest import parse_manifest
 
 if TYPE_CHECKING:
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
 
 
 #: A date of the file tells changes apart once it is older than the clock of the kernel goes by: nanoseconds
@@ -143,7 +143,7 @@ class RegistryReader:
             return ""
 
     def asks_published(self, device_ids: Collection[str]) -> bool:
-        """Whether an MTL-TLP serves some devices, or did so before: who asks it makes published features."""
+        """Whether a model that reads published features serves some devices, or did so before."""
         there = set(self.versions())
         known = {
             version
@@ -151,7 +151,7 @@ class RegistryReader:
             if one.device_id in device_ids
             for version in (one.version, *one.before)
         }
-        return any(self.kind(version) == MTL_TLP for version in known & there)
+        return reads_published(self.kind(version) for version in known & there)
 
     def environments_since(self) -> dict[str, float]:
         """Unix seconds at which the present environment of devices began that drifted or changed theirs.
@@ -179,7 +179,7 @@ class RegistryReader:
         """
         serving = sorted({one.version for one in self.state().champions.values()})
         for version in (*reversed(serving), *reversed(self.versions())):
-            if self.kind(version) == FLEET_TLP:
+            if is_extensible(self.kind(version)):
                 return self.path(version)
         newest = latest(self.folder)
         raise RegistryError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, Tell
     from transfer.features.published_features import PublishedLayout
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
     from transfer.train.config import TrainConfig
-    from transfer.train.published_procedure import TlpConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,7 +269,7 @@ def manifest_of(
     snapshot: DatasetSnapshot,
     *,
     seed: int,
-    config: TrainConfig | TlpConfig,
+    config: Mapping[str, Any],
     seconds: float,
     sources: Sequence[str],
 ) -> dict[str, Any]:
@@ -281,6 +280,6 @@ def manifest_of(
         "workloads": len(snapshot.dataset.workload_ids),
         "devices": list(sources),
         "seed": seed,
-        "train": asdict(config),
+        "train": dict(config),
         "train_secs": seconds,
     }

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
 from transfer.checked_folder import TENSORS_NAME, read_checked
-from transfer.model.kinds import MTL_TLP, model_kind
+from transfer.model.kinds import is_extensible, model_kind
 
 #: Keys of a manifest that two versions are compared by.
 _COMPARED = (
@@ -175,9 +175,9 @@ def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, float | None]:
     """Norm of the difference over the norm of the first, by part of the model; None where sizes differ.
 
-    Nothing where one is an MTL-TLP: each is trained from nothing, so a distance would say nothing.
+    Nothing where one was trained from nothing, as all of its kind are: a distance would say nothing.
     """
-    if MTL_TLP in (registry.kind(one), registry.kind(other)):
+    if not all(is_extensible(registry.kind(version)) for version in (one, other)):
         return {}
     first, second = (_tensors(registry, version) for version in (one, other))
     parts: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
 from fleet.store.reader import StoreReader
-from transfer.model.kinds import FLEET_TLP
+from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ def source_version(
         if (with_own or device_id != spec.device_id)
         and device_id in devices
         and devices[device_id].spec.family is spec.family
-        and registry.kind(champion.version) == FLEET_TLP
+        and is_extensible(registry.kind(champion.version))
     }
     return registry.folder / max(serving) if serving else registry.newest_fleet_tlp()
 

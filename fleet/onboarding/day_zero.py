@@ -40,7 +40,7 @@ from fleet.onboarding.head_version import (
 from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.model.kinds import FLEET_TLP
+from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -65,7 +65,7 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
         if one != spec.device_id and entry.spec.family is spec.family
     }
     for version in registry.versions():
-        if registry.kind(version) == FLEET_TLP:
+        if is_extensible(registry.kind(version)):
             manifest = registry.manifest(version)
             if others & set(manifest.get("trained_heads", manifest["heads"])):
                 return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,7 +120,7 @@ def adapt_version(
     manifest = manifest_of(
         snapshot,
         seed=one.seed,
-        config=one.config,
+        config=asdict(one.config),
         seconds=time.perf_counter() - started,
         sources=one.source.device_ids,
     )

@@ -93,10 +93,17 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.sample_selection import selector_named
-    from transfer.baselines.situation import FewShotSet, with_few_shot
     from transfer.data.splits import few_of_each
-    from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, shown
-    from transfer.evaluate.onboarding_contenders import choose_few_shot, situation_of
+    from transfer.evaluate.onboarding_cases import (
+        CasePlan,
+        FewShotSet,
+        Regime,
+        make_cases,
+        shown,
+        situation_of,
+        with_few_shot,
+    )
+    from transfer.evaluate.onboarding_contenders import choose_few_shot
     from transfer.train.training import train
 
     seed, samples = settings.training.seed, settings.onboarding.samples

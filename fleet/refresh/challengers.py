@@ -1,29 +1,30 @@
 """The challengers of a refresh: one model of each kind that is to be trained, kept as soon as it is there.
 
-Called by `fleet.refresh.run`, whose plan says what to start from. A FleetTLP goes on from its champion; an
-MTL-TLP is trained from nothing, as published. Imports torch when called.
+Called by `fleet.refresh.run`, whose plan says what to start from. A model of a kind that can goes on from its
+champion; others are trained from nothing. Imports torch when called.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agents.records import content_hash
-from fleet.models.training import as_published, divide
+from fleet.models.training import divide
 from fleet.refresh.data import RefreshData
 from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
-from transfer.model.kinds import FLEET_TLP
+from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
+    from transfer.train.trainers import TrainingTask
 
 #: Candidates of a new device that choose the head to start from.
 _LIKENESS = 512
@@ -52,52 +53,50 @@ def challenger(
 ) -> Challenger:
     """Train a challenger of a kind on some rows of the data; read it where it is there already.
 
-    A FleetTLP starts from `base`, or from nothing where that is None.
+    One of an extensible kind starts from `base`, or from nothing where that is None.
 
     Raises:
-        TransferError: Training failed, or the data lack the features that an MTL-TLP reads.
+        TransferError: Training failed, or the data lack the features that the kind reads.
     """
     from transfer.model import checkpoint
-    from transfer.train.config import TrainConfig
+    from transfer.train.trainers import train_model
 
-    if kind != FLEET_TLP:
-        run = content_hash(run, kind)
+    run = content_hash(run, kind)
     kept = Path(request.folder) / CHALLENGER / kind
     if kept.exists():
         model, manifest = checkpoint.load(kept)
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
-    if kind == FLEET_TLP:
-        model, told = _fleet_tlp(request, run, base, rows, heads, data)
-    else:
-        config = TrainConfig(epochs=request.epochs, device=request.compute)
-        result, theirs = as_published(data.snapshot, rows, heads, config, request.seed)
-        model = result.model
-        told = {"train": asdict(theirs), "train_secs": result.seconds, "resumed_epochs": 0}
-        told |= {"epochs_done": theirs.epochs, "best_epoch": result.best_epoch}
+    trained = train_model(kind, _task(request, run, base if is_extensible(kind) else None, rows, heads, data))
     dataset = data.snapshot.dataset
     about = {
         "candidates": len(dataset),
         "workloads": len(dataset.workload_ids),
         "devices": list(heads),
         "seed": request.seed,
-        **told,
+        "train": dict(trained.config),
+        "train_secs": trained.seconds,
+        "epochs_done": trained.epochs_done,
+        "best_epoch": trained.best_epoch,
+        "resumed_epochs": trained.resumed_epochs,
     }
-    checkpoint.save(kept, model, {"run": run, "about": about})
-    return Challenger(model=model, about=about, run=run)
+    checkpoint.save(kept, trained.model, {"run": run, "about": about})
+    return Challenger(model=trained.model, about=about, run=run)
 
 
-def _fleet_tlp(
+def _task(
     request: RefreshRequest,
     run: str,
     base: FleetTLP | None,
     rows: np.ndarray,
     heads: Sequence[str],
     data: RefreshData,
-) -> tuple[TlpModel, dict[str, Any]]:
+) -> TrainingTask:
+    """What to train: a model that starts from `base`, or from nothing where that is None."""
     from transfer.train.config import TrainConfig
-    from transfer.train.training import TrainRun, train
+    from transfer.train.trainers import TrainingTask
+    from transfer.train.training import TrainRun
 
     dataset = data.snapshot.dataset
     config = TrainConfig(epochs=request.epochs, device=request.compute, lends=True)
@@ -106,22 +105,15 @@ def _fleet_tlp(
         config = replace(config, epochs=warm_epochs(config.epochs))
         init = _with_heads(base, dataset, rows, heads, request.seed)
     learn, stop = divide(data.snapshot, request.seed, rows)
-    result = train(
-        dataset,
-        learn,
+    return TrainingTask(
+        dataset=dataset,
+        rows=learn,
+        devices=heads,
         config=config,
         seed=request.seed,
-        devices=heads,
-        validation_rows=stop,
+        stop_rows=stop,
         run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
     )
-    return result.model, {
-        "train": asdict(config),
-        "train_secs": result.seconds,
-        "epochs_done": len(result.history),
-        "best_epoch": result.best_epoch,
-        "resumed_epochs": result.resumed_epochs,
-    }
 
 
 def _with_heads(

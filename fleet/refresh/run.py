@@ -40,7 +40,7 @@ from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.model.kinds import FLEET_TLP, KINDS, MTL_TLP
+from transfer.model.kinds import KINDS, is_extensible, reads_published
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
@@ -61,8 +61,8 @@ class _Plan:
 def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     """Train the challengers of one family, judge them, publish what won.
 
-    Each challenger is a version of its own. One that won nowhere is not kept; but a FleetTLP is where an
-    MTL-TLP won, for new devices start from it.
+    Each challenger is a version of its own. One that won nowhere is not kept; but one that new devices can
+    start from is where another won.
 
     Returns:
         What came of it, JSON-ready.
@@ -84,7 +84,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         devices,
         version=plan.table_version,
         new_since=min(manifest_of_base.get("data_until", {}).values(), default=0.0),
-        published=MTL_TLP in kinds or registry.asks_published(devices),
+        published=reads_published(kinds) or registry.asks_published(devices),
     )
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
@@ -135,7 +135,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
 def _warm(
     plan: _Plan, of_base: Mapping[str, Any], inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
 ) -> dict[str, Any]:
-    """What the manifest of a FleetTLP says of its start; nothing where there is none."""
+    """What a manifest says of the version that the training went on from; nothing where there is none."""
     if not plan.base:
         return {}
     return {
@@ -156,7 +156,7 @@ def _published(
     """Keep and publish the challengers that won somewhere; what came of each, by kind.
 
     `verdicts` are in the order of `made`, `refused` of devices with too little to learn from. The manifests
-    of all say `told`, that of a FleetTLP `warm` too.
+    of all say `told`, those of extensible kinds `warm` too.
     """
     counting = counting_verdicts(verdicts)
     challengers: dict[str, dict[str, Any]] = {}
@@ -168,10 +168,10 @@ def _published(
             "warm_start": None,
             "warm_starts": 0,
             "verdicts": verdicts_as_json([*decided, *refused]),
-            **(warm if kind == FLEET_TLP else {}),
+            **(warm if is_extensible(kind) else {}),
         }
         version, published = "", list[str]()
-        if any(each.moves_on for each in (counting if kind == FLEET_TLP else decided)):
+        if any(each.moves_on for each in (counting if is_extensible(kind) else decided)):
             version, published = publish_if_better(registry, one.model, manifest, decided)
         challengers[kind] = {
             "version": version,
@@ -186,7 +186,7 @@ def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[
     """Why champions stay where no challenger was kept, by device; what each kind was judged to be."""
     found: dict[str, list[str]] = {}
     for decided in verdicts:
-        start = base if decided[0].model_kind == FLEET_TLP and base else "nothing"
+        start = base if is_extensible(decided[0].model_kind) and base else "nothing"
         called = "a refresh" if len(verdicts) == 1 else f"a refresh of {decided[0].model_kind}"
         for device_id, why in retention_reasons(decided, f"{called} from {start}").items():
             found.setdefault(device_id, []).append(why)
@@ -223,12 +223,12 @@ def _planned(
         shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
         champions = registry.champions()
         serving = {str(one): champions[one].version for one in devices if one in champions}
-        # An MTL-TLP is no start, neither for a FleetTLP nor for another one; nor is a damaged version.
-        ours = {one: version for one, version in serving.items() if registry.kind(version) == FLEET_TLP}
+        # A damaged version is no start; nor is one of a kind that is trained from nothing.
+        ours = {one: version for one, version in serving.items() if is_extensible(registry.kind(version))}
         manifests = {one: registry.manifest(one) for one in set(ours.values())}
         spoilt = spoilt_starts(reader, manifests, devices, reader.version)
         base, why = start_from(ours, manifests, DEFAULT_SPEC.hash, spoilt)
-        if FLEET_TLP not in KINDS[request.model]:
+        if not any(map(is_extensible, KINDS[request.model])):
             base, why = "", "an MTL-TLP is trained from nothing"
         run = content_hash(request.request_id, request.family, str(reader.version), base)
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)

@@ -43,7 +43,7 @@ from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.evaluate.cross_validation import Approach, CrossValidation
-    from transfer.model.mtl_tlp import TlpModel
+    from transfer.model.tlp_model import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
 _DEVICES = 4

@@ -23,7 +23,7 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
     Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
     done here.
 
-    Example: fleet eval --split by-network --baselines xgboost,nearest-device
+    Example: fleet eval --split by-network --seeds 1
     """
 
     kind: ClassVar = RequestKind.EVALUATION
@@ -48,11 +48,6 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
     seeds: Annotated[
         int, Flag("--seeds"), Meta(ge=1, le=100, description="Runs with other splits and weights.")
     ] = 3
-    baselines: Annotated[
-        list[Name],
-        Flag("--baseline"),
-        Meta(description="Put this beside: xgboost, nearest-device, ...; may be given again."),
-    ] = field(default_factory=list)
     epochs: Epochs = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=100)] | None,
@@ -64,7 +59,7 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        unused = sorted(self.values().keys() & {"split", "seeds", "baselines", "epochs", "folds"})
+        unused = sorted(self.values().keys() & {"split", "seeds", "epochs", "folds"})
         if self.version is not None and unused:
             raise ValueError(f"version judges a model that is there: leave out {', '.join(unused)}")
 
@@ -86,7 +81,7 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
         """See `RequestArguments.perform_alone`.
 
         Raises:
-            FleetError: There is no such version, baseline or head.
+            FleetError: There is no such version or head.
             TransferError: There is too little to learn from or to judge.
         """
         from fleet.models.evaluation import evaluate_model, evaluate_store
@@ -107,7 +102,6 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
                     self.devices,
                     split=self.split,
                     seeds=self.seeds,
-                    baselines=self.baselines,
                     on_progress=show,
                 )
             display.finish()

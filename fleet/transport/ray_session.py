@@ -1,7 +1,7 @@
 """Start Ray on this host, or join a cluster that runs.
 
-One of the modules that import Ray (the others are `agents.device.ray_actors`, `fleet.models.ray_train`, and
-here `ray_cluster`, `ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only,
+One of the modules that import Ray (the others are `agents.device.ray_actors`, and here `ray_cluster`,
+`ray_hosts` and `ray_start`). A Ray of our own listens on the loopback interface only,
 which is checked after the start, asks for a token (`fleet.transport.ray_token`), and has a folder of its own
 (`fleet.transport.ray_folder`).
 """

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning_lost import as_sentence, lost_by_published
-from fleet.models.evaluation import candidates_of
+from benchmarks.learning_lost import as_sentence, candidates_of, lost_by_published
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.onboarding_fixtures import SOURCES, fill

@@ -19,11 +19,18 @@ from tests.model_fixtures import CONFIG, make_dataset
 from tests.record_fixtures import make_workload
 from tests.strategy_fixtures import LikeNearest
 from transfer.adapt.sample_selection import FewOfEach
-from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
-from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases, shown
+from transfer.evaluate.onboarding_cases import (
+    Case,
+    CasePlan,
+    FewShotSet,
+    Regime,
+    Situation,
+    make_cases,
+    shown,
+)
 from transfer.evaluate.onboarding_contenders import Adapting, Point
 
 DATASET = make_dataset(workloads=9, candidates=12)

@@ -11,11 +11,10 @@ from benchmarks.onboarding_baselines import FewShot
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.sample_selection import FewOfEach
-from transfer.baselines.base import Scores
-from transfer.baselines.situation import FewShotSet, Situation
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import CasePlan, Regime
+from transfer.evaluate.onboarding_cases import CasePlan, FewShotSet, Regime, Situation
 from transfer.evaluate.onboarding_contenders import Point
+from transfer.evaluate.rankers import Scores
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

@@ -141,7 +141,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "eval --json",
         "eval --model",
         "eval --device ID",
-        "eval --baselines xgboost",
     ),
     "tests/agents/networks/test_networks.py": ("workloads FILE",),
     "tests/fleet/tuning/test_tuned_networks.py": (

@@ -19,7 +19,7 @@ PACKAGES = ("agents", "transfer", "fleet")
 FOLDERS = {
     "agents": ("", "host", "spool", "programs", "sandbox", "networks", "device"),
     "transfer": (
-        *("", "language", "features", "data", "model", "search", "train", "adapt", "baselines", "evaluate"),
+        *("", "language", "features", "data", "model", "search", "train", "adapt", "evaluate"),
         *("auto", "tvm_cost_model"),
     ),
     "fleet": (
@@ -167,7 +167,6 @@ def test_each_heavy_package_has_its_places() -> None:
         "fleet/transport/ray_hosts.py",
         "fleet/transport/ray_session.py",
         "fleet/transport/ray_start.py",
-        "fleet/models/ray_train.py",
     }
     # A network comes from torch, and is timed beside it, in a confined process of its own.
     names = ("first_run", "latency", "outputs", "roundings", "sources", "torch_import", "torch_program")

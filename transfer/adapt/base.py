@@ -21,7 +21,7 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.mtl_tlp import TlpModel
+from transfer.model.tlp_model import TlpModel
 from transfer.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Adapted:
     device_id: str
     #: Has a head for the device: what is published, and what a search asks about unseen candidates.
     model: TlpModel
-    #: Used by `score` beside the head of a FleetTLP; None where the head is all.
+    #: Used by `score` beside the head; None where the head is all.
     correction: SourceCorrection | None = None
     #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Adapted:
         Returns:
             (n,) scores, higher is faster; comparable inside a workload only.
         """
-        if self.correction is None or not isinstance(self.model, FleetTLP):
+        if self.correction is None:
             return self.model.score(dataset.features.take(rows), self.device_id)
         return self.correction.score(self.model, without_device(dataset, self.device_id), rows)
 
@@ -65,7 +65,7 @@ class Adapted:
         Returns:
             (N,) what `score` gives for them where the dataset shows nothing.
         """
-        if self.correction is None or not isinstance(self.model, FleetTLP):
+        if self.correction is None:
             return self.model.score(block, self.device_id)
         return self.correction.score_unseen(self.model, block)
 

@@ -24,7 +24,7 @@ from transfer.adapt.source_devices import SourceCorrection
 from transfer.errors import TransferError
 from transfer.features.extractor import FeatureSpec
 from transfer.model import checkpoint
-from transfer.model.mtl_tlp import TlpModel
+from transfer.model.tlp_model import TlpModel
 
 #: Most bytes that a device may add to a model.
 MOST_BYTES = 2_000_000

@@ -27,6 +27,7 @@ from transfer.data.labels import group_min
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.tlp_model import TlpModel
 from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.tree_fit import fit_trees
@@ -197,7 +198,7 @@ class SourceCorrection:
                 "adapt the device again"
             ) from error
 
-    def score(self, model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, model: TlpModel, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
         around, value = self.source_model.predict(dataset, np.unique(dataset.group[rows]))
@@ -230,11 +231,11 @@ class SourceCorrection:
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 
-    def score_unseen(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
         """The ensemble of head and networks. See `Adapted.score_unseen`."""
         return np.asarray(np.exp(self._log_scores(model, block)))
 
-    def _log_scores(self, model: FleetTLP, block: FeatureBlock) -> NDArray[np.float64]:
+    def _log_scores(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
         """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:

@@ -22,12 +22,11 @@ from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 from transfer.auto.leave_one_out import LeaveOneOutScores, leave_one_out, made_ahead
-from transfer.baselines.situation import FewShotSet
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Regime
+from transfer.evaluate.onboarding_cases import FewShotSet, Regime
 from transfer.evaluate.onboarding_contenders import is_enough
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig

@@ -1,6 +1,6 @@
 """Batches of whole workloads in a padded layout, so that losses can compare candidates of one workload.
 
-Called by `transfer.train.step`, adaptation and baselines.
+Called by `transfer.train.step` and by adaptation.
 
 Legend: B rows of a batch, G workloads of a batch, n most candidates of one of them.
 """

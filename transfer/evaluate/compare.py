@@ -6,21 +6,15 @@ dataset, so a ranker that peeks finds nothing. Knows rankers by their protocol o
 
 from __future__ import annotations
 
-import hashlib
-import io
 import time
-import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import Metrics, merge
 from transfer.data.ranking import places_in
@@ -28,22 +22,19 @@ from transfer.data.splits import Split
 from transfer.errors import DatasetError
 from transfer.evaluate.comparison import Comparison
 from transfer.evaluate.evaluator import judge
+from transfer.evaluate.rankers import Ranker
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
-from transfer.train.state import digest
-
-if TYPE_CHECKING:
-    from transfer.baselines.base import Ranker
 
 #: Splits of each seed; the same for all seeds where they are given as a list.
 Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
+#: What a fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
+FitScores = tuple[Mapping[str, NDArray[np.float64]], float]
 
 #: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
 #: finds the best.
 LEAST_CANDIDATES = 2
-#: Attributes of rankers that tell how they learn, beside their name.
-_SETTINGS = ("config", "grid", "rounds", "share", "by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +50,10 @@ class Finished:
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
-    """How the fits of a comparison are done.
-
-    Attributes:
-        workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
-        keep: Folder for the scores of each fit (`KeptScores`); those found there are not
-            made again.
-        seeds_of: For rankers that are slow to fit, how many of the seeds they get: the first ones.
-        learnt: Devices that all rankers have learnt before, whatever a split has to learn from; kept models.
-    """
-
-    workers: int = 1
-    keep: Path | None = None
-    seeds_of: Mapping[str, int] = field(default_factory=dict)
-    learnt: tuple[str, ...] = ()
-
-
-_HERE = Fitting()
-
-
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Fit:
+    """A ranker that is to be fitted on one split with one seed."""
+
     ranker: Ranker
     split: Split
     seed: int
@@ -94,10 +66,6 @@ class _Job:
         return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
 
 
-#: What one fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
-_Scores = tuple[Mapping[str, NDArray[np.float64]], float]
-
-
 def compare(
     rankers: Sequence[Ranker],
     dataset: Dataset,
@@ -105,13 +73,11 @@ def compare(
     seeds: Sequence[int],
     *,
     noise_floors: Mapping[str, float] | None = None,
-    fitting: Fitting = _HERE,
+    workers: int = 1,
+    learnt: tuple[str, ...] = (),
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Comparison:
     """Fit every ranker on every split with every seed, and judge it on the rows held out.
-
-    Where a ranker did not learn the device that a split holds out (`Split.targets`), a candidate's score is
-    its place in its workload, averaged over the learnt devices: one rule for all rankers.
 
     Args:
         rankers: What to compare, by unlike names; fitted again and again.
@@ -119,79 +85,128 @@ def compare(
         splits: What to hold out, for all seeds or made by seed.
         seeds: One run each; intervals need several to say something of initial weights.
         noise_floors: Relative difference of two measurements of one program, by device.
-        fitting: How fits are done.
+        workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
+        learnt: As of `run_fits`.
         on_progress: Told of each fit that ended.
 
     Raises:
         DatasetError: There is nothing to compare, or no device can be judged.
         TransferError: A ranker cannot be fitted, or a process died.
     """
-    names = tuple(ranker.name for ranker in rankers)
+    fits = fits_of(rankers, splits, seeds)
+    scores = run_fits(fits, dataset, workers=workers, learnt=learnt)
+    return judge_fits(fits, scores, dataset, noise_floors=noise_floors, on_progress=on_progress)
+
+
+def fits_of(rankers: Sequence[Ranker], splits: Splits, seeds: Sequence[int]) -> list[Fit]:
+    """Every fit of a comparison, seed by seed.
+
+    Raises:
+        DatasetError: There is nothing to compare.
+    """
+    names = [ranker.name for ranker in rankers]
     if not names or len(set(names)) < len(names) or not seeds:
         raise DatasetError(f"a comparison needs seeds and rankers of unlike names, got {seeds} and {names}")
-    splits_of = {seed: list(splits(seed) if callable(splits) else splits) for seed in seeds}
-    jobs = [
-        _Job(ranker, split, seed, place)
-        for seed, several in splits_of.items()
-        for place, split in enumerate(several)
+    fits = [
+        Fit(ranker, split, seed, place)
+        for seed in seeds
+        for place, split in enumerate(splits(seed) if callable(splits) else splits)
         for ranker in rankers
-        if seed in seeds[: fitting.seeds_of.get(ranker.name, len(seeds))]
     ]
-    if not jobs:
+    if not fits:
         raise DatasetError("there is no split to judge anything by")
+    return fits
+
+
+def run_fits(
+    fits: Sequence[Fit], dataset: Dataset, *, workers: int = 1, learnt: tuple[str, ...] = ()
+) -> Iterator[FitScores]:
+    """Do fits, here or in processes, and give what each says in their order.
+
+    Where a ranker did not learn the device that a split holds out (`Split.targets`), a candidate's score is
+    its place in its workload, averaged over the learnt devices: one rule for all rankers.
+
+    Args:
+        fits: What to fit.
+        dataset: Candidates of all devices.
+        workers: Processes.
+        learnt: Devices that all rankers have learnt before, whatever a split has to learn from; kept models.
+    """
+    run = partial(_fit_and_score, whole=dataset, known=learnt)
+    yield from run_each(run, fits, workers, of="the comparison", pieces="fits")
+
+
+def judge_fits(
+    fits: Sequence[Fit],
+    fit_scores: Iterable[FitScores],
+    dataset: Dataset,
+    *,
+    noise_floors: Mapping[str, float] | None = None,
+    on_progress: Callable[[Finished], None] | None = None,
+) -> Comparison:
+    """Judge what fitted rankers say of the rows held out; arguments and errors as of `compare`.
+
+    `fit_scores` are those of `fits`, in their order. One ranker at least was fitted with every seed.
+    """
+    names = tuple(dict.fromkeys(fit.ranker.name for fit in fits))
+    seeds = tuple(dict.fromkeys(fit.seed for fit in fits))
+    splits_of: dict[int, dict[int, Split]] = {seed: {} for seed in seeds}
     floors = dict(noise_floors or {})
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (job, (scores, took)) in enumerate(_each(jobs, dataset, fitting), start=1):
-        seconds[job.ranker.name].append(took)
+    for done, (fit, (scores, took)) in enumerate(zip(fits, fit_scores, strict=True), start=1):
+        splits_of[fit.seed][fit.place] = fit.split
+        seconds[fit.ranker.name].append(took)
         for device_id, values in scores.items():
             floor = floors.get(device_id, 0.0)
             metrics = judge(
-                dataset, device_id, job.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
+                dataset, device_id, fit.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
             )
             if metrics is not None:
-                judged_in[device_id].add((job.seed, job.place))
-                runs[job.ranker.name, device_id][job.seed].append(metrics)
+                judged_in[device_id].add((fit.seed, fit.place))
+                runs[fit.ranker.name, device_id][fit.seed].append(metrics)
         if on_progress is not None:
             on_progress(
                 Finished(
-                    ranker=job.ranker.name,
-                    split=job.split.name,
-                    seed=job.seed,
+                    ranker=fit.ranker.name,
+                    split=fit.split.name,
+                    seed=fit.seed,
                     seconds=took,
                     done=done,
-                    total=len(jobs),
+                    total=len(fits),
                 )
             )
     left_out = _left_out(dataset, splits_of, judged_in)
-    kept = tuple(str(device_id) for device_id in dataset.device_ids if device_id not in left_out)
-    if not kept:
+    judged = tuple(str(device_id) for device_id in dataset.device_ids if device_id not in left_out)
+    if not judged:
         raise DatasetError(
             "no device can be judged: " + "; ".join(f"{d}: {why}" for d, why in left_out.items())
         )
     return Comparison(
         rankers=names,
-        device_ids=kept,
-        seeds=tuple(seeds),
-        splits=tuple(split.name for split in splits_of[seeds[0]]),
+        device_ids=judged,
+        seeds=seeds,
+        splits=tuple(split.name for split in splits_of[seeds[0]].values()),
         workload_ids=dataset.workload_ids,
-        metrics=dict(_aligned({key: runs[key] for key in ((n, d) for n in names for d in kept)}, kept)),
+        metrics=dict(_aligned({key: runs[key] for key in ((n, d) for n in names for d in judged)}, judged)),
         left_out=left_out,
         seconds={name: float(np.mean(values)) for name, values in seconds.items()},
-        noise_floors={device_id: floors[device_id] for device_id in kept if device_id in floors},
+        noise_floors={device_id: floors[device_id] for device_id in judged if device_id in floors},
     )
 
 
 def _left_out(
-    dataset: Dataset, splits_of: Mapping[int, Sequence[Split]], judged_in: Mapping[str, set[tuple[int, int]]]
+    dataset: Dataset,
+    splits_of: Mapping[int, Mapping[int, Split]],
+    judged_in: Mapping[str, set[tuple[int, int]]],
 ) -> dict[str, str]:
     """Devices that not every split could judge where it should have, with the reason."""
     found = {}
     for column, device_id in enumerate(map(str, dataset.device_ids)):
         wanted = set()
         for seed, several in splits_of.items():
-            for place, split in enumerate(several):
+            for place, split in several.items():
                 asked = split.targets is None or device_id in split.targets
                 counts = np.bincount(
                     dataset.group[split.test][np.isfinite(dataset.latency_secs[split.test, column])]
@@ -228,40 +243,16 @@ def _aligned(
             )
 
 
-def _each(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
-    """Every job with its result: what is kept is read, the rest is done and kept."""
-    if fitting.keep is None:
-        yield from _run(jobs, dataset, fitting)
-        return
-    kept = KeptScores(fitting.keep, dataset)
-    paths = [kept.path(job.ranker, job.split, job.fit_seed) for job in jobs]
-    found: list[_Scores | None] = [kept.load(path) for path in paths]
-    made = _run([job for job, one in zip(jobs, found, strict=True) if one is None], dataset, fitting)
-    for job, path, one in zip(jobs, paths, found, strict=True):
-        if one is None:
-            _, one = next(made)
-            kept.save(path, *one)
-        yield job, one
-
-
-def _run(jobs: Sequence[_Job], dataset: Dataset, fitting: Fitting) -> Iterator[tuple[_Job, _Scores]]:
-    """Do every job, here or in processes, and give each with its result in the order of the jobs."""
-    run = partial(_fit_and_score, whole=dataset, known=fitting.learnt)
-    yield from zip(
-        jobs, run_each(run, jobs, fitting.workers, of="the comparison", pieces="fits"), strict=True
-    )
-
-
-def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores:
+def _fit_and_score(fit: Fit, whole: Dataset, known: tuple[str, ...]) -> FitScores:
     """Fit on what the split shows and score its test rows for every device that it judges, on one thread."""
-    split, ranker = job.split, job.ranker
+    split, ranker = fit.split, fit.ranker
     started = time.perf_counter()
     seen = split.visible(whole)
     shown = whole.where(seen)
     learnt = known or trainable_devices(shown, split.train)
     scores = {}
     with torch_threads(1):
-        ranker.fit(shown, split.train, learnt, job.fit_seed)
+        ranker.fit(shown, split.train, learnt, fit.fit_seed)
         for device_id in map(str, whole.device_ids) if split.targets is None else split.targets:
             column = whole.column(device_id)
             # A ranker may look at what source devices say of a held-out candidate, not at the device itself.
@@ -276,56 +267,3 @@ def _fit_and_score(job: _Job, whole: Dataset, known: tuple[str, ...]) -> _Scores
                 ]
                 scores[device_id] = np.mean(places, axis=0)
     return scores, time.perf_counter() - started
-
-
-class KeptScores:
-    """A folder of scores for comparisons on one dataset, so that a long one goes on where it was stopped.
-
-    A file holds what one ranker said of the test rows of one split with one seed. Its name follows from
-    everything that scores follow from (dataset, rows, ranker, settings, seed) but the code: delete the folder
-    when a ranker was changed.
-
-    Args:
-        folder: Made as needed.
-        dataset: What rankers learn from and are judged on.
-    """
-
-    def __init__(self, folder: Path, dataset: Dataset) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._devices = tuple(map(str, dataset.device_ids))
-        self._data = digest(
-            np.array(dataset.candidate_ids),
-            np.array(dataset.device_ids),
-            dataset.group,
-            dataset.latency_secs,
-            dataset.failed,
-            dataset.hardware,
-            *dataset.features.arrays().values(),
-        )
-
-    def path(self, ranker: Any, split: Split, fit_seed: int) -> Path:
-        """Where the scores of a ranker on a split belong; ask before the ranker is fitted."""
-        settings = {name: repr(getattr(ranker, name)) for name in _SETTINGS if hasattr(ranker, name)}
-        told = repr((self._data, ranker.name, settings, split.sources, split.targets, fit_seed))
-        name = hashlib.blake2b(digest_size=12)
-        for part in (told, digest(split.train), digest(split.test)):
-            name.update(part.encode())
-        return self._folder / f"{ranker.name}-{name.hexdigest()}.npz"
-
-    def load(self, path: Path) -> tuple[dict[str, NDArray[np.float64]], float] | None:
-        """Scores by device and the seconds they took; None where nothing is kept, or the file is damaged."""
-        try:
-            # An own file, which is closed whatever is wrong with what is in it.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-                scores = {self._devices[int(name)]: kept[name] for name in kept.files if name != "seconds"}
-                return scores, float(kept["seconds"])
-        except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile):
-            return None  # they are made again
-
-    def save(self, path: Path, scores: Mapping[str, NDArray[np.float64]], seconds: float) -> None:
-        """Keep scores by device; the file appears whole or not at all."""
-        arrays: dict[str, Any] = {str(self._devices.index(d)): values for d, values in scores.items()}
-        file = io.BytesIO()
-        np.savez(file, seconds=np.float64(seconds), **arrays)
-        put_file(path, file.getvalue())

@@ -5,13 +5,16 @@ devices have measured the candidates that are to be put in order (the target mea
 workload's candidates, and is judged on the other half). *Candidate new*: the same halves, but nobody has
 measured the other one, as in a search on a known workload. *Device and workload new*: whole networks are held
 out on every device. Fits nothing.
+
+Legend: N candidates of a dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +23,10 @@ from agents.records import Workload, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
+from transfer.train.rows import trainable_devices
 
 Rows = NDArray[np.int64]
+_Made = TypeVar("_Made")
 
 #: Share of a workload's candidates that the target is judged on where source devices have measured them.
 _JUDGED_SHARE = 0.5
@@ -73,6 +78,44 @@ class Case:
     seed: int
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Situation:
+    """What may be seen of a new device and its source devices when some rows are to be put in order for it.
+
+    Attributes:
+        dataset: All candidates, with every measurement taken out that may not be seen; no measurement of the
+            target at all.
+        target: The new device.
+        sources: Devices that may be learnt from.
+        source_rows: Rows that they were measured on, as far as it may be seen.
+        test: Rows to score.
+        seed: Of everything random.
+    """
+
+    dataset: Dataset
+    target: str
+    sources: tuple[str, ...]
+    source_rows: Rows
+    test: Rows
+    seed: int
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], _Made]) -> _Made:
+        """What `make` gives, made once for all contenders and numbers of samples."""
+        if name not in self._made:
+            self._made[name] = make()
+        return cast(_Made, self._made[name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FewShotSet:
+    """What was measured on the new device."""
+
+    rows: Rows
+    #: (len(rows),) seconds, NaN where the candidate failed.
+    latency_secs: NDArray[np.float64]
+
+
 def make_cases(
     dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan
 ) -> list[Case]:
@@ -117,6 +160,27 @@ def shown(dataset: Dataset, case: Case) -> Dataset:
     seen[case.source_rows] = True
     seen[:, dataset.column(case.target)] = False
     return dataset.where(seen)
+
+
+def situation_of(view: Dataset, case: Case) -> Situation:
+    """The situation of a case; `view` is what of the dataset may be seen (`shown`)."""
+    return Situation(
+        dataset=view,
+        target=case.target,
+        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
+        source_rows=case.source_rows,
+        test=case.test,
+        seed=case.seed,
+    )
+
+
+def with_few_shot(dataset: Dataset, target: str, few_shot: FewShotSet) -> Dataset:
+    """The dataset with what was measured on the target put in."""
+    column = dataset.column(target)
+    latency, failed = dataset.latency_secs.copy(), dataset.failed.copy()
+    latency[few_shot.rows, column] = few_shot.latency_secs
+    failed[few_shot.rows, column] = ~np.isfinite(few_shot.latency_secs)
+    return replace(dataset, latency_secs=latency, failed=failed)
 
 
 def _divisions(

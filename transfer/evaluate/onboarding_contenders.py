@@ -1,8 +1,8 @@
 """One case of the onboarding curve: what each contender makes of k samples, judged on what is held out.
 
-Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and baselines; all
-see the same dataset, in which whatever they may not see is taken out. Called by `transfer.auto` and the
-onboarding curve of the benchmarks, in parts by replayed onboardings.
+Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and in the
+benchmarks other people's ways; all see the same dataset, in which whatever they may not see is taken out.
+Called by `transfer.auto` and the onboarding curve of the benchmarks, in parts by replayed onboardings.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from numpy.typing import NDArray
 from transfer.adapt.base import Strategy
 from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import Selector, rounds
-from transfer.baselines.base import Rows, Scores
-from transfer.baselines.situation import FewShotSet, Situation, with_few_shot
 from transfer.data.dataset import Dataset
 from transfer.evaluate.evaluator import judge_by
-from transfer.evaluate.onboarding_cases import Case, Regime, shown
+from transfer.evaluate.onboarding_cases import (
+    Case,
+    FewShotSet,
+    Regime,
+    Situation,
+    shown,
+    situation_of,
+    with_few_shot,
+)
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
-from transfer.train.rows import trainable_devices
 from transfer.train.training import train
 
 
@@ -101,28 +107,11 @@ def run_case(
         dataset: With all measurements; what may not be seen is taken out here.
         case: Who is new, and what is held out.
         asked: Contenders with numbers of samples.
-        selector: How baselines choose their samples.
+        selector: How those that are no strategies choose their samples.
         config: How the model of the sources is trained.
     """
     with torch_threads(1):
         return list(_points(dataset, case, asked, selector, config))
-
-
-def situation_of(view: Dataset, case: Case) -> Situation:
-    """The situation of a case.
-
-    Args:
-        view: What of the dataset may be seen (`shown`).
-        case: The new device, and what is to be put in order.
-    """
-    return Situation(
-        dataset=view,
-        target=case.target,
-        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
-        source_rows=case.source_rows,
-        test=case.test,
-        seed=case.seed,
-    )
 
 
 def _points(

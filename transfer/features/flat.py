@@ -1,4 +1,4 @@
-"""One vector of numbers a candidate, for models that read no sequence: trees, and baselines.
+"""One vector of numbers a candidate, for models that read no sequence, such as trees.
 
 Legend: N candidates, n rows of a call, L steps, P columns.
 """

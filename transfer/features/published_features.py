@@ -1,4 +1,4 @@
-"""The features of published TLP (ASPLOS'23, section 4.2), which MTL-TLP and the baselines read.
+"""The features of published TLP (ASPLOS'23, section 4.2), which MTL-TLP reads.
 
 A schedule becomes a matrix of raw integers: each of Ansor's steps a row of an 11-wide one-hot of its tag
 and its fields one behind the other, rows and fields cut off at fixed sizes, no scaling. Two layouts, for CPUs

@@ -3,7 +3,7 @@
 Called by the registry and the command line. A folder appears whole or not at all, and a loaded model
 is either the one that was saved or an error that says why not. Nothing is unpickled.
 
-A checkpoint is of one kind of model: `fleet_tlp` or `mtl_tlp`.
+A checkpoint is of one kind of model, which its manifest names.
 
 The manifest holds what the caller gives (table version, metrics, seed, git commit...) and, under its
 own keys, what is needed to build the model and to check the tensors.
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -33,19 +31,17 @@ from transfer.checked_folder import (
 )
 from transfer.features.extractor import FeatureSpec
 from transfer.features.place import PLACE_HASH
-from transfer.features.published_features import LAYOUTS
-from transfer.model.encoder import ModelConfig, ModelSizes
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.model.kinds import FLEET_TLP, KIND_KEY, MTL_TLP, model_kind
+from transfer.model.kinds import FLEET_TLP, KIND_KEY, model_kind
 from transfer.model.manifest import FORMAT_VERSION, OWN_KEYS, read_manifest
-from transfer.model.mtl_tlp import MtlTLP, TlpModel
+from transfer.model.mtl_tlp import MtlTLP
+from transfer.model.tlp_model import TlpModel
 
 #: Key of the manifest with the hashes of further files, by name; absent where there are none.
 BESIDE_KEY = "beside"
 
-#: Numbers of a configuration are below this: none of a model that anybody trained is near it.
-_MOST_SIZE = 1 << 20
-_CONFIG = TypeAdapter(ModelConfig)
+#: The class of each kind of model.
+_CLASSES: Mapping[str, type[TlpModel]] = {model.kind: model for model in (FleetTLP, MtlTLP)}
 
 
 def save(
@@ -71,11 +67,12 @@ def save(
             f"{directory} exists already; a checkpoint is never overwritten, choose a new name"
         )
     tensors = save_tensors({name: value.contiguous() for name, value in model.state_dict().items()})
+    settings = model.settings()
     own: dict[str, Any] = {
         KIND_KEY: model.kind,
         "format_version": FORMAT_VERSION,
-        "model": asdict(model.config),
-        "spec_hash": model.config.spec_hash,
+        "model": settings,
+        "spec_hash": settings["spec_hash"],
         "heads": list(model.device_ids),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tensors_sha256": sha256(tensors),
@@ -111,12 +108,9 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
     """
     manifest = read_manifest(directory)
     kind = model_kind(manifest)
-    if kind not in (FLEET_TLP, MTL_TLP):
+    if kind not in _CLASSES:
         raise CheckpointError(f"{directory}: unknown kind of model {kind!r}; update the program")
-    made = None if spec is None else spec.hash
-    if kind == MTL_TLP:
-        layout = LAYOUTS.get(str(manifest["model"].get("family")))
-        made = "none" if layout is None else layout.hash
+    made = _CLASSES[kind].features_hash(manifest["model"], spec)
     if made is not None and manifest["spec_hash"] != made:
         raise CheckpointError(
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {made} "
@@ -133,9 +127,9 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
         tensors = load_tensors(raw)
         # Shapes first: a manifest may name sizes that fill the memory.
         with torch.device("meta"):
-            _check_shapes(_untrained(kind, manifest, len(tensors)), tensors)
+            _check_shapes(_untrained(manifest, len(tensors)), tensors)
         with torch.random.fork_rng(devices=[]):
-            model = _untrained(kind, manifest, len(tensors))
+            model = _untrained(manifest, len(tensors))
         model.load_state_dict(tensors)
     except _MISFITS as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
@@ -159,7 +153,7 @@ def load_fleet_tlp(directory: Path, spec: FeatureSpec | None = None) -> tuple[Fl
     return model, manifest
 
 
-def _untrained(kind: str, manifest: Mapping[str, Any], tensors: int) -> TlpModel:
+def _untrained(manifest: Mapping[str, Any], tensors: int) -> TlpModel:
     """A model of the sizes and with the heads that a manifest says, for so many tensors to be put in.
 
     Raises:
@@ -167,25 +161,7 @@ def _untrained(kind: str, manifest: Mapping[str, Any], tensors: int) -> TlpModel
     """
     if len(manifest["heads"]) > tensors:
         raise ValueError(f"{len(manifest['heads'])} heads, {tensors} tensors")
-    if kind == MTL_TLP:
-        return MtlTLP(LAYOUTS[manifest["model"]["family"]], manifest["heads"])
-    # Types by the declaration; keys that it lacks are refused below.
-    _CONFIG.validate_json(json.dumps(manifest["model"]), strict=True)
-    fields = dict(manifest["model"])
-    fields["category_sizes"] = tuple(fields["category_sizes"])
-    given_sizes = fields["sizes"]
-    sizes = fields["sizes"] = ModelSizes(**given_sizes)
-    config = ModelConfig(**fields)
-    if asdict(config).keys() != manifest["model"].keys() or asdict(sizes).keys() != given_sizes.keys():
-        raise ValueError("it lacks keys of a configuration")
-    numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
-    widths = (sizes.category_width, sizes.step_width, sizes.trunk_width, sizes.head_width)
-    is_possible = all(0 <= one < _MOST_SIZE for one in numbers if isinstance(one, int))
-    if not is_possible or min(*widths, sizes.attention_heads, *config.category_sizes) < 1:
-        raise ValueError("a size is out of range")
-    if max(sizes.attention_layers, sizes.residual_blocks, len(config.category_sizes)) > tensors:
-        raise ValueError(f"more layers than tensors, which are {tensors}")
-    return FleetTLP(config, manifest["heads"])
+    return _CLASSES[model_kind(manifest)].untrained(manifest["model"], manifest["heads"], tensors)
 
 
 def _check_shapes(model: TlpModel, tensors: Mapping[str, torch.Tensor]) -> None:

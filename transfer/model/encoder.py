@@ -7,12 +7,14 @@ Legend: N candidates, L steps, C category slots, F number slots, E step width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import cast
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +28,8 @@ _MIN_WIDTH = 1e-6
 _FIT_ROWS = 65536
 #: Finite stand-in for minus infinity, so that a sequence without any step gives no NaN in attention.
 _MASKED = -1e9
+#: Numbers of a configuration are below this: none of a model that anybody trained is near it.
+_MOST_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,35 @@ class ModelConfig:
     def described_size(self) -> int:
         """Numbers of `FeatureBlock.described` that the model reads."""
         return self.summary_size + self.place_size
+
+
+_CONFIG = TypeAdapter(ModelConfig)
+
+
+def config_from(settings: Mapping[str, Any], tensors: int) -> ModelConfig:
+    """The configuration that a manifest says, of a model of so many tensors.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is none, a size is of no model, or there are more layers than
+            tensors.
+    """
+    # Types by the declaration; keys that it lacks are refused below.
+    _CONFIG.validate_json(json.dumps(settings), strict=True)
+    fields = dict(settings)
+    fields["category_sizes"] = tuple(fields["category_sizes"])
+    given_sizes = fields["sizes"]
+    sizes = fields["sizes"] = ModelSizes(**given_sizes)
+    config = ModelConfig(**fields)
+    if asdict(config).keys() != settings.keys() or asdict(sizes).keys() != given_sizes.keys():
+        raise ValueError("it lacks keys of a configuration")
+    numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
+    widths = (sizes.category_width, sizes.step_width, sizes.trunk_width, sizes.head_width)
+    is_possible = all(0 <= number < _MOST_SIZE for number in numbers if isinstance(number, int))
+    if not is_possible or min(*widths, sizes.attention_heads, *config.category_sizes) < 1:
+        raise ValueError("a size is out of range")
+    if max(sizes.attention_layers, sizes.residual_blocks, len(config.category_sizes)) > tensors:
+        raise ValueError(f"more layers than tensors, which are {tensors}")
+    return config
 
 
 class Standardise(nn.Module):

@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast
+from dataclasses import asdict
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -39,9 +40,11 @@ from transfer.model.encoder import (
     Residual,
     Standardise,
     StepEncoder,
+    config_from,
 )
 from transfer.model.inputs import SCORE_BATCH, block_tensors, check_sizes, scoring, used_lengths
 from transfer.model.kinds import FLEET_TLP
+from transfer.model.tlp_model import TlpModel
 from transfer.model.trees import HardwareOf, Trees, joint_scores
 
 #: Sequences of a pass of `score` are rounded up to a multiple of so many steps (see `SCORE_BATCH`).
@@ -50,25 +53,21 @@ _SCORE_STEPS = 8
 _REPRESENTED = 512
 
 
-class FleetTLP(nn.Module):
+class FleetTLP(TlpModel):
     """Shared backbone and a head for each device.
-
-    Not safe for use by several threads at once: `score` changes the mode of the module and torch's threads.
 
     Args:
         config: Sizes of the features and of the network.
         device_ids: Devices to give a freshly initialised head; more may follow by `add_head`.
     """
 
-    #: What a manifest calls a model of this class.
     kind: ClassVar[str] = FLEET_TLP
-    #: It reads no published features, so nobody needs to make them for it.
-    layout: ClassVar[None] = None
 
     def __init__(self, config: ModelConfig, device_ids: Sequence[str] = ()) -> None:
         super().__init__()
         sizes = config.sizes
         self.config = config
+        self.layout = None
         self.reads_place = config.place_size > 0
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
@@ -84,11 +83,25 @@ class FleetTLP(nn.Module):
         #: Outputs of `validity`, for the devices that failures are known of (`transfer.train.validity`).
         self.validity_outputs = nn.ModuleDict()
         #: Of the ensemble with the network; None where none were fitted (`transfer.train.tree_fit`).
-        self.trees: Trees | None = None
+        self.trees = None
         #: Hardware vector that they are given for each device.
         self.hardware = nn.ModuleDict()
         for device_id in device_ids:
             self.add_head(device_id)
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        return asdict(self.config)
+
+    @classmethod
+    def features_hash(cls, settings: Mapping[str, Any], spec: FeatureSpec | None) -> str | None:
+        """That of what an extractor makes."""
+        return None if spec is None else spec.hash
+
+    @classmethod
+    def untrained(cls, settings: Mapping[str, Any], device_ids: Sequence[str], tensors: int) -> Self:
+        """As of any model; sizes that no model has, or more layers than tensors, are a `ValueError`."""
+        return cls(config_from(settings, tensors), device_ids)
 
     @property
     def device_ids(self) -> tuple[str, ...]:

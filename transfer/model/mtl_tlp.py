@@ -1,7 +1,7 @@
 """MTL-TLP as published: a shared backbone and a whole decoder for each device, ready to serve.
 
-Trained by `transfer.train.published_procedure`, stored by `transfer.model.checkpoint`, asked like a
-`FleetTLP`. To the network only the last step is added: its scores are sums of any size, those that serve lie
+Trained by `transfer.train.published_procedure`, stored by `transfer.model.checkpoint`, asked like any
+`TlpModel`. To the network only the last step is added: its scores are sums of any size, those that serve lie
 between 0 and 1, in the same order. It reads `FeatureBlock.published` alone. It takes no further heads, and
 knows nothing of failures.
 
@@ -16,10 +16,10 @@ Legend: N candidates, L steps, E width of a step, D heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from torch.nn import functional as F
 
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.published_features import PublishedLayout
-from transfer.model.fleet_tlp import FleetTLP
+from transfer.features.extractor import FeatureSpec
+from transfer.features.published_features import LAYOUTS, PublishedLayout
 from transfer.model.inputs import SCORE_BATCH, scoring
 from transfer.model.kinds import MTL_TLP
+from transfer.model.tlp_model import TlpModel
 
 Mixer = Literal["attention", "lstm"]
 
@@ -129,27 +130,45 @@ class MtlTlpConfig:
     spec_hash: str
 
 
-class MtlTLP(nn.Module):
+class MtlTLP(TlpModel):
     """One network with a decoder for each device.
-
-    Not safe for use by several threads at once: `score` changes the mode of the module and torch's threads.
 
     Args:
         layout: Of the features that it reads.
         device_ids: Devices, in the order of the decoders.
     """
 
-    #: What a manifest calls a model of this class.
     kind: ClassVar[str] = MTL_TLP
-    #: It reads no place in a design space.
-    reads_place: ClassVar[bool] = False
+    layout: PublishedLayout
 
     def __init__(self, layout: PublishedLayout, device_ids: Sequence[str]) -> None:
         super().__init__()
         self.layout = layout
+        self.reads_place = False
+        self.trees = None
         self.config = MtlTlpConfig(family=layout.family, spec_hash=layout.hash)
-        self.device_ids = tuple(device_ids)
-        self.network = TlpNetwork(layout.width, len(self.device_ids))
+        self._device_ids = tuple(device_ids)
+        self.network = TlpNetwork(layout.width, len(self._device_ids))
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Devices, in the order of the decoders."""
+        return self._device_ids
+
+    def settings(self) -> dict[str, Any]:
+        """Family and hash of the layout."""
+        return asdict(self.config)
+
+    @classmethod
+    def features_hash(cls, settings: Mapping[str, Any], spec: FeatureSpec | None) -> str | None:
+        """That of the layout of the family, whatever else an extractor makes."""
+        layout = LAYOUTS.get(str(settings.get("family")))
+        return "none" if layout is None else layout.hash
+
+    @classmethod
+    def untrained(cls, settings: Mapping[str, Any], device_ids: Sequence[str], tensors: int) -> Self:
+        """As of any model; an unknown family is a `KeyError`."""
+        return cls(LAYOUTS[settings["family"]], device_ids)
 
     def head(self, device_id: str) -> nn.Module:
         """The decoder of one device.
@@ -214,7 +233,3 @@ def published_of(block: FeatureBlock, layout: PublishedLayout) -> NDArray[np.flo
             f"for devices of the family {layout.family!r}"
         )
     return block.published
-
-
-#: A model that a registry keeps and a fleet asks.
-TlpModel = FleetTLP | MtlTLP

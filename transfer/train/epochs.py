@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from transfer.train.config import EpochReport, TrainConfig
-from transfer.train.peers import Peers
 from transfer.train.rows import TrainingRows
 from transfer.train.step import Stepper, learning_rate_curve
 
@@ -45,7 +44,6 @@ def run_epochs(
     validation: TrainingRows | None,
     config: TrainConfig,
     seed: int,
-    peers: Peers,
     progress: TrainingProgress,
     after_epoch: Callable[[EpochReport], None],
 ) -> None:
@@ -66,7 +64,7 @@ def run_epochs(
         started = time.perf_counter()
         epoch = len(progress.history) + 1
         random = np.random.default_rng((seed, epoch))
-        torch.manual_seed(_dropout_seed(seed, epoch, peers.rank))
+        torch.manual_seed(_dropout_seed(seed, epoch))
         parts = training.parts(**sizes, random=random)
         order = random.permutation(len(parts))
         stepper.model.train()
@@ -99,8 +97,6 @@ def run_epochs(
         stepper.model.load_state_dict(progress.best[2])
 
 
-def _dropout_seed(seed: int, epoch: int, rank: int) -> int:
-    """A seed of its own for each epoch and worker."""
-    return int(
-        np.random.SeedSequence((seed, epoch, 1 + rank)).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    )
+def _dropout_seed(seed: int, epoch: int) -> int:
+    """A seed of its own for each epoch; the 1 tells it from the one that deals the batches."""
+    return int(np.random.SeedSequence((seed, epoch, 1)).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,6 +1,6 @@
 """Ranking and regression losses over candidates of the same workload.
 
-Called by `transfer.train.step`, adaptation and baselines. Every loss takes a padded layout of G workload
+Called by `transfer.train.step` and by adaptation. Every loss takes a padded layout of G workload
 groups with n places each and gives one value a group, so the caller decides how groups and heads are
 averaged. Nothing here knows of devices, features or the model.
 

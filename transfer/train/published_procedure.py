@@ -4,7 +4,7 @@ The network and the loss are in `transfer.model.mtl_tlp`. The training is the pu
 ASPLOS'23, sections 4.3 and 5): random rows of all workloads in a batch, a random tenth of the rows (not of
 the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended unless
 asked otherwise: failed candidates are left out, and each head uses the rows that have its label. Called by
-the fleet for the model that serves (`train_mtl_tlp`), and by `transfer.baselines.tlp`.
+`transfer.train.trainers` for the model that serves (`train_mtl_tlp`).
 
 Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a step, D heads.
 """

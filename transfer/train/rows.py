@@ -1,7 +1,8 @@
 """The rows that training, or validation, may look at: their labels, workload by workload.
 
-Called by `transfer.train.training`, and for labels by the baselines. Arrays grow with rows and devices only,
-never with steps: features are gathered for one batch at a time from the dataset, which may lie on disk.
+Called by `transfer.train.training`, and for labels by the published procedure. Arrays grow with rows and
+devices only, never with steps: features are gathered for one batch at a time from the dataset, which may lie
+on disk.
 
 Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
 """

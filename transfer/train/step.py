@@ -22,7 +22,6 @@ from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import block_tensors
 from transfer.train.config import TrainConfig
 from transfer.train.losses import group_losses
-from transfer.train.peers import ALONE, Peers
 from transfer.train.rows import Positions, TrainingRows
 
 
@@ -33,30 +32,23 @@ class Stepper:
         model: Changed by every step.
         config: How.
         device: Where the model lies.
-        peers: Who else works on the same batches.
     """
 
-    def __init__(
-        self, model: FleetTLP, config: TrainConfig, device: torch.device, peers: Peers = ALONE
-    ) -> None:
+    def __init__(self, model: FleetTLP, config: TrainConfig, device: torch.device) -> None:
         self.model = model
         self.optimizer = torch.optim.AdamW(
             _parameter_groups(model, config.weight_decay), lr=config.learning_rate, fused=True
         )
         self._config = config
         self._device = device
-        self._peers = peers
         self._parameters = list(model.parameters())
-        self._heads = {name: list(model.head(name).parameters()) for name in model.device_ids}
-        in_heads = {id(p) for parameters in self._heads.values() for p in parameters}
-        self._backbone = [p for p in self._parameters if id(p) not in in_heads]
 
     def step(self, data: TrainingRows, parts: Sequence[Positions], factor: float) -> float | None:
         """Lower the mean over heads of the mean over parts of the loss.
 
         Args:
             data: Rows to learn from.
-            parts: The whole batch, the peers' parts included.
+            parts: Those of the batch.
             factor: On the learning rate.
 
         Returns:
@@ -73,16 +65,10 @@ class Stepper:
         shares = usable[:, heads] / usable[:, heads].sum(axis=0) / len(heads)
         for parameter in self._parameters:
             parameter.grad = None
-        loss = torch.zeros((), device=self._device)
-        mine = self._peers.share(parts)
-        if mine:
-            share = np.stack(self._peers.share(list(shares)))
-            loss = (self._losses(data, mine, heads, share > 0) * self._move(share.T)).sum()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
-        trained = [p for head in heads for p in self._heads[data.device_ids[head]]]
-        found = self._peers.add_up_gradients([*self._backbone, *trained], loss)
+        loss = (self._losses(data, parts, heads, shares > 0) * self._move(shares.T)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
         norm = nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
-        total, length = torch.stack([found, norm]).tolist()
+        total, length = torch.stack([loss.detach(), norm]).tolist()
         if not math.isfinite(total) or not math.isfinite(length):
             raise TransferError(
                 f"training diverged: loss {total}, gradient norm {length} with learning rate "
@@ -98,10 +84,9 @@ class Stepper:
         usable = data.comparable(parts)
         count = 4 * self._config.workloads_per_batch
         found = np.zeros(len(parts))
-        starts = list(range(0, len(parts), count))
         self.model.eval()
         with torch.no_grad():
-            for start in self._peers.share(starts):
+            for start in range(0, len(parts), count):
                 here = usable[start : start + count]
                 heads = np.flatnonzero(here.any(axis=0))
                 if not len(heads):
@@ -110,8 +95,7 @@ class Stepper:
                 share = here[:, heads] / np.maximum(1, here.sum(axis=1, keepdims=True))
                 losses = self._losses(data, parts[start : start + count], heads, here[:, heads])
                 found[start : start + count] = (losses * self._move(share.T)).sum(dim=0).cpu().numpy()
-        total = self._peers.add_up(torch.from_numpy(found).to(self._device)).cpu().numpy()
-        return float(total.sum() / max(1, int(usable.any(axis=1).sum())))
+        return float(found.sum() / max(1, int(usable.any(axis=1).sum())))
 
     def _losses(
         self,

@@ -7,15 +7,15 @@ workload. With a run folder, every epoch is kept and a killed run goes on where 
 dataset comes from or where a model goes.
 
 The parts, all in `transfer.train`: `rows` (rows and labels), `step` (loss and update), `epochs`, `state`
-(what is kept, and curves), `peers` (several workers).
+(what is kept, and curves).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.config import EpochReport, TrainConfig, torch_device
 from transfer.train.epochs import TrainingProgress, run_epochs
-from transfer.train.peers import ALONE, Peers
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices, with_lent_latencies
 from transfer.train.state import digest, kept, load_state, remove_states
 from transfer.train.step import Stepper
@@ -54,24 +53,20 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun:
-    """Where a training starts from, what it keeps on the way, and who trains beside it.
+    """Where a training starts from, and what it keeps on the way.
 
     Attributes:
         init: Model to start from (not changed); its input scaling and its other heads are kept. Heads that
             it lacks are added fresh. Default: a new model, with scaling from the training rows.
-        on_epoch: Called after each epoch, by the first worker.
+        on_epoch: Called after each epoch.
         folder: Folder for the curves and the state after each epoch. An interrupted run that it holds, with
             the same data, settings and seed, goes on; on a CPU it ends with the weights it would have had.
             The state is removed when the run is over.
-        peers: This worker among several that call `train` with equal arguments. Each batch is dealt to them
-            by workload, and all return the same model. The first one writes the folder, which all must see.
-            Losses are those of one worker but for rounding and dropout.
     """
 
     init: FleetTLP | None = None
     on_epoch: Callable[[EpochReport], None] | None = None
     folder: Path | None = None
-    peers: Peers = ALONE
 
 
 _FRESH = TrainRun()
@@ -99,16 +94,16 @@ def train(
             candidates of one workload in `rows`.
         validation_rows: Rows for early stopping; the weights of the best epoch are returned. Choose
             other workloads than those of `rows`.
-        run: Where it starts from, what it keeps, and who trains beside it.
+        run: Where it starts from, and what it keeps.
 
     Returns:
         The model, on the CPU and in evaluation mode.
 
     Raises:
-        TransferError: Nothing to learn from; the inputs or the loss are not finite; the run folder
-            holds another run; or the workers do not agree.
+        TransferError: Nothing to learn from; the inputs or the loss are not finite; or the run folder holds
+            another run.
     """
-    started, peers = time.perf_counter(), run.peers
+    started = time.perf_counter()
     rows = np.asarray(rows, dtype=np.int64)
     device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
     held = np.asarray([] if validation_rows is None else validation_rows, dtype=np.int64)
@@ -124,29 +119,25 @@ def train(
         scope.enter_context(scoped_seed(seed))
         scope.enter_context(torch_threads(config.threads))
         model = _start(dataset, rows, device_ids, config, run.init).to(target)
-        stepper = Stepper(model, config, target, peers)
+        stepper = Stepper(model, config, target)
         progress = TrainingProgress()
         keep: Callable[[EpochReport], None] | None = None
         if run.folder is not None:
             identity = _identity(training, validation, config, seed, run.init)
             progress = load_state(run.folder, identity, stepper)
-            peers.check_equal(len(progress.history), "epochs that an interrupted run had done")
-            if peers.is_first:
-                keep = scope.enter_context(kept(run.folder, identity, stepper, progress))
+            keep = scope.enter_context(kept(run.folder, identity, stepper, progress))
         resumed = len(progress.history)
 
         def after_epoch(report: EpochReport) -> None:
             if keep is not None:
                 keep(report)
-            if run.on_epoch is not None and peers.is_first:
+            if run.on_epoch is not None:
                 run.on_epoch(report)
 
-        run_epochs(stepper, training, validation, config, seed, peers, progress, after_epoch)
+        run_epochs(stepper, training, validation, config, seed, progress, after_epoch)
         fit_validity(model.to("cpu"), dataset, rows, device_ids)
         fit_trees(model, lent, rows, device_ids, config=config, seed=seed)
-        # Nobody may remove what another worker has yet to read.
-        peers.check_equal(len(progress.history), "epochs done")
-    if run.folder is not None and peers.is_first:
+    if run.folder is not None:
         remove_states(run.folder)
     return TrainResult(
         model=model.to("cpu").eval(),
@@ -156,19 +147,6 @@ def train(
         lonely_workloads=training.lonely_workloads,
         resumed_epochs=resumed,
     )
-
-
-def result_to_json(result: TrainResult) -> dict[str, Any]:
-    """All of a result but the model, as plain values."""
-    plain = {one.name: getattr(result, one.name) for one in fields(TrainResult)}
-    del plain["model"]
-    return {**plain, "history": [asdict(report) for report in result.history]}
-
-
-def result_from_json(model: FleetTLP, values: Mapping[str, Any]) -> TrainResult:
-    """Inverse of `result_to_json`, with the model that belongs to it."""
-    history = tuple(EpochReport(**report) for report in values["history"])
-    return TrainResult(**{**values, "model": model, "history": history})
 
 
 def _start(

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, Look, look, window
-from fleet.models.promotion import Standing
 from tests.fleet.models.test_refresh import heads
 
 PUBLISHED, LOW = {"tau": [0.7, 0.65, 0.75]}, {"tau": [0.1, 0.0, 0.2]}
@@ -40,24 +39,17 @@ def test_a_look_says_how_fresh_a_champion_is(
     assert looked(quality, previous, published).freshness is freshness
 
 
-def test_a_champion_that_the_one_before_beats_is_taken_back() -> None:
+def test_a_look_says_what_it_saw_and_asks_both_about_the_same() -> None:
     found = looked(0.3, 0.8, PUBLISHED)
     assert found.freshness is Freshness.ROLL_BACK
     assert "0.700 when published; v000001 gives" in found.text
     assert found.figures["ahead"][1] > 0
-
-
-def test_a_few_workloads_say_nothing() -> None:
     found = look("a", "v000002", heads(0.1, workloads=LEAST_WORKLOADS - 1), published=PUBLISHED)
     assert found.freshness is Freshness.TOO_FEW
     assert found.text == "5 workloads have enough fresh records, 6 are needed"
     assert look("a", "v000002", None).freshness is Freshness.TOO_FEW
-
-
-def test_both_must_be_asked_about_the_same() -> None:
-    other: Standing = heads(0.5, workloads=9)
     with pytest.raises(ValueError, match="the same records"):
-        look("a", "v000002", heads(0.5), previous_version="v000001", previous=other)
+        look("a", "v000002", heads(0.5), previous_version="v000001", previous=heads(0.5, workloads=9))
 
 
 def test_equal_heads_are_hardly_ever_taken_back() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,76 +43,65 @@ def heads(
     return found
 
 
-def test_a_better_head_moves_on_and_says_by_how_much() -> None:
-    verdict = judge("a", heads(0.9, seed=1), heads(0.5, seed=2), served_by="v000001")
-    assert (verdict.kind, verdict.moves_on) == (DecisionKind.BETTER, True)
-    assert "on 12 held-out workloads" in verdict.reason
-    assert "against v000001" in verdict.reason
-    assert verdict.judged["difference"]["pairs"][1] > 0
-    assert (verdict.judged["workloads"], verdict.judged["candidates"]) == (12, 240)
+#: Quality of the challenger's head and of the champion's, how they are judged, and what is decided and said.
+JUDGED: dict[str, tuple[float | None, float | None, dict[str, Any], DecisionKind, str]] = {
+    "better": (0.9, 0.5, {}, DecisionKind.BETTER, r"better: .*on 12 held-out workloads.*against v000001"),
+    "worse": (0.5, 0.9, {}, DecisionKind.WORSE, "worse: "),
+    # The challenger has the fresher data...
+    "as good": (0.7, 0.7, {}, DecisionKind.AS_GOOD, "no worse beyond noise: "),
+    "as good, of as many": (
+        0.7,
+        0.7,
+        {"learnt": (203, 203)},
+        DecisionKind.AS_GOOD,
+        "no worse beyond noise: ",
+    ),
+    # ...unless it learnt from less.
+    "as good, of fewer": (
+        *(0.7, 0.7, {"learnt": (42, 203)}, DecisionKind.UNJUDGED),
+        "not clearly better, and it learnt from 42 workloads, v000001 ",
+    ),
+    "better, of fewer": (0.9, 0.7, {"learnt": (42, 203)}, DecisionKind.BETTER, "better: "),
+    # A head of 42 workloads once took the place of a better one of 200 by a bootstrap of three.
+    "three workloads": (0.9, 0.5, {"workloads": 3, "learnt": (42, 203)}, DecisionKind.UNJUDGED, ""),
+    "three, as many": (0.9, 0.5, {"workloads": 3, "learnt": (42, 42)}, DecisionKind.AS_GOOD, ""),
+    "first": (0.8, None, {}, DecisionKind.FIRST, ""),
+    "first, by chance": (0.0, None, {}, DecisionKind.REFUSED, "no better than chance"),
+    "first, unjudged": (None, None, {}, DecisionKind.FIRST, ""),
+    "too few to judge": (
+        *(0.9, 0.9, {"workloads": refresh.LEAST_JUDGED - 1}, DecisionKind.UNJUDGED),
+        "2 held-out workloads can judge, 3 are needed; v000001 stays, for nobody has judged the new head$",
+    ),
+    # A champion that cannot serve any more keeps nobody out.
+    "champion gone": (0.8, None, {"gone": "v1 is torn"}, DecisionKind.FIRST, "v1 is torn; "),
+    "champion gone, unjudged": (None, None, {"gone": "v1 is torn"}, DecisionKind.FIRST, "v1 is torn; "),
+    "champion gone, by chance": (0.0, None, {"gone": "v1 is torn"}, DecisionKind.REFUSED, ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("mine", "other", "learnt", "kind", "reason"),
-    [
-        (0.5, 0.9, (0, 0), "worse", "worse: "),
-        # The challenger has the fresher data...
-        (0.7, 0.7, (0, 0), "as_good", "no worse beyond noise: "),
-        (0.7, 0.7, (203, 203), "as_good", "no worse beyond noise: "),
-        # ...unless it learnt from less.
-        (0.7, 0.7, (42, 203), "unjudged", "not clearly better, and it learnt from 42 workloads, v000001 "),
-        (0.9, 0.7, (42, 203), "better", "better: "),
-    ],
-)
-def test_a_champion_stays_where_its_challenger_is_worse_or_equal_and_learnt_from_less(
-    mine: float, other: float, learnt: tuple[int, int], kind: str, reason: str
-) -> None:
-    verdict = judge("a", heads(mine, seed=1), heads(other, seed=2), served_by="v000001", learnt=learnt)
-    assert (verdict.kind, verdict.moves_on) == (kind, kind in {"as_good", "better"})
-    assert verdict.reason.startswith(reason)
-    assert verdict.judged is not None
-
-
-def test_three_workloads_make_no_head_better() -> None:
-    """A head of 42 workloads once took the place of a better one of 200 by a bootstrap of three."""
-    mine, other = heads(0.9, workloads=3, seed=1), heads(0.5, workloads=3, seed=2)
-    assert mine.pairs().minus(other.pairs()).estimate().low > 0
-    assert judge("a", mine, other, served_by="v000001", learnt=(42, 203)).kind is DecisionKind.UNJUDGED
-    assert judge("a", mine, other, served_by="v000001", learnt=(42, 42)).kind is DecisionKind.AS_GOOD
+@pytest.mark.parametrize("case", JUDGED)
+def test_a_challenger_serves_where_it_is_better_or_fresher_and_says_why(case: str) -> None:
+    mine, other, options, kind, reason = JUDGED[case]
+    count = {"workloads": options.get("workloads", 12)}
+    told = {name: value for name, value in options.items() if name != "workloads"}
+    challenger = None if mine is None else heads(mine, seed=1, **count)
+    champion = None if other is None else heads(other, seed=2, **count)
+    verdict = judge("a", challenger, champion, served_by="v000001" if champion else "", **told)
+    assert verdict.kind is kind
+    assert verdict.moves_on == (kind in {DecisionKind.BETTER, DecisionKind.AS_GOOD, DecisionKind.FIRST})
+    assert re.match(reason, verdict.reason)
+    if case == "better":
+        assert verdict.judged["difference"]["pairs"][1] > 0
+        assert (verdict.judged["workloads"], verdict.judged["candidates"]) == (12, 240)
 
 
 def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() -> None:
     found = heads(0.7, seed=1)
-    blind = replace(found, top5=found.top5 - 0.2)
-    verdict = judge("a", blind, found, served_by="v000001")
+    verdict = judge("a", replace(found, top5=found.top5 - 0.2), found, served_by="v000001")
     assert verdict.kind is DecisionKind.WORSE
     assert "first five choices" in verdict.reason
-
-
-def test_a_first_head_must_beat_chance() -> None:
-    assert judge("a", heads(0.8), None).kind is DecisionKind.FIRST
-    verdict = judge("a", heads(0.0), None)
-    assert (verdict.kind, verdict.moves_on) == (DecisionKind.REFUSED, False)
-    assert verdict.reason.startswith("no better than chance")
-
-
-def test_too_few_held_out_workloads_judge_nobody() -> None:
-    few = heads(0.9, workloads=refresh.LEAST_JUDGED - 1)
-    verdict = judge("a", few, few, served_by="v000004")
-    assert (verdict.kind, verdict.moves_on) == (DecisionKind.UNJUDGED, False)
-    assert verdict.reason == (
-        "2 held-out workloads can judge, 3 are needed; v000004 stays, for nobody has judged the new head"
-    )
-    assert judge("a", None, None).kind is DecisionKind.FIRST
-
-
-@pytest.mark.parametrize("share", [0.8, None])
-def test_a_champion_that_cannot_serve_any_more_keeps_nobody_out(share: float | None) -> None:
-    challenger = None if share is None else heads(share)
-    verdict = judge("a", challenger, None, gone="v000004 cannot serve any more (torn)")
-    assert (verdict.kind, verdict.moves_on) == (DecisionKind.FIRST, True)
-    assert verdict.reason.startswith("v000004 cannot serve any more (torn); ")
-    assert judge("a", heads(0.0), None, gone="torn").kind is DecisionKind.REFUSED
+    with pytest.raises(ValueError, match="unlike workloads"):
+        judge("a", heads(0.9), heads(0.9, workloads=11), served_by="v000001")
 
 
 def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
@@ -125,11 +116,6 @@ def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
     assert "since v000002 was rolled back by hand" in back.reason
     assert held_back(better, rolled_back_from="v000002") is better
     assert held_back(as_good) is as_good
-
-
-def test_heads_are_compared_on_the_same_workloads_only() -> None:
-    with pytest.raises(ValueError, match="unlike workloads"):
-        judge("a", heads(0.9), heads(0.9, workloads=11), served_by="v000001")
 
 
 def test_differences_within_the_noise_floor_are_no_differences() -> None:
@@ -180,26 +166,12 @@ def test_a_share_of_pairs_is_as_unsure_as_other_candidates_make_it() -> None:
     assert pair_width(truth, np.exp(-truth), 0.0) == 0.0, "of a head without errors nothing is unsure"
 
 
-def test_a_share_of_few_pairs_is_not_sure_at_all() -> None:
+def test_a_share_of_few_pairs_is_not_sure_at_all_and_of_many_some_are_enough() -> None:
     assert pair_width(np.arange(3.0), np.arange(3.0, 0, -1), 0.0) == 1.0
     # All pairs with the last one are decided, the others are within the noise.
     assert pair_width(np.arange(5.0), np.array([1.0, 1.0, 1.0, 1.0, 2.0]), 0.1) == 1.0
-
-
-def test_a_large_workload_is_judged_by_some_of_its_pairs() -> None:
-    random = np.random.default_rng(0)
-    truth = random.normal(size=5000)
-    decided, right = decided_pairs(truth, np.exp(-truth), 0.0)
-    assert decided == right == 512 * 511 / 2
-
-
-def test_a_device_without_enough_data_is_refused_by_its_numbers() -> None:
-    assert refusal("a", 32, 3) is None
-    verdict = refusal("a", 12, 1)
-    assert verdict.reason == (
-        "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
-    )
-    assert not verdict.moves_on
+    truth = np.random.default_rng(0).normal(size=5000)
+    assert decided_pairs(truth, np.exp(-truth), 0.0) == (512 * 511 / 2, 512 * 511 / 2)
 
 
 def test_a_refresh_starts_from_the_version_that_serves_most() -> None:
@@ -220,13 +192,16 @@ def test_a_refresh_starts_from_the_version_that_serves_most() -> None:
     assert (base, why[:40]) == ("", "the champions have learnt from the held-")
 
 
-def test_a_summary_counts_kinds() -> None:
-    verdicts = [
-        judge("a", heads(0.9, seed=1), heads(0.5), served_by="v1"),
-        judge("b", heads(0.8), None),
-        refusal("c", 0, 0),
-    ]
-    assert summary([one for one in verdicts if one]) == "1 first, 1 better, 1 refused"
+def test_a_summary_counts_kinds_and_a_device_without_enough_data_is_refused_by_its_numbers() -> None:
+    assert refusal("a", 32, 3) is None
+    refused = refusal("c", 12, 1)
+    assert refused is not None
+    assert not refused.moves_on
+    assert refused.reason == (
+        "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
+    )
+    better = judge("a", heads(0.9, seed=1), heads(0.5), served_by="v1")
+    assert summary([better, judge("b", heads(0.8), None), refused]) == "1 first, 1 better, 1 refused"
 
 
 # ---- the held-out workloads ----

@@ -154,6 +154,10 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
             (broken / file.name).write_bytes(raw[: len(raw) // 2] if file.name == name else raw)
         with pytest.raises(ShippedModelError, match=r"install the program again.*onboarding\.shipped=false"):
             read_shipped(Family.CPU, broken)
+    # Where none is shipped, nothing is read.
+    assert not has_shipped(Family.GPU)
+    assert read_shipped(Family.GPU) is None
+    assert shipped_folder(Family.GPU).name == "gpu"
 
 
 def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:
@@ -162,9 +166,3 @@ def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) ->
     assert grown.dataset.device_ids == (*snapshot.dataset.device_ids, TARGET)
     assert np.isnan(grown.dataset.latency_secs[:, -1]).all()
     assert with_columns(grown, {TARGET: (SPEC, DESCRIPTOR)}) is grown
-
-
-def test_where_none_is_shipped_nothing_is_read() -> None:
-    assert not has_shipped(Family.GPU)
-    assert read_shipped(Family.GPU) is None
-    assert shipped_folder(Family.GPU).name == "gpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,6 @@ from fleet.models.judge import Judge, best_of, counting_verdicts
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, judge
 from fleet.models.registry import Registry
-from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
 from fleet.onboarding.choice import source_version
@@ -44,14 +42,14 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
-from transfer.checked_folder import MANIFEST_NAME, CheckpointError
+from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features
 from transfer.model import checkpoint
 from transfer.model.mtl_tlp import MtlTLP
-from transfer.train.config import TrainConfig
-from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
+from transfer.train import trainers
+from transfer.train.published_procedure import TlpConfig, train_mtl_tlp
 
 LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 4))
 A, B = DEVICES
@@ -74,7 +72,7 @@ def trained(snapshot: DatasetSnapshot) -> MtlTLP:
     dataset = snapshot.dataset
     names = {one.workload_id for one in LEARNT}
     rows = np.flatnonzero([dataset.workload_ids[one] in names for one in dataset.group])
-    config = TlpConfig(epochs=25, batch=64)
+    config = TlpConfig(epochs=12, batch=64)
     found = train_mtl_tlp(dataset, rows, layout=CPU_LAYOUT, config=config, seed=0, devices=DEVICES)
     assert found.validation_losses[found.best_epoch - 1] == min(found.validation_losses)
     return found.model
@@ -133,22 +131,9 @@ def test_it_learns_and_comes_back_from_disk_with_equal_scores(
         checkpoint.load_fleet_tlp(tmp_path / "v")
 
 
-def test_scores_keep_the_order_of_sums_of_any_size(
-    snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
+def test_scores_keep_the_order_of_sums_of_any_size_and_need_its_features(
+    trained: MtlTLP, snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
-    model = MtlTLP(CPU_LAYOUT, ("x",))
-
-    def fake(steps: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.resize(sums, len(steps)))[:, None]
-
-    monkeypatch.setattr(model.network, "forward", fake)
-    scores = model.score(snapshot.dataset.features.take(np.arange(8)), "x")
-    assert (np.diff(scores) > 0).all()
-    assert scores[3] == 0.5
-
-
-def test_what_it_cannot_read_is_one_clear_error(trained: MtlTLP, snapshot: DatasetSnapshot) -> None:
     block = snapshot.dataset.features
     with pytest.raises(TransferError, match="reads the published features of TLP and these candidates have"):
         trained.score(replace(block, published=None), A)
@@ -156,24 +141,14 @@ def test_what_it_cannot_read_is_one_clear_error(trained: MtlTLP, snapshot: Datas
         trained.check_block(replace(block, published=np.zeros((1, GPU_LAYOUT.steps, GPU_LAYOUT.width))))
     with pytest.raises(TransferError, match=r"no head for device 'ghost'; it has: box.a, box.b"):
         trained.score(block, "ghost")
-
-
-def test_a_checkpoint_of_no_known_kind_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "v", small_model(A), {})
-    path = tmp_path / "v" / MANIFEST_NAME
-    manifest = json.loads(path.read_text())
-    assert manifest.pop("model_kind") == "fleet_tlp"
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="no manifest of a model, model_kind missing; restore it"):
-        checkpoint.load(tmp_path / "v")
-    path.write_text(json.dumps({**manifest, "model_kind": "oracle"}))
-    with pytest.raises(CheckpointError, match="unknown kind of model 'oracle'; update the program"):
-        checkpoint.load(tmp_path / "v")
-
-
-def test_the_published_epochs_stand_beside_the_default_ones() -> None:
-    assert published_config(TrainConfig(device="cpu")) == TlpConfig()
-    assert published_config(TrainConfig(epochs=12, device="cpu")).epochs == 25
+    sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
+    model = MtlTLP(CPU_LAYOUT, ("x",))
+    monkeypatch.setattr(
+        model.network, "forward", lambda steps: torch.from_numpy(np.resize(sums, len(steps)))[:, None]
+    )
+    scores = model.score(block.take(np.arange(8)), "x")
+    assert (np.diff(scores) > 0).all()
+    assert scores[3] == 0.5
 
 
 def test_whoever_serves_scores_with_the_features_that_it_reads(
@@ -285,9 +260,7 @@ def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp
 def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transfer.train.published_procedure as training
-
-    monkeypatch.setattr(training, "published_config", lambda _: TlpConfig(epochs=25, batch=64))
+    monkeypatch.setattr(trainers, "published_config", lambda _: TlpConfig(epochs=12, batch=64))
     found = run_refresh(request_of(store, tmp_path, "mtl_tlp"))
     assert found["published"] == list(DEVICES)
     assert (found["start"], found["why_start"]) == ("nothing", "an MTL-TLP is trained from nothing")
@@ -321,21 +294,15 @@ def test_fleet_train_keeps_both_and_says_which_is_which(
     assert {found["version"], other["version"]} == {"v000001", "v000002"}
     registry = Registry(tmp_path / "models")
     assert set(found["serves"]) | set(other["serves"]) == set(map(str, registry.champions()))
-    settings = load_fleet(None, {"store.path": str(store), "training.model": "both"}).config
-    with pytest.raises(FleetError, match="several workers and the transfer check are for fleet_tlp only"):
-        train_version(settings, tmp_path / "models", (), workers=2)
 
 
 def test_both_stand_in_the_table_of_an_evaluation(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr("transfer.baselines.tlp.TlpConfig", partial(TlpConfig, epochs=1))
+    monkeypatch.setattr(trainers, "published_config", lambda _: TlpConfig(epochs=1))
     training = {"training.model": "both", "training.epochs": 1, "training.folds": 2}
     changes = {"store.path": str(store), **training}
     found = evaluate_store(load_fleet(None, changes).config, [A], split="by-workload", seeds=1)
     assert found.comparison.rankers == ("fleet-tlp", "mtl-tlp")
-
-
-def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"training\.model: .*fleet_tlp.*mtl_tlp.*both"):
         load_fleet(None, {"training.model": "tlp"})
     assert load_fleet(None, {}).config.training.model == "fleet_tlp"

@@ -18,8 +18,8 @@ from transfer.adapt.sample_selection import (
     Selector,
     selector_named,
 )
-from transfer.baselines.situation import Situation
 from transfer.errors import TransferError
+from transfer.evaluate.onboarding_cases import Situation
 from transfer.evaluate.onboarding_contenders import choose_few_shot
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train

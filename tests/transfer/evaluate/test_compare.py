@@ -15,7 +15,7 @@ from transfer.data.intervals import resample_ratio
 from transfer.data.metrics import MEASURES, evaluate_ranking
 from transfer.data.splits import Split, leave_device_out
 from transfer.errors import DatasetError, TransferError
-from transfer.evaluate.compare import Finished, Fitting, KeptScores, compare
+from transfer.evaluate.compare import Finished, compare, fits_of, judge_fits, run_fits
 from transfer.evaluate.rankers import KeptRanker, ModelRanker
 
 DATASET = make_dataset(workloads=9, candidates=10)
@@ -155,16 +155,6 @@ def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
     assert told["seeds"] == [0, 1, 2]
 
 
-def test_networks_that_share_a_workload_judge_it_twice_and_count_it_once() -> None:
-    shared = [
-        Split(name="a", train=np.flatnonzero(GROUP >= 4), test=np.flatnonzero(GROUP < 4)),
-        Split(name="b", train=np.flatnonzero(GROUP < 3), test=np.flatnonzero(GROUP >= 3)),
-    ]
-    found = compare([Noisy(0.5)], DATASET, shared, [0])
-    assert found.metrics["noisy", "cpu.a"][0].groups.tolist() == list(range(9))
-    assert found.splits == ("a", "b")
-
-
 def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> None:
     latency = DATASET.latency_secs.copy()
     latency[GROUP % 3 != 0, DATASET.column("cpu.a")] = np.nan
@@ -178,11 +168,16 @@ def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> N
         compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), FOLDS, [0])
 
 
-def test_workloads_with_one_candidate_are_not_judged() -> None:
+def test_workloads_with_one_candidate_are_not_judged_and_one_in_two_splits_counts_once() -> None:
     first, *rest = np.flatnonzero(GROUP == 2)
     lonely = with_latency(with_latency(DATASET, rest, None, np.nan), first, None, 1e-3)
-    found = compare([Peeker()], lonely, FOLDS, [0])
-    assert 2 not in found.metrics["peeker", "cpu.a"][0].groups
+    shared = [
+        Split(name="a", train=np.flatnonzero(GROUP >= 4), test=np.flatnonzero(GROUP < 4)),
+        Split(name="b", train=np.flatnonzero(GROUP < 3), test=np.flatnonzero(GROUP >= 3)),
+    ]
+    found = compare([Peeker()], lonely, shared, [0])
+    assert found.metrics["peeker", "cpu.a"][0].groups.tolist() == [0, 1, *range(3, 9)]
+    assert found.splits == ("a", "b")
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
@@ -214,9 +209,7 @@ def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
 @pytest.mark.slow  # starts two processes that import torch
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     ranker = ModelRanker(config=replace(CONFIG, epochs=2))
-    one, two = (
-        compare([ranker], DATASET, FOLDS, [0], fitting=Fitting(workers=workers)) for workers in (1, 2)
-    )
+    one, two = (compare([ranker], DATASET, FOLDS, [0], workers=workers) for workers in (1, 2))
     for device_id in DATASET.device_ids:
         assert np.array_equal(
             one.metrics["model", device_id][0].tau_by_workload,
@@ -224,61 +217,11 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
         )
 
 
-def test_finished_fits_are_kept_and_not_made_again(tmp_path) -> None:
-    whole = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1])
-    first = compare([Noisy(0.3)], DATASET, FOLDS, [0], fitting=Fitting(keep=tmp_path))
-    kept = sorted(tmp_path.glob("noisy-*.npz"))
-    assert len(kept) == len(list(tmp_path.iterdir())) == 3
-    told: list[Finished] = []
-    untouched = Peeker(name="noisy")
-    again = compare([untouched], DATASET, FOLDS, [0], fitting=Fitting(keep=tmp_path), on_progress=told.append)
-    assert not untouched.shown
-    assert [one.done for one in told] == [1, 2, 3]
-    longer = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1], fitting=Fitting(keep=tmp_path))
-    assert len(list(tmp_path.iterdir())) == 6
-    for found, expected, seeds in ((first, whole, 1), (again, whole, 1), (longer, whole, 2)):
-        for key, runs in found.metrics.items():
-            assert len(runs) == seeds
-            for run, other in zip(runs, expected.metrics[key], strict=False):
-                np.testing.assert_array_equal(run.tau_by_workload, other.tau_by_workload)
-
-
-def test_other_data_rows_or_settings_are_fitted_afresh(tmp_path) -> None:
-    ranker = ModelRanker(config=replace(CONFIG, epochs=1))
-    compare([ranker], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
-    before = set(tmp_path.iterdir())
-    slower = DATASET.latency_secs * np.where(GROUP == 8, 2.0, 1.0)[:, None]
-    fewer = [replace(FOLDS[0], train=FOLDS[0].train[:-1])]
-    for number, (other, dataset, splits) in enumerate(
-        (
-            (ModelRanker(config=replace(CONFIG, epochs=2)), DATASET, FOLDS[:1]),
-            (ranker, replace(DATASET, latency_secs=slower), FOLDS[:1]),
-            (ranker, DATASET, fewer),
-            (ranker, replace(DATASET, hardware=DATASET.hardware * 2), FOLDS[:1]),
-        ),
-        start=1,
-    ):
-        compare([other], dataset, splits, [0], fitting=Fitting(keep=tmp_path))
-        assert len(set(tmp_path.iterdir()) - before) == number
-
-
-@pytest.mark.parametrize("left", [b"", b"PK\x03\x04", b"no scores", None])
-def test_damaged_kept_scores_are_made_again(tmp_path, left: bytes | None) -> None:
-    whole = compare([Noisy(0.3)], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
-    [path] = tmp_path.iterdir()
-    raw = path.read_bytes()
-    path.write_bytes(raw[: len(raw) // 2] if left is None else left)
-    again = compare([Noisy(0.3)], DATASET, FOLDS[:1], [0], fitting=Fitting(keep=tmp_path))
-    np.testing.assert_array_equal(
-        again.metrics["noisy", "cpu.a"][0].tau_by_workload, whole.metrics["noisy", "cpu.a"][0].tau_by_workload
-    )
-    assert KeptScores(tmp_path, DATASET).load(path) is not None
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_slow_ranker_may_run_with_fewer_seeds() -> None:
     rankers = [Noisy(0.1, "good"), Noisy(0.5, "slow")]
-    found = compare(rankers, DATASET, FOLDS, [4, 5, 6], fitting=Fitting(seeds_of={"slow": 1}))
+    fits = fits_of(rankers, FOLDS, [4, 5, 6])
+    fits = [fit for fit in fits if fit.ranker.name == "good" or fit.seed == 4]
+    found = judge_fits(fits, run_fits(fits, DATASET), DATASET)
     alone = compare(rankers, DATASET, FOLDS, [4])
     assert [len(found.metrics[name, "cpu.a"]) for name in found.rankers] == [3, 1]
     for measure in ("tau", "weighted_top1"):

@@ -62,23 +62,18 @@ def test_equals_a_slow_version_group_by_group(term):
 
 
 @pytest.mark.parametrize("term", ALL_TERMS)
-def test_missing_labels_get_exactly_zero_gradient_and_no_nan(term):
+def test_missing_labels_and_candidates_do_not_matter_at_all(term):
     scores, labels, mask = random_groups()
+    other = torch.where(mask, scores, scores + 100)
+    assert torch.equal(term(scores, labels, mask), term(other, labels, mask))
+    nobody = term(torch.randn(1, 3), torch.full((1, 3), math.nan), torch.zeros(1, 3, dtype=torch.bool))
+    assert nobody.tolist() == [0.0]
     scores.requires_grad_()
     term(scores, labels, mask).sum().backward()
     assert scores.grad is not None
     assert scores.grad.isfinite().all()
     assert (scores.grad[~mask] == 0).all()
     assert (scores.grad[mask] != 0).any()
-
-
-@pytest.mark.parametrize("term", ALL_TERMS)
-def test_missing_candidates_do_not_matter_and_a_group_of_them_costs_nothing(term):
-    scores, labels, mask = random_groups()
-    other = torch.where(mask, scores, scores + 100)
-    assert torch.equal(term(scores, labels, mask), term(other, labels, mask))
-    loss = term(torch.randn(1, 3), torch.full((1, 3), math.nan), torch.zeros(1, 3, dtype=torch.bool))
-    assert loss.tolist() == [0.0]
 
 
 def test_order_terms_are_blind_to_a_common_offset_and_log_ratio_to_a_common_factor_of_the_labels():
@@ -88,16 +83,6 @@ def test_order_terms_are_blind_to_a_common_offset_and_log_ratio_to_a_common_fact
     labels = labels.clamp(min=0.2)
     halved = losses.log_ratio(scores, labels / 2, mask)
     assert torch.allclose(losses.log_ratio(scores, labels, mask), halved)
-
-
-@pytest.mark.parametrize("term", ALL_TERMS)
-def test_a_step_down_the_gradient_orders_the_candidates(term):
-    scores = torch.zeros(1, 3, requires_grad=True)
-    labels = torch.tensor([[0.1, 1.0, 0.5]])
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    term(scores, labels, mask).sum().backward()
-    down = (-scores.grad)[0]
-    assert down[1] > down[0]
 
 
 def test_head_loss_is_the_weighted_sum_of_its_terms_over_groups_with_two_labels():

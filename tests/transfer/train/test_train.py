@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset, same_weights, with_latency
+from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.rows import trainable_devices
+from transfer.train.rows import trainable_devices, with_lent_latencies
 from transfer.train.training import TrainRun, train
 
 QUICK = replace(CONFIG, epochs=2)
@@ -69,13 +70,6 @@ def test_a_head_without_labels_gets_exactly_zero_gradient():
     assert not torch.equal(start.join.weight, after.join.weight)
 
 
-def test_a_single_label_in_a_workload_teaches_nothing():
-    lonely = with_latency(DATASET, slice(None), "cpu-new", np.where(ROWS % 10 == 0, 1e-3, np.nan))
-    assert trainable_devices(lonely, ROWS) == DEVICES[:2]
-    with pytest.raises(TransferError, match=r"cpu-new.*no workload has two measured"):
-        train(lonely, ROWS, config=QUICK, seed=0, devices=("cpu-new",))
-
-
 def test_init_is_not_changed_and_keeps_its_scaler():
     start = train(DATASET, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
     before = start.copy()
@@ -101,37 +95,79 @@ def test_early_stopping_returns_the_best_epoch():
     assert seen == list(result.history)
 
 
-def test_large_workloads_are_sampled():
-    config = replace(QUICK, candidates_per_workload=4)
-    assert np.isfinite(train(DATASET, np.arange(80), config=config, seed=0).history[-1].train_loss)
-
-
-def test_features_that_are_not_finite_are_refused():
+def test_what_cannot_be_trained_is_refused():
+    rows = np.arange(40)
+    start = train(DATASET, rows, config=QUICK, seed=0).model
     summary = DATASET.features.summary.copy()
     summary[3] = np.nan
     broken = replace(DATASET, features=replace(DATASET.features, summary=summary))
-    with pytest.raises(TransferError, match=r"`summary` of the training rows hold NaN"):
-        train(broken, np.arange(40), config=QUICK, seed=0)
-    assert train(broken, np.arange(40, 80), config=QUICK, seed=0).history
-
-
-def test_a_model_that_is_not_finite_is_an_error():
-    start = train(DATASET, np.arange(40), config=QUICK, seed=0).model
-    with torch.no_grad():
-        start.join.weight[0, 0] = torch.nan
-    with pytest.raises(TransferError, match="training diverged: loss nan"):
-        train(DATASET, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
-
-
-def test_a_start_from_other_features_is_refused():
-    start = train(DATASET, np.arange(40), config=QUICK, seed=0).model
+    lonely = with_latency(DATASET, slice(None), "cpu-new", np.where(ROWS % 10 == 0, 1e-3, np.nan))
+    assert trainable_devices(lonely, ROWS) == DEVICES[:2], "a single label in a workload teaches nothing"
     other = replace(DATASET, spec=replace(DATASET.spec, version=DATASET.spec.version + 1))
-    with pytest.raises(TransferError, match="the model to start from reads features"):
-        train(other, np.arange(40), config=QUICK, seed=0, run=TrainRun(init=start))
-
-
-def test_useless_requests_are_refused():
-    with pytest.raises(TransferError, match="any device"):
-        train(DATASET, np.array([0, 10]), config=QUICK, seed=0)
+    spoilt = start.copy()
+    with torch.no_grad():
+        spoilt.join.weight[0, 0] = torch.nan
+    for dataset, learnt, how, why in (
+        (broken, rows, {}, r"`summary` of the training rows hold NaN"),
+        (lonely, ROWS, {"devices": ("cpu-new",)}, r"cpu-new.*no workload has two measured"),
+        (DATASET, np.array([0, 10]), {}, "any device"),
+        (DATASET, rows, {"run": TrainRun(init=spoilt)}, "training diverged: loss nan"),
+        (other, rows, {"run": TrainRun(init=start)}, "the model to start from reads features"),
+        *(
+            (with_latency(DATASET, 5, "cpu.a", secs), rows, {}, r"not finite and above 0.*mend or drop")
+            for secs in (np.inf, -1.0, 0.0)
+        ),
+    ):
+        with pytest.raises(TransferError, match=why):
+            train(dataset, learnt, config=QUICK, seed=0, **how)
     with pytest.raises(ValueError, match="epochs must be at least 1"):
         TrainConfig(epochs=0)
+    assert train(broken, np.arange(40, 80), config=QUICK, seed=0).history, "other rows do not matter"
+
+
+# ---- devices lend each other the workloads that one of them did not measure ----
+
+
+def lacking_of(dataset: Dataset, device: str, workloads: list[int], kept: int = 0) -> Dataset:
+    """The dataset without what a device measured of some workloads, but for some candidates of each."""
+    for workload in workloads:
+        gone = np.flatnonzero(dataset.group == workload)[kept:]
+        dataset = with_latency(dataset, gone, device, np.nan)
+    return dataset
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_most_alike_device_that_measured_a_workload_lends_it(kept: int) -> None:
+    near, own, far = DEVICES[:3]
+    # Devices on a line, so that it is known who is alike.
+    hardware = np.zeros_like(DATASET.hardware)
+    hardware[[DATASET.column(one) for one in (near, own, far)], 0] = (1.0, 0.0, 5.0)
+    lacking = lacking_of(replace(DATASET, hardware=hardware), own, [0, 1], kept)
+    lacking = lacking_of(lacking, near, [1])
+    found = with_lent_latencies(lacking, ROWS, DEVICES).latency_secs
+    for workload, lender in ((0, near), (1, far)):
+        rows = DATASET.group == workload
+        of_lender = lacking.latency_secs[rows, lacking.column(lender)]
+        assert np.array_equal(found[rows, lacking.column(own)], of_lender, equal_nan=True), workload
+    others = ~np.isin(DATASET.group, [0, 1])
+    assert np.array_equal(found[others], lacking.latency_secs[others], equal_nan=True)
+
+
+def test_nothing_is_lent_by_other_devices_or_from_other_rows_or_where_nothing_is_lacking() -> None:
+    own, lender = DEVICES[:2]
+    lacking = lacking_of(DATASET, own, [0, 1])
+    found = with_lent_latencies(lacking, np.flatnonzero(DATASET.group != 0), (own, lender))
+    column = lacking.column(own)
+    assert np.isnan(found.latency_secs[DATASET.group == 0, column]).all()
+    assert np.isfinite(found.latency_secs[DATASET.group == 1, column]).any()
+    assert with_lent_latencies(lacking, ROWS, (own,)) is lacking
+    assert with_lent_latencies(DATASET, ROWS, DEVICES) is DATASET
+
+
+def test_a_device_that_measured_nothing_is_trained_only_where_others_lend() -> None:
+    own = DEVICES[0]
+    lacking = lacking_of(DATASET, own, list(range(len(DATASET.workload_ids))))
+    with pytest.raises(TransferError, match="cannot train a head"):
+        train(lacking, ROWS, config=QUICK, seed=0, devices=DEVICES)
+    model = train(lacking, ROWS, config=replace(QUICK, lends=True), seed=0, devices=DEVICES).model
+    assert own in model.device_ids

@@ -1,9 +1,8 @@
-"""Going on after a kill, several workers, curves, and what a batch is made of."""
+"""Going on after a kill, curves, and what a batch is made of."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from transfer.model.inputs import block_tensors
 from transfer.train import CURVES_NAME
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.losses import head_loss
-from transfer.train.peers import Peers
 from transfer.train.rows import gather_rows
 from transfer.train.step import Stepper
-from transfer.train.training import TrainRun, result_from_json, result_to_json, train
+from transfer.train.training import TrainRun, train
 
 ROOT = Path(__file__).parents[3]
 DATASET = make_dataset()
@@ -73,6 +71,11 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
     assert (result.resumed_epochs, straight.resumed_epochs) == (5, 0)
     assert result.best_epoch == straight.best_epoch
     assert [path.name for path in tmp_path.glob("*") if "tfevents" not in path.name] == [CURVES_NAME]
+    # The curves hold every epoch once.
+    points = [json.loads(line) for line in (tmp_path / CURVES_NAME).read_text().splitlines()]
+    assert [point["epoch"] for point in points] == [1, 2, 3, 4, 5, 6]
+    assert [point["train_loss"] for point in points] == [report.train_loss for report in result.history]
+    assert all(point["samples"] == len(ROWS) and point["samples_per_s"] > 0 for point in points)
 
 
 def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
@@ -110,7 +113,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "straight").read_bytes()
 
 
-def test_what_is_kept_of_another_run_is_refused(tmp_path):
+def test_what_is_kept_of_another_run_or_damaged_is_refused(tmp_path):
     interrupted(tmp_path, 1)
     for changes, named in (
         ({"seed": 4}, "seed"),
@@ -122,24 +125,13 @@ def test_what_is_kept_of_another_run_is_refused(tmp_path):
             CheckpointError, match=rf": state of another training run \(.*{named}.* differ\); delete [^;]*$"
         ):
             train(DATASET, **arguments, run=TrainRun(folder=tmp_path))
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
-def test_damaged_state_is_refused(tmp_path, name):
-    interrupted(tmp_path, 1)
-    path = tmp_path / "epoch-000001" / name
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(CheckpointError, match=r"(torn|damaged).*delete .* to start over"):
-        run_in(tmp_path)
-
-
-def test_curves_hold_every_epoch_once(tmp_path):
-    interrupted(tmp_path, 3)
-    result = run_in(tmp_path)
-    points = [json.loads(line) for line in (tmp_path / CURVES_NAME).read_text().splitlines()]
-    assert [point["epoch"] for point in points] == [1, 2, 3, 4, 5, 6]
-    assert [point["train_loss"] for point in points] == [report.train_loss for report in result.history]
-    assert all(point["samples"] == len(ROWS) and point["samples_per_s"] > 0 for point in points)
+    for name in ("state.safetensors", "manifest.json"):
+        path = tmp_path / "epoch-000001" / name
+        raw = path.read_bytes()
+        path.write_bytes(raw[:-9])
+        with pytest.raises(CheckpointError, match=r"(torn|damaged).*delete .* to start over"):
+            run_in(tmp_path)
+        path.write_bytes(raw)
 
 
 def test_tensorboard_reads_the_curves(tmp_path):
@@ -192,74 +184,11 @@ def test_workloads_without_a_pair_are_left_out_and_counted():
     assert result.history[0].samples < len(ROWS) - len(lonely) + 1
 
 
-@pytest.mark.parametrize("bad", [np.inf, -1.0, 0.0])
-def test_seconds_that_no_clock_gives_are_refused(bad):
-    with pytest.raises(TransferError, match=r"not finite and above 0.*mend or drop those records"):
-        train(with_latency(DATASET, 5, "cpu.a", bad), ROWS, config=RUN, seed=0)
-
-
 def test_validation_may_lack_a_device_but_not_all():
     part, nothing = (with_latency(DATASET, HELD, name, np.nan) for name in ("cpu.b", None))
     assert train(part, ROWS, config=RUN, seed=0, validation_rows=HELD).history[0].validation_loss
     with pytest.raises(TransferError, match="no workload has two measured candidates"):
         train(nothing, ROWS, config=RUN, seed=0, validation_rows=HELD)
-
-
-def test_result_survives_the_way_through_json():
-    result = train(DATASET, ROWS, config=RUN, seed=0)
-    assert result_from_json(result.model, json.loads(json.dumps(result_to_json(result)))) == result
-
-
-WORKER = """
-import sys
-from datetime import timedelta
-from pathlib import Path
-from torch import distributed as dist
-from tests.transfer.train.test_training import *
-
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-dist.init_process_group(
-    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=40)
-)
-peers = Peers(rank, 2)
-run = TrainRun(folder=folder / "run", peers=peers)
-result = train(DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD, run=run)
-print(json.dumps(result_to_json(result)))
-print(json.dumps([float(p.double().sum()) for p in result.model.parameters()]), flush=True)
-# Gloo aborts a process now and then whose peer takes its connections down while it is still at work.
-dist.barrier()
-dist.destroy_process_group()
-"""
-NO_DROPOUT = replace(RUN, sizes=replace(CONFIG.sizes, dropout=0.0), workloads_per_batch=3)
-
-
-def test_two_workers_find_what_one_finds(tmp_path):
-    # Gloo looks the host's name up; on loopback it needs no name.
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    outputs = [worker.communicate(timeout=100)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0]
-    assert outputs[0].splitlines()[1] == outputs[1].splitlines()[1]
-    one = train(DATASET, ROWS, config=NO_DROPOUT, seed=5, validation_rows=HELD)
-    history = json.loads(outputs[0].splitlines()[0])["history"]
-    for name in ("train_loss", "validation_loss"):
-        expected = [getattr(report, name) for report in one.history]
-        assert [point[name] for point in history] == pytest.approx(expected, rel=1e-3)
-    assert [p.name for p in (tmp_path / "run").glob("epoch-*")] == []
-
-
-def test_ranks_outside_of_the_world_are_refused():
-    with pytest.raises(ValueError, match=r"rank must be in \[0, 2\), got 2"):
-        Peers(2, 2)
 
 
 def test_a_gpu_that_is_not_there_is_named():
@@ -279,7 +208,8 @@ def test_a_gpu_that_is_not_there_is_named():
 def test_a_gpu_learns_what_a_cpu_learns(tmp_path, mixed):
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    config = replace(NO_DROPOUT, epochs=20, mixed_precision=mixed)
+    sizes = replace(CONFIG.sizes, dropout=0.0)
+    config = replace(RUN, sizes=sizes, epochs=20, mixed_precision=mixed)
     found = {}
     for device in ("cpu", "cuda"):
         result = train(

@@ -13,16 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.baselines.base import (
-    Rows,
-    Scores,
-    flat_features,
-    hold_out_workloads,
-    need,
-    unknown_device,
-)
+from benchmarks.rivals.base import flat_features, hold_out_workloads, need, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import training_labels
 
 Params = Mapping[str, Any]

@@ -1,68 +1,21 @@
-"""What every ranker promises, and the parts that the baselines share.
+"""The parts that the rivals share. What each of them promises: `transfer.evaluate.rankers.Ranker`.
 
-Called by the evaluation and the benchmarks, which compare rankers by name. Knows nothing of single methods.
-
-Legend: N candidates of a dataset, D devices, n rows of a call, P columns of the flat features.
+Legend: n rows of a call, P columns of the flat features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
+from transfer.evaluate.rankers import Ranker, Rows
 from transfer.features.flat import flat_inputs
-
-Rows = NDArray[np.int64]
-Scores = NDArray[np.float64]
-
-
-class Ranker(Protocol):
-    """One way to put the candidates of a workload in order.
-
-    Promises: `fit` reads latencies of `rows` only and may be called again, which starts from nothing; equal
-    arguments give equal scores; `score` reads no latency of the device it is asked about.
-    """
-
-    @property
-    def name(self) -> str:
-        """Short name in reports and on the command line."""
-        ...
-
-    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
-        """Learn from some rows.
-
-        Args:
-            dataset: Candidates of all devices.
-            rows: Row numbers to learn from; labels are relative to the best latency among them.
-            devices: Devices to learn.
-            seed: Of everything random.
-
-        Raises:
-            TransferError: There is nothing to learn from, or an input is missing.
-        """
-        ...
-
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
-        """Score some rows for one device.
-
-        Args:
-            dataset: The dataset that `fit` was given; `rows` need not be among those learnt from.
-            rows: Row numbers.
-            device_id: One of the devices learnt.
-
-        Returns:
-            (n,) scores, higher is faster; comparable inside a workload only.
-
-        Raises:
-            TransferError: The device was not learnt.
-        """
-        ...
 
 
 def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:

@@ -12,11 +12,12 @@ from typing import Literal
 
 import numpy as np
 
-from transfer.baselines.base import Rows, Scores, unknown_device
-from transfer.baselines.situation import places_on
+from benchmarks.rivals.base import unknown_device
+from benchmarks.rivals.situation import places_on
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import training_labels
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transfer.baselines.base import Rows, Scores, unknown_device
+from benchmarks.rivals.base import unknown_device
 from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
+from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads

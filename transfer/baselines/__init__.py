@@ -1,1 +1,0 @@
-"""Other people's ways to rank candidates, behind one interface: what our model is compared with."""

@@ -1,0 +1,142 @@
+"""How each kind of model is trained: one task in, one trained model out.
+
+Called by `fleet train`, by the refresh of a fleet, and by comparisons on held-out rows, which know kinds by
+their names only. A FleetTLP is trained by `transfer.train.training`, an MTL-TLP by
+`transfer.train.published_procedure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.features.published_features import LAYOUTS, PublishedLayout
+from transfer.model.kinds import FLEET_TLP, MTL_TLP
+from transfer.model.tlp_model import TlpModel
+from transfer.train.config import TrainConfig
+from transfer.train.published_procedure import published_config, train_mtl_tlp
+from transfer.train.training import TrainRun, train
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingTask:
+    """What a model is trained on, and how."""
+
+    dataset: Dataset
+    #: Rows to learn from.
+    rows: Rows
+    #: Devices to give a head.
+    devices: Sequence[str]
+    config: TrainConfig
+    seed: int
+    #: Rows of other workloads that tell when to stop; learnt from by a kind that holds back rows of its own.
+    stop_rows: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    #: Where to start from and what to keep on the way, for a kind that can.
+    run: TrainRun = field(default_factory=TrainRun)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """A trained model and how it came about."""
+
+    model: TlpModel
+    #: Wall seconds.
+    seconds: float
+    #: Of its training, as plain values.
+    config: Mapping[str, Any]
+    epochs_done: int
+    #: Epoch whose weights it has, counted from 1.
+    best_epoch: int
+    #: Epochs that an interrupted run had done before.
+    resumed_epochs: int
+    #: For people only: what the losses and the speed were.
+    curve: Mapping[str, Any]
+
+
+def train_model(kind: str, task: TrainingTask) -> Trained:
+    """Train a model of a kind.
+
+    Raises:
+        TransferError: Nothing to learn from, the training failed, or the dataset lacks what the kind reads.
+    """
+    return _TRAINERS[kind](task)
+
+
+def _train_fleet_tlp(task: TrainingTask) -> Trained:
+    result = train(
+        task.dataset,
+        task.rows,
+        config=task.config,
+        seed=task.seed,
+        devices=task.devices,
+        validation_rows=task.stop_rows,
+        run=task.run,
+    )
+    best = result.history[result.best_epoch - 1]
+    return Trained(
+        model=result.model,
+        seconds=result.seconds,
+        config=asdict(task.config),
+        epochs_done=len(result.history),
+        best_epoch=result.best_epoch,
+        resumed_epochs=result.resumed_epochs,
+        curve={
+            "held_out_workloads": len(np.unique(task.dataset.group[task.stop_rows])),
+            "workloads_too_small": result.lonely_workloads,
+            "resumed_epochs": result.resumed_epochs,
+            "train_loss": best.train_loss,
+            "validation_loss": best.validation_loss,
+            "samples_per_s": sum(report.samples for report in result.history)
+            / max(1e-9, sum(report.seconds for report in result.history)),
+            **({} if task.run.folder is None else {"curves": str(task.run.folder)}),
+        },
+    )
+
+
+def _train_mtl_tlp(task: TrainingTask) -> Trained:
+    """From nothing; it holds back rows of its own to choose the epoch by, as published."""
+    config = published_config(task.config)
+    result = train_mtl_tlp(
+        task.dataset,
+        np.union1d(task.rows, task.stop_rows),
+        layout=_layout_of(task.dataset),
+        config=config,
+        seed=task.seed,
+        devices=task.devices,
+    )
+    losses = result.validation_losses
+    return Trained(
+        model=result.model,
+        seconds=result.seconds,
+        config=asdict(config),
+        epochs_done=config.epochs,
+        best_epoch=result.best_epoch,
+        resumed_epochs=0,
+        curve={"validation_loss": losses[result.best_epoch - 1] if losses else None},
+    )
+
+
+def _layout_of(dataset: Dataset) -> PublishedLayout:
+    """The layout of a dataset's published features."""
+    published = dataset.features.published
+    shape = None if published is None else published.shape[1:]
+    for layout in LAYOUTS.values():
+        if shape == (layout.steps, layout.width):
+            return layout
+    raise TransferError(
+        "an MTL-TLP reads the published features of TLP, and the dataset has none; read it with them"
+    )
+
+
+_TRAINERS: Mapping[str, Callable[[TrainingTask], Trained]] = {
+    FLEET_TLP: _train_fleet_tlp,
+    MTL_TLP: _train_mtl_tlp,
+}
