@@ -121,12 +121,13 @@ def only(kind: type[Any], instructions: list[Instruction]) -> list[Any]:
 
 
 def test_a_device_is_started_probed_and_asks_for_jobs() -> None:
-    fleet = Fleet()
-    made = fleet.of_a(ev.DeviceAdded, family="cpu")
-    assert made == [ev.StartAgent(device_id=A, incarnation=1)]
+    fleet = Fleet(Limits(start_secs=100.0))
+    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=1)]
     assert fleet.show()["state"] == "probing"
-    assert fleet.of_a(ev.AgentStarted, incarnation=1) == []
-    made = fleet.of_a(ev.ProbePassed, incarnation=1, environment_id="e")
+    assert fleet.wait(99.0) == []
+    assert fleet.wait(1.0) == REPLACED, "an agent that never passes its probe is replaced"
+    assert fleet.of_a(ev.AgentStarted, incarnation=2) == []
+    made = fleet.of_a(ev.ProbePassed, incarnation=2, environment_id="e")
     assert made == [ev.WantJobs(device_id=A, room=3 * 64)]
     assert fleet.show()["state"] == "idle"
 
@@ -156,17 +157,12 @@ def test_restarts_wait_longer_each_time_until_the_device_is_quarantined() -> Non
     assert fleet.show()["next_start_at"] == fleet.now + 60.0
 
 
-def quarantined() -> Fleet:
+def test_a_quarantined_device_is_probed_again_and_one_more_failure_sends_it_back() -> None:
     fleet = Fleet().up()
     for _ in range(5):
         fleet.dies()
         fleet.wait(10.0)
     assert fleet.show()["state"] == "quarantined"
-    return fleet
-
-
-def test_a_quarantined_device_is_probed_again_and_one_more_failure_sends_it_back() -> None:
-    fleet = quarantined()
     assert fleet.wait(500.0) == []
     assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
     assert "failures in a row" in fleet.show()["reason"]  # until it has shown that it is well
@@ -188,13 +184,6 @@ def test_a_finished_candidate_and_a_finished_job_end_a_row_of_failures() -> None
     fleet.passes()
     fleet.finish(*min(fleet.leases().items()))
     assert fleet.show()["failures"] == 0
-
-
-def test_an_agent_that_never_passes_its_probe_is_replaced() -> None:
-    fleet = Fleet(Limits(start_secs=100.0))
-    fleet.of_a(ev.DeviceAdded, family="cpu")
-    assert fleet.wait(99.0) == []
-    assert fleet.wait(1.0) == REPLACED
 
 
 def test_a_zombie_is_ended_and_not_listened_to() -> None:
@@ -231,6 +220,11 @@ def test_a_changed_device_gets_another_agent_at_once_and_keeps_its_jobs() -> Non
     assert fleet.of_a(ev.AgentDied, incarnation=1, reason="it was told to stop") == []
     fleet.passes()
     assert fleet.leases() == {"j1": 3, "j2": 4}
+    # While the coordinator stops, nothing is started.
+    fleet.tell(ev.CoordinatorStopping)
+    assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=2, kill=True)]
+    assert fleet.show()["state"] == "lost"
+    assert ev.StartAgent(device_id=A, incarnation=3) in fleet.tell(ev.CoordinatorStarted)
 
 
 def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
@@ -240,14 +234,6 @@ def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
     assert fleet.of_a(ev.DeviceChanged) == [ev.StartAgent(device_id=A, incarnation=2)]
     fleet.of_a(ev.DeviceRetired)
     assert fleet.of_a(ev.DeviceChanged) == []
-
-
-def test_a_change_while_the_coordinator_stops_starts_nothing() -> None:
-    fleet = Fleet().up()
-    fleet.tell(ev.CoordinatorStopping)
-    assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=1, kill=True)]
-    assert fleet.show()["state"] == "lost"
-    assert ev.StartAgent(device_id=A, incarnation=2) in fleet.tell(ev.CoordinatorStarted)
 
 
 def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
@@ -373,15 +359,6 @@ def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> N
     assert (fleet.count(JobState.DONE), fleet.show()["outages"]) == (3, 0)
 
 
-def test_an_agent_that_falls_silent_while_it_stalls_is_not_blamed() -> None:
-    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up().with_jobs("j1")
-    for _ in range(16):
-        fleet.heartbeat(1)
-        fleet.wait(10.0)
-    assert only(ev.StopAgent, fleet.wait(40.0)), "what it had left runs out all the same"
-    assert (fleet.show()["failures"], fleet.show()["outages"]) == (0, 1)
-
-
 def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
     fleet = Fleet().up().with_jobs("j1")
     for times in range(1, 8):
@@ -456,23 +433,6 @@ def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> Non
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
     assert fleet.show()["budget"]["device_secs"] == 10.0
     assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
-
-
-def test_a_second_delivery_is_told_from_a_late_one() -> None:
-    fleet = Fleet().up().with_jobs("j1")
-    fleet.finish("j1", 1)
-    assert fleet.verdict("j1", 1) is Verdict.REPEATED
-    before = fleet.state.to_json()["leasing"]
-    assert fleet.finish("j1", 1) == []
-    assert fleet.state.to_json()["leasing"] == before
-
-
-def test_an_id_that_is_used_again_does_not_wake_old_results() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    fleet.of_a(ev.JobCancelled, job_id=JobId("j1"))
-    fleet.submit("j1")
-    assert fleet.leases() == {"j2": 2, "j1": 3}
-    assert fleet.verdict("j1", 1) is Verdict.LATE
 
 
 def test_a_new_coordinator_releases_all_leases_and_starts_all_agents() -> None:
@@ -650,21 +610,12 @@ def test_an_idle_only_device_waits_for_its_host() -> None:
     assert len(only(ev.GrantLease, fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
     fleet.heartbeat(1, is_host_idle=False)
     assert only(ev.GrantLease, fleet.finish("j1", 1)) == []
-
-
-def test_a_new_agent_must_say_again_that_the_host_is_idle() -> None:
-    fleet = Fleet().up(DevicePolicy(idle_only=True))
-    fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True)
-    fleet.submit("j1")
-    assert fleet.leases() == {"j1": 1}
+    assert only(ev.GrantLease, fleet.heartbeat(2, is_host_idle=True))
     fleet.dies()
-    assert only(ev.GrantLease, fleet.passes()) == []
-
-
-def test_a_policy_may_change() -> None:
-    fleet = Fleet().up(DevicePolicy(idle_only=True)).with_jobs("j1")
+    assert only(ev.GrantLease, fleet.passes()) == [], "a new agent must say it again"
+    # And a policy may change.
     made = fleet.of_a(ev.DeviceAdded, family="cpu")
-    assert [one.job_id for one in only(ev.GrantLease, made)] == ["j1"]
+    assert len(only(ev.GrantLease, made)) == 2
 
 
 # ---- the coordinator's own troubles ----
@@ -735,42 +686,7 @@ def test_agents_and_leases_do_not_wait_for_a_future_in_which_the_clock_was() -> 
     assert only(ev.StartAgent, fleet.wait(1.0))
 
 
-def test_a_quarantine_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
-    fleet = quarantined()
-    assert right_again(fleet) == []
-    assert fleet.wait(500.0) == []
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 100.0))
-    assert only(ev.StartAgent, fleet.wait(100.0)) == [ev.StartAgent(device_id=A, incarnation=6)]
-
-
-@pytest.mark.parametrize(("policy", "secs"), BUDGETS, ids=["an hour", "a day"])
-def test_a_budget_does_not_wait_for_a_future_in_which_the_clock_was(
-    policy: DevicePolicy, secs: float
-) -> None:
-    fleet = Fleet().up(policy).with_jobs("j1")
-    fleet.now += 30.0
-    fleet.heartbeat(1)
-    fleet.now += 20.0
-    right_again(fleet)
-    assert fleet.show()["budget"]["device_secs"] == 30.0, "as long as it is known to have worked"
-    fleet.passes()
-    assert fleet.show()["closed"].startswith("spent 30 of 25 device-seconds")
-    assert fleet.wait(secs - 51.0) == []
-    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j1"]
-
-
-def test_a_training_does_not_wait_for_a_future_in_which_the_clock_was() -> None:
-    fleet = Fleet().up()
-    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
-    fleet.training_fails()
-    assert only(ev.StartTraining, right_again(fleet)) == []
-    assert fleet.state.training()["since"] == fleet.now
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 60.0))
-    assert only(ev.StartTraining, fleet.wait(59.0)) == []
-    assert kinds(fleet.wait(1.0)) == asked
-
-
-@pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
+@pytest.mark.parametrize("step", [7 * 86_400.0, -3600.0])
 def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
     fleet = Fleet().up().with_jobs("j1", "j2", "j3")
     fleet.of_a(ev.RecordsStored, count=600)
@@ -855,13 +771,10 @@ def kinds(instructions: list[Instruction]) -> list[list[ReasonKind]]:
     return [[r.kind for r in one.reasons] for one in only(ev.StartTraining, instructions)]
 
 
-def test_a_new_device_asks_for_a_head() -> None:
+def test_a_new_device_asks_for_a_head_and_enough_new_records_for_a_training() -> None:
     fleet = Fleet().up()
     assert fleet.of_a(ev.RecordsStored, count=63) == []
     assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_DEVICE]]
-
-
-def test_enough_new_records_ask_for_a_training() -> None:
     fleet = trained(Fleet().up(), records=10_000)
     assert fleet.of_a(ev.RecordsStored, count=1999) == []  # less than a fifth
     (asked,) = fleet.of_a(ev.RecordsStored, count=1)
@@ -907,11 +820,7 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
         assert only(ev.StartTraining, fleet.wait(wait - 1.0)) == []
         assert kinds(fleet.wait(1.0)) == asked
     assert fleet.state.training()["failures"] == {"cpu": 3}
-
-
-def test_a_hopeless_training_is_tried_again_with_new_records_only() -> None:
-    fleet = Fleet().up()
-    fleet.of_a(ev.RecordsStored, count=600)
+    # A hopeless one needs new records.
     fleet.training_fails(is_hopeless=True)
     assert only(ev.StartTraining, fleet.wait(365 * 86_400.0)) == []
     assert kinds(fleet.of_a(ev.RecordsStored, count=511)) == []
@@ -975,21 +884,16 @@ def test_beats_do_not_drive_out_what_says_more() -> None:
     assert str(caught.value).count("AgentHeartbeat") == 1
 
 
-def test_a_snapshot_of_another_version_is_refused() -> None:
-    with pytest.raises(StateError, match="schema 99"):
-        FleetState.from_json({"schema": 99})
-
-
 def test_ended_jobs_leave_numbers_only() -> None:
     fleet = Fleet().up()
     sizes = []
-    for place in range(3000):
+    for place in range(600):
         fleet.now += 1.0
         fleet.submit(f"j{place}")
         fleet.finish(f"j{place}", place + 1)
-        if place % 1000 == 999:
+        if place % 200 == 199:
             sizes.append(len(json.dumps(fleet.state.to_json())))
-    assert fleet.count(JobState.DONE) == 3000
+    assert fleet.count(JobState.DONE) == 600
     assert sizes[-1] - sizes[0] < 200  # longer numbers
 
 
