@@ -85,16 +85,6 @@ def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
     assert [one.request_id for one in sharing.answered("idle")] == ["idle"]
 
 
-def test_when_an_agent_does_not_answer_another_is_asked() -> None:
-    sharing = RequestCoalescer(SPACES)
-    for name in "abc":
-        sharing.add(needs(name))
-    assert asked(sharing) == [("a", 4)]
-    sharing.unanswered(["r-a", "unknown"], lambda one: one.device_id != "a")
-    assert asked(sharing) == [("b", 4)]
-    assert [one.device_id for one in sharing.answered("r-b")] == ["b", "c"]
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.integers(1, 9), st.booleans(), st.sampled_from("asl")),
