@@ -13,7 +13,6 @@ from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Re
 from agents.trust import IMPORTED
 from fleet.collection.batch_plan import noise_sample, plan_noise, remeasure_sample
 from fleet.collection.device_history import DeviceHistory
-from fleet.collection.family_history import known_candidates
 from fleet.collection.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
@@ -112,20 +111,6 @@ def test_a_survey_knows_all_that_the_family_has_and_keeps_a_limit(
         for candidate in survey.candidates.values():
             assert candidate.origin == "paired"
             assert replace(candidate, origin=origins[candidate.candidate_id]) in CANDIDATES[workload_id]
-
-
-def test_candidates_that_some_devices_know_are_those_of_their_records(store: Store) -> None:
-    killers = {one.candidate_id for one in records_of(store, ONE, TWO) if one.is_quarantined}
-    for device_ids in ([ONE], [ONE, TWO], []):
-        pools = known_candidates(store, device_ids, 99, live=True)
-        # The family spares its devices what killed any of them.
-        expected = set(ids(records_of(store, *device_ids))) - killers
-        assert {one.candidate_id for pool in pools.values() for one in pool} - killers == expected
-    assert not killers & {
-        one.candidate_id
-        for pool in known_candidates(store, [ONE, TWO], 99, live=True).values()
-        for one in pool
-    }
 
 
 def test_parents_repeats_and_noise_are_chosen_as_from_all_records(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from agents.device.batch import Batch
@@ -18,7 +17,6 @@ from agents.records import (
     Outcome,
     Protocol,
     Record,
-    Replay,
     Workload,
 )
 from fleet.collection.device_choice import DeviceChoice
@@ -174,28 +172,6 @@ def test_replay_devices_are_measured_on_only_when_they_are_named(
     [spec] = fitting(ids=("again",)).values()
     assert spec.replay
     assert Path(spec.replay.records).parent == tmp_path / "new" / "replay"
-
-
-def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Path, tmp_path: Path) -> None:
-    """A simulation's store is a store: its device, records and marks survive."""
-    [spec] = ready(replaying(store, failures=True), tmp_path / "replay").values()
-    worker = ReplayWorker(spec)
-    records = answers(worker, WORKLOAD)
-    with Store.open(tmp_path / "second") as second:
-        second.put_device(spec, worker.descriptor)
-        second.put_workloads(worker.network_workloads(["bert-tiny"]))
-        second.append(records)
-        assert second.devices()[spec.device_id].spec == spec
-        assert {one.record_id: one for one in second.records()} == {one.record_id: one for one in records}
-    third = msgspec.structs.replace(
-        spec,
-        device_id=DeviceId("third"),
-        replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),
-    )
-    [third] = ready({third.device_id: third}, tmp_path / "replay").values()
-    again = answers(ReplayWorker(third), WORKLOAD)
-    assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
-    assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
 
 
 def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> None:

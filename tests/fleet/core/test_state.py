@@ -22,7 +22,7 @@ from fleet.core.events import (
 from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
-from tests.fleet_world import finished, job, reopened
+from tests.fleet_world import finished, job
 
 A, B = DeviceId("a"), DeviceId("b")
 #: Midnight UTC.
@@ -92,6 +92,9 @@ class Fleet:
                 return made
         raise AssertionError("nothing came of it")
 
+    def stores(self, count: int) -> list[Instruction]:
+        return self.of_a(ev.RecordsStored, count=count)
+
     def training_fails(self, **fields: Any) -> list[Instruction]:
         self.tell(ev.TrainingStarted, family="cpu")
         return self.tell(ev.TrainingFailed, family="cpu", reason="no memory", **fields)
@@ -111,6 +114,11 @@ class Fleet:
 
     def count(self, state: JobState) -> int:
         return self.state.job_counts()[state]
+
+
+def granted(instructions: list[Instruction]) -> list[JobId]:
+    """The jobs that are leased now."""
+    return [one.job_id for one in only(ev.GrantLease, instructions)]
 
 
 def only(kind: type[Any], instructions: list[Instruction]) -> list[Any]:
@@ -281,7 +289,7 @@ def test_two_leases_at_once_and_the_next_when_one_is_done() -> None:
     told = [(one.job_id, one.fencing_token, one.incarnation) for one in grants]
     assert told == [("j1", 1, 1), ("j2", 2, 1)]
     assert grants[0].deadline_secs == fleet.now + 60.0
-    assert [one.job_id for one in only(ev.GrantLease, fleet.finish("j1", 1))] == ["j3"]
+    assert granted(fleet.finish("j1", 1)) == ["j3"]
     assert fleet.show()["outcomes"] == {"ok": 2}
     assert fleet.count(JobState.DONE) == 1
 
@@ -306,15 +314,6 @@ def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> Non
     assert only(ev.StopAgent, fleet.wait(1.0))
 
 
-def test_work_without_an_end_does_not_renew_for_ever() -> None:
-    fleet = Fleet(Limits(lease_secs=60.0, stall_secs=200.0)).up().with_jobs("j1")
-    made: list[Instruction] = []
-    while not made:
-        fleet.heartbeat(1)
-        made = only(ev.StopAgent, fleet.wait(10.0))
-    assert fleet.now == START + 200.0
-
-
 def test_results_of_an_expired_lease_are_late_for_ever() -> None:
     fleet = Fleet().up().with_jobs("j1", "j2")
     assert fleet.wait(60.0)[:2] == REPLACED
@@ -334,29 +333,6 @@ def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
     assert (fleet.show()["failures"], fleet.show()["outages"], fleet.show()["expiries"]) == (1, 0, 2)
     fleet.passes()
     assert list(fleet.leases()) == ["j2", "j3"]
-
-
-@pytest.mark.parametrize("heard", [False, True])
-def test_silence_blames_neither_the_job_at_work_nor_the_device(heard: bool) -> None:
-    """As of a host that sleeps each time that the same jobs are leased, more often than any limit allows."""
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    made: list[Instruction] = []
-    for times in range(1, 21):
-        job_id, fencing_token = next(iter(fleet.leases().items()))
-        if heard:
-            fleet.heartbeat(fencing_token)
-        made += fleet.wait(61.0)
-        shown = fleet.show()
-        assert (shown["failures"], shown["outages"], shown["crashes"]) == (0, times, 0)
-        assert fleet.verdict(job_id, fencing_token) is Verdict.LATE
-        assert shown["state"] in ("probing", "lost")
-        fleet.wait(60.0)  # the longest wait for the next start
-        fleet.passes()
-        assert job_id not in fleet.leases(), "it comes last"
-    assert not only(ev.Quarantine, made)
-    for _ in range(3):
-        fleet.finish(*next(iter(fleet.leases().items())))
-    assert (fleet.count(JobState.DONE), fleet.show()["outages"]) == (3, 0)
 
 
 def test_a_host_that_is_out_of_reach_blames_nobody() -> None:
@@ -380,19 +356,6 @@ def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
         snapshot = fleet.state.to_json() | {key: version}
         with pytest.raises(StateError, match=f"snapshot has {key} {version}, this version reads"):
             FleetState.from_json(snapshot)
-
-
-def test_results_of_a_released_lease_count_until_the_job_is_leased_again() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    fleet.dies()
-    assert fleet.count(JobState.QUEUED) == 2
-    assert fleet.verdict("j1", 1) is Verdict.COUNTS
-    fleet.finish("j1", 1)
-    assert fleet.count(JobState.DONE) == 1
-    fleet.passes()
-    assert fleet.leases() == {"j2": 3}
-    assert fleet.verdict("j2", 2) is Verdict.LATE
-    assert fleet.verdict("j2", 3) is Verdict.COUNTS
 
 
 def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:
@@ -428,7 +391,7 @@ def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> Non
     fleet.now += 10.0
     for fencing_token, name in ((2, "j2"), (1, "j1")):
         made = fleet.of_a(ev.LeaseReturned, job_id=JobId(name), fencing_token=fencing_token, has_results=True)
-        assert only(ev.GrantLease, made) == []
+        assert granted(made) == []
     assert fleet.leases() == {}
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
     assert fleet.show()["budget"]["device_secs"] == 10.0
@@ -488,15 +451,6 @@ def test_one_lease_is_one_crash_however_it_is_told() -> None:
     assert fleet.show()["crashes"] == 2
 
 
-def test_what_the_spool_still_holds_of_a_quarantined_job_counts() -> None:
-    fleet = Fleet(Limits(job_crashes=1)).up().with_jobs("j1")
-    fleet.crashes("j1", 1)
-    assert fleet.count(JobState.QUARANTINED) == 1
-    fleet.finish("j1", 1)
-    assert fleet.count(JobState.QUARANTINED) == 0
-    assert fleet.count(JobState.DONE) == 1
-
-
 def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_device() -> None:
     fleet = Fleet().up().with_jobs("wedge", "good")
     made: list[Instruction] = []
@@ -514,15 +468,6 @@ def test_a_job_that_wedges_its_agent_three_times_is_quarantined_before_the_devic
     assert fleet.count(JobState.DONE) == 1
 
 
-def test_the_lease_at_work_is_the_one_that_beats_name() -> None:
-    fleet = Fleet().up()
-    assert fleet.state.at_work(A) is None
-    fleet.submit("j1", "j2")
-    assert fleet.state.at_work(A) == ("j1", 1)
-    fleet.heartbeat(2)
-    assert fleet.state.at_work(A) == ("j2", 2)
-
-
 # ---- budgets and other policies ----
 
 
@@ -535,7 +480,7 @@ def test_an_hour_without_budget_ends() -> None:
     assert fleet.leases() == {}
     assert fleet.show()["closed"] == "spent 26 of 25 device-seconds of this hour"
     assert fleet.wait(3599.0) == []
-    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j3", "j4"]
+    assert granted(fleet.wait(1.0)) == ["j3", "j4"]
     assert fleet.show()["budget"]["hour_secs"] == 0.0
     assert fleet.show()["budget"]["device_secs"] == 26.0
 
@@ -554,7 +499,7 @@ def test_a_day_is_the_hosts_own() -> None:
     fleet.submit("j1", "j2")
     fleet.finish("j1", 1)
     assert fleet.show()["closed"].startswith("spent 10 of 5 device-seconds of this day")
-    assert only(ev.GrantLease, fleet.wait(3600.0))
+    assert granted(fleet.wait(3600.0))
 
 
 def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None:
@@ -607,15 +552,15 @@ def test_an_idle_only_device_waits_for_its_host() -> None:
     fleet = Fleet().up(DevicePolicy(idle_only=True))
     assert fleet.submit("j1", "j2", "j3", "j4") == []
     assert fleet.show()["closed"] == "its host is in use"
-    assert len(only(ev.GrantLease, fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
+    assert len(granted(fleet.heartbeat(None, busy=Busy.IDLE, is_host_idle=True))) == 2
     fleet.heartbeat(1, is_host_idle=False)
-    assert only(ev.GrantLease, fleet.finish("j1", 1)) == []
-    assert only(ev.GrantLease, fleet.heartbeat(2, is_host_idle=True))
+    assert granted(fleet.finish("j1", 1)) == []
+    assert granted(fleet.heartbeat(2, is_host_idle=True))
     fleet.dies()
-    assert only(ev.GrantLease, fleet.passes()) == [], "a new agent must say it again"
+    assert granted(fleet.passes()) == [], "a new agent must say it again"
     # And a policy may change.
     made = fleet.of_a(ev.DeviceAdded, family="cpu")
-    assert len(only(ev.GrantLease, made)) == 2
+    assert len(granted(made)) == 2
 
 
 # ---- the coordinator's own troubles ----
@@ -653,43 +598,14 @@ def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
     assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
 
 
-def test_time_that_goes_back_stands_still() -> None:
-    fleet = Fleet().up()
-    fleet.now -= 3600.0
-    (grant, *_) = only(ev.GrantLease, fleet.submit("j1"))
-    assert grant.deadline_secs == START + 60.0
-    assert fleet.wait(30.0) == []
-
-
 #: A policy, and after how long its budget is there again.
 BUDGETS = [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)]
-
-
-def right_again(fleet: Fleet) -> list[Instruction]:
-    """The next start of a coordinator, after a life whose clock was ten thousand days ahead."""
-    fleet.state = reopened(fleet.state)
-    fleet.now -= 10_000 * 86400.0
-    return fleet.tell(ev.CoordinatorStarted)
-
-
-def test_agents_and_leases_do_not_wait_for_a_future_in_which_the_clock_was() -> None:
-    fleet = Fleet().up().with_jobs("j1")
-    right_again(fleet)
-    fleet.passes()
-    assert fleet.leases() == {"j1": 2}
-    assert only(ev.StopAgent, fleet.wait(59.0)) == []
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
-    assert only(ev.StopAgent, fleet.wait(1.0)), "the lease expires"
-    assert fleet.dies() == []
-    assert fleet.show()["next_start_at"] == fleet.now + 1.0
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 1.0))
-    assert only(ev.StartAgent, fleet.wait(1.0))
 
 
 @pytest.mark.parametrize("step", [7 * 86_400.0, -3600.0])
 def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
     fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    fleet.of_a(ev.RecordsStored, count=600)
+    fleet.stores(600)
     fleet.training_fails()
     before = fleet.state.to_json()
     assert fleet.tell(ev.ClockSet, wall_secs=fleet.now + step) == []
@@ -720,19 +636,19 @@ def test_budgets_go_by_the_wall_clock_and_wait_for_no_future(
         assert fleet.tell(ev.ClockSet, wall_secs=fleet.now) == []
     assert fleet.show()["closed"].startswith("spent 30 of 25"), "of the hour in which it is now"
     assert fleet.wait(secs - 1.0) == []
-    assert [one.job_id for one in only(ev.GrantLease, fleet.wait(1.0))] == ["j3"]
+    assert granted(fleet.wait(1.0)) == ["j3"]
 
 
 def test_windows_go_by_the_wall_clock() -> None:
     policy = DevicePolicy(windows=(TimeWindow(begin_secs=3600.0, end_secs=7200.0),))
     fleet = Fleet().up(policy)
-    assert not only(ev.GrantLease, fleet.submit("j1", "j2"))
+    assert not granted(fleet.submit("j1", "j2"))
     assert not fleet.tell(ev.ClockSet, wall_secs=fleet.now + 3500.0)
     assert not fleet.state.is_news(ev.Tick(at_secs=fleet.now + 99.0))
-    assert only(ev.GrantLease, fleet.wait(100.0))
+    assert granted(fleet.wait(100.0))
     fleet.submit("j3")
     fleet.tell(ev.ClockSet, wall_secs=fleet.now)
-    assert not only(ev.GrantLease, fleet.finish("j1", 1)), "it is too early again"
+    assert not granted(fleet.finish("j1", 1)), "it is too early again"
 
 
 def test_only_beats_that_matter_are_news() -> None:
@@ -773,11 +689,11 @@ def kinds(instructions: list[Instruction]) -> list[list[ReasonKind]]:
 
 def test_a_new_device_asks_for_a_head_and_enough_new_records_for_a_training() -> None:
     fleet = Fleet().up()
-    assert fleet.of_a(ev.RecordsStored, count=63) == []
-    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_DEVICE]]
+    assert fleet.stores(63) == []
+    assert kinds(fleet.stores(1)) == [[ReasonKind.NEW_DEVICE]]
     fleet = trained(Fleet().up(), records=10_000)
-    assert fleet.of_a(ev.RecordsStored, count=1999) == []  # less than a fifth
-    (asked,) = fleet.of_a(ev.RecordsStored, count=1)
+    assert fleet.stores(1999) == []  # less than a fifth
+    (asked,) = fleet.stores(1)
     assert asked.reasons[0].kind is ReasonKind.NEW_RECORDS
     assert asked.reasons[0].text == "2000 new records after the 10000 of the last training"
 
@@ -788,23 +704,23 @@ def test_a_reason_waits_for_records_that_tell_of_it() -> None:
         assert fleet.of_a(ev.DriftAlarm, text="slower") == []
     fleet.up(device_id=B)
     assert fleet.tell(ev.RecordsStored, device_id=B, count=60) == []
-    assert fleet.of_a(ev.RecordsStored, count=63) == []
-    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.DRIFT]]
+    assert fleet.stores(63) == []
+    assert kinds(fleet.stores(1)) == [[ReasonKind.DRIFT]]
 
 
 def test_a_probe_that_finds_another_environment_asks_for_a_training() -> None:
     fleet = trained(Fleet().up())
     fleet.dies()
     fleet.passes(environment_id="f")
-    assert kinds(fleet.of_a(ev.RecordsStored, count=64)) == [[ReasonKind.NEW_ENVIRONMENT]]
+    assert kinds(fleet.stores(64)) == [[ReasonKind.NEW_ENVIRONMENT]]
 
 
 def test_one_training_at_a_time_and_a_pause_between() -> None:
     fleet = Fleet().up()
-    assert only(ev.StartTraining, fleet.of_a(ev.RecordsStored, count=600))
-    assert fleet.of_a(ev.RecordsStored, count=600) == []
+    assert only(ev.StartTraining, fleet.stores(600))
+    assert fleet.stores(600) == []
     fleet.tell(ev.TrainingStarted, family="cpu")
-    assert fleet.of_a(ev.RecordsStored, count=600) == []
+    assert fleet.stores(600) == []
     assert fleet.tell(ev.TrainingFinished, family="cpu", version="v1") == []
     assert fleet.state.training()["last"] == "made v1"
     assert only(ev.StartTraining, fleet.wait(299.0)) == []
@@ -813,7 +729,7 @@ def test_one_training_at_a_time_and_a_pause_between() -> None:
 
 def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons() -> None:
     fleet = Fleet().up()
-    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    asked = kinds(fleet.stores(600))
     assert asked == [[ReasonKind.NEW_DEVICE, ReasonKind.NEW_RECORDS]]
     for wait in (60.0, 120.0, 240.0):
         assert fleet.training_fails() == []
@@ -823,13 +739,13 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
     # A hopeless one needs new records.
     fleet.training_fails(is_hopeless=True)
     assert only(ev.StartTraining, fleet.wait(365 * 86_400.0)) == []
-    assert kinds(fleet.of_a(ev.RecordsStored, count=511)) == []
-    assert kinds(fleet.of_a(ev.RecordsStored, count=1)) == [[ReasonKind.NEW_RECORDS]]
+    assert kinds(fleet.stores(511)) == []
+    assert kinds(fleet.stores(1)) == [[ReasonKind.NEW_RECORDS]]
 
 
 def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:
     fleet = Fleet().up()
-    asked = kinds(fleet.of_a(ev.RecordsStored, count=600))
+    asked = kinds(fleet.stores(600))
     fleet.tell(ev.TrainingStarted, family="cpu")
     assert kinds(fleet.tell(ev.CoordinatorStarted)) == asked
     assert fleet.state.training()["state"] == "asked"
