@@ -1,4 +1,4 @@
-"""Requests in the pure state: from coming to their end, kept for a while, the same after every replay."""
+"""Requests in the pure state: from coming to their end, and kept for a while."""
 
 from __future__ import annotations
 
