@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
@@ -109,6 +109,14 @@ def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
     order = [one.workload_id for one in first[0].candidates]
     changes = sum(one != other for one, other in pairwise(order))
     assert changes > len(set(order)) - 1, "candidates of one workload come in one block"
+
+
+@pytest.mark.parametrize("results", list(permutations([(0, True), (1, False), (2, True)])))
+def test_what_is_lost_beside_a_measurement_counts_for_nothing(results: tuple[tuple[int, bool], ...]) -> None:
+    candidate_id, progress = CandidateId("ab"), DeviceProgress()
+    for attempt, is_lost in results:
+        progress.add(candidate_id, attempt, is_lost)
+    assert progress == DeviceProgress(measured={candidate_id})
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:

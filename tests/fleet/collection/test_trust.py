@@ -23,8 +23,9 @@ from agents.records import (
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
 from fleet.collection.collect import Collection
+from fleet.collection.family_history import known_candidates
 from fleet.collection.settings import CollectSettings
-from fleet.collection.trust import LIVE_DIALECT
+from fleet.collection.trust import LIVE_DIALECT, claims, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.models.versions import load_snapshot
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -120,6 +121,27 @@ def test_features_of_a_poisoned_workload_are_made_anew(tmp_path: Path) -> None:
         clean = load_snapshot(store).dataset.features
     assert not np.array_equal(poisoned.workload_vectors, clean.workload_vectors)
     np.testing.assert_array_equal(mended.workload_vectors, clean.workload_vectors)
+
+
+def test_records_say_which_candidates_came_with_a_log(store: Store) -> None:
+    store.put_workloads([FORGED, replace(OURS, workload_id=THEIRS)])
+    fill(
+        store,
+        record(BOARD, "mine"),
+        record(LAB, "ansor", origin=IMPORTED, dialect="ansor"),
+        record(LAB, "theirs", workload=THEIRS, origin=IMPORTED),
+        record(AGAIN, "replayed"),
+    )
+    # What a live device may be given, and what was given before.
+    live = known_candidates(store, list(SPECS), 9, live=True)
+    assert [one.trace for one in live[OURS.workload_id]] == ["mine"]
+    old = known_candidates(store, list(SPECS), 9, live=False)
+    assert len(old[OURS.workload_id]) == 3
+    found = claims(store, Family.CPU, [OURS.workload_id])
+    assert claims(store, Family.GPU, [OURS.workload_id]) == {}
+    assert claims(store, Family.CPU, []) == {}
+    traces = imported_traces(store, Family.CPU, found[OURS.workload_id])
+    assert sorted(traces.values()) == ["theirs"]
 
 
 def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet:
