@@ -84,7 +84,7 @@ def judge_failures(
             )
             found.setdefault(device_id, []).append(np.stack(parts).astype(np.float64))
     joined = {device_id: np.concatenate(parts, axis=1) for device_id, parts in found.items()}
-    return [_told(device_id, *values) for device_id, values in joined.items() if 0 < values[1].mean() < 1]
+    return [_coordinator_settings(device_id, *values) for device_id, values in joined.items() if 0 < values[1].mean() < 1]
 
 
 def roc_area(values: NDArray[np.float64], good: NDArray[np.bool_]) -> float:
@@ -94,7 +94,7 @@ def roc_area(values: NDArray[np.float64], good: NDArray[np.bool_]) -> float:
     return float((ranks[good].sum() - goods * (goods + 1) / 2) / (goods * bads))
 
 
-def _told(
+def _coordinator_settings(
     device_id: str,
     group: NDArray[np.float64],
     ran: NDArray[np.float64],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from unittest import mock
 import yaml
 
 from agents.records import DeviceId, DeviceSpec
+from fleet.core.events import Event
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
@@ -28,6 +29,7 @@ from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.table import RecordsTable
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
 from fleet.transport.local import LocalTransport
@@ -141,6 +143,8 @@ class Fleet:
     #: Makes what describes devices, for each life; None for devices that stay.
     source: Callable[[], DeviceSource] | None = None
     launch: Launch | None = None
+    #: When rows go on to the table.
+    lanes: LaneSettings | None = None
 
     @contextmanager
     def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
@@ -151,7 +155,7 @@ class Fleet:
         source = self.source() if self.source is not None else None
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
-            store = stack.enter_context(Store.open(self.folder / "store"))
+            store = stack.enter_context(Store.open(self.folder / "store", settings=self.lanes))
             transport = LocalTransport(
                 protocol=PROTOCOL, spool_root=self.folder / "spool", heartbeat_secs=0.05
             )
@@ -254,6 +258,25 @@ def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
         return all(one["records"] >= ALL for one in devices.values()) and coordinator.is_quiet
 
     return is_done
+
+
+class Announcer:
+    """Stands for a trainer that trains nothing and tells what it is given to tell."""
+
+    view: Mapping[str, Any] = {}
+
+    def __init__(self, *events: Event) -> None:
+        self._events = list(events)
+
+    def poll(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def start(self, *_: Any) -> None: ...
+
+    def stop(self, *_: Any) -> None: ...
+
+    def records_stored(self, *_: Any) -> None: ...
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class FakeFleet:
         records = [self._record(device_id, one, attempt, model_version) for one in chosen]
         if is_killed or self._is_out(device_id):
             records = records[: len(records) // 2]
-        self._learn(chosen, records)
+        self.learn(chosen, records)
         fresh = self._stored(records)
         if is_killed:
             raise Killed
@@ -196,7 +196,7 @@ class FakeFleet:
     def _is_out(self, device_id: DeviceId) -> bool:
         return self.batches[device_id] > self.lasts.get(device_id, self.batches[device_id])
 
-    def _learn(self, candidates: Iterable[Candidate], records: Iterable[Record]) -> None:
+    def learn(self, candidates: Iterable[Candidate], records: Iterable[Record]) -> None:
         """Make candidates known to their family, as a coordinator does."""
         of_workload: dict[WorkloadId, list[Candidate]] = {}
         for candidate in candidates:

@@ -8,7 +8,7 @@ from typing import Any
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
 from fleet.core.event_json import event_from_json, event_to_json, value_from_json
-from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState
+from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.job_state import PATIENCE
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
@@ -92,6 +92,7 @@ class World:
             return []
         before = self.state.to_json()
         overdue = self._overdue(event)
+        verdict = self._verdict(event)
         refusal = ""
         try:
             made = self.state.apply(event)
@@ -104,6 +105,8 @@ class World:
             return []
         self.journal.append(json.dumps(event_to_json(event)))
         self._note(event, made, overdue, before)
+        if isinstance(event, ev.JobFinished):
+            self._check_count(event, before, verdict)
         self._note_drivers(event, made)
         self.check()
         return made
@@ -117,6 +120,12 @@ class World:
 
     def device(self, name: str) -> dict[str, Any]:
         return self.state.describe(DeviceId(name))
+
+    def _verdict(self, event: Event) -> Verdict | None:
+        """What the state says of results before they are told."""
+        if not isinstance(event, ev.JobFinished):
+            return None
+        return self.state.verdict(event.device_id, event.job_id, event.fencing_token)
 
     def _overdue(self, event: Event) -> set[tuple[DeviceId, int]]:
         leasing = self.state.to_json()["leasing"]
@@ -143,8 +152,6 @@ class World:
             assert event.job.job_id not in self.submitted or not self._is_there(before, event.job.job_id)
             self.submitted.add(event.job.job_id)
             self.born[event.job.job_id] = len(self.grants)
-        if isinstance(event, ev.JobFinished):
-            self._check_count(event, before)
         if isinstance(event, ev.LeaseReturned):
             self.expired.add((event.device_id, event.fencing_token))
             assert self._blame(self.state.to_json()) == self._blame(before)
@@ -242,7 +249,7 @@ class World:
         devices = [(one["crashes"], one["failures"], one["device_secs"]) for one in leasing["devices"]]
         return [devices, [(one["job"]["job_id"], one["crashes"]) for one in leasing["jobs"]["entries"]]]
 
-    def _check_count(self, event: ev.JobFinished, before: dict[str, Any]) -> None:
+    def _check_count(self, event: ev.JobFinished, before: dict[str, Any], verdict: Verdict | None) -> None:
         """Results count if their lease is the last of a job that has not ended, and did not expire."""
         since = self.grants[self.born.get(event.job_id, 0) :]
         latest = [g for g in since if g.job_id == event.job_id and g.device_id == event.device_id][-1:]
@@ -254,6 +261,7 @@ class World:
         )
         was = before["leasing"]["jobs"]["counts"][JobState.DONE]
         assert (self.state.job_counts()[JobState.DONE] == was + 1) is should
+        assert (verdict is Verdict.COUNTS) is should
         if should:
             assert (event.job_id, event.fencing_token) not in self.counted
             self.counted.add((event.job_id, event.fencing_token))

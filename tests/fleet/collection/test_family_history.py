@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
 from agents.trust import IMPORTED
-from fleet.collection.batch_plan import DeviceProgress, noise_sample, plan_noise, remeasure_sample
+from fleet.collection.batch_plan import noise_sample, plan_noise, remeasure_sample
 from fleet.collection.device_history import DeviceHistory
-from fleet.collection.family_history import known_candidates
 from fleet.collection.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
@@ -64,11 +63,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path) as made:
         FLEET.use(made)
         for group in CANDIDATES.values() if request.param else ():
-            FLEET._learn(group, [])
+            FLEET.learn(group, [])
         for device_id in FLEET.specs:
             records = list(measured(device_id, draws))
             if request.param:
-                FLEET._learn([], records if device_id in SPECS else [])
+                FLEET.learn([], records if device_id in SPECS else [])
             made.append(records)
         yield made
 
@@ -112,37 +111,6 @@ def test_a_survey_knows_all_that_the_family_has_and_keeps_a_limit(
         for candidate in survey.candidates.values():
             assert candidate.origin == "paired"
             assert replace(candidate, origin=origins[candidate.candidate_id]) in CANDIDATES[workload_id]
-
-
-def test_candidates_that_some_devices_know_are_those_of_their_records(store: Store) -> None:
-    killers = {one.candidate_id for one in records_of(store, ONE, TWO) if one.is_quarantined}
-    for device_ids in ([ONE], [ONE, TWO], []):
-        pools = known_candidates(store, device_ids, 99, live=True)
-        # The family spares its devices what killed any of them.
-        expected = set(ids(records_of(store, *device_ids))) - killers
-        assert {one.candidate_id for pool in pools.values() for one in pool} - killers == expected
-    assert not killers & {
-        one.candidate_id
-        for pool in known_candidates(store, [ONE, TWO], 99, live=True).values()
-        for one in pool
-    }
-
-
-def test_progress_and_what_is_recorded_are_those_of_the_present_environment(
-    store: Store, history: DeviceHistory
-) -> None:
-    pool = {workload_id: CANDIDATES[workload_id][3:20] for workload_id in WORKLOADS[:2]}
-    for device_id in SPECS:
-        wanted = {one.candidate_id for group in pool.values() for one in group}
-        records = [one for one in present(store, device_id) if one.candidate_id in wanted]
-        expected = DeviceProgress()
-        for record in records:
-            expected.add(record.candidate_id, record.attempt, record.outcome is Outcome.LOST)
-        assert expected.measured
-        assert expected.lost
-        assert history.progress(device_id, pool) == expected
-        asked = [one for group in pool.values() for one in group]
-        assert history.recorded(device_id, asked) == set(ids(records))
 
 
 def test_parents_repeats_and_noise_are_chosen_as_from_all_records(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from agents.device.batch import Batch
@@ -16,11 +14,9 @@ from agents.records import (
     DeviceId,
     DeviceKind,
     DeviceSpec,
-    Family,
     Outcome,
     Protocol,
     Record,
-    Replay,
     Workload,
 )
 from fleet.collection.device_choice import DeviceChoice
@@ -70,16 +66,6 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_replay_device_needs_records_and_a_device_and_no_target() -> None:
-    spec = parse_device(YAML, "again")
-    assert spec.replay == Replay(records="runs/store", device=DeviceId("dev-a"))
-    assert (spec.kind, spec.family, spec.target) == (DeviceKind.REPLAY, Family.CPU, {})
-    options = {"seed": 7, "noise": True, "failures": True}
-    full = parse_device({**YAML, **options, "target": {"kind": "cuda"}}, "again")
-    assert full.replay == Replay(records="runs/store", device=DeviceId("dev-a"), **options)
-    assert full.target == {"kind": "cuda"}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -126,15 +112,13 @@ def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, 
     delete_older([newer], folder)
     assert {path.name for path in folder.iterdir()} == {Path(newer.replay.records).name, "mine-1.parquet"}
     delete_older([make_spec()], tmp_path / "nowhere")
-
-
-def test_an_exported_file_will_do_without_a_store(store: Path, tmp_path: Path) -> None:
+    # An exported file will do without a store.
     path = tmp_path / "all.parquet"
     export(Store.read(store), path, "parquet")
-    [spec] = ready(replaying(path, target={"kind": "llvm", "num-cores": 2}), tmp_path / "replay").values()
+    [spec] = ready(replaying(path, target={"kind": "llvm", "num-cores": 2}), tmp_path / "others").values()
     assert spec.replay
     assert spec.replay.records == str(path)
-    assert not (tmp_path / "replay").exists()
+    assert not (tmp_path / "others").exists()
 
 
 @pytest.mark.usefixtures("store")
@@ -163,17 +147,6 @@ def test_what_does_not_fit_is_told_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
-def test_records_where_nobody_may_look_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "shut").mkdir()
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Store, "read", refuse)
-    with pytest.raises(FleetError, match=r"^device again: records: .*Permission denied"):
-        ready(replaying(tmp_path / "shut"), tmp_path / "r")
-
-
 def test_a_device_known_from_logs_only_cannot_be_asked_and_other_kinds_stay_as_they_are() -> None:
     local, spec = make_spec(), make_spec(kind=DeviceKind.REPLAY)
     with pytest.raises(FleetError, match="cannot be asked for new ones"):
@@ -199,28 +172,6 @@ def test_replay_devices_are_measured_on_only_when_they_are_named(
     [spec] = fitting(ids=("again",)).values()
     assert spec.replay
     assert Path(spec.replay.records).parent == tmp_path / "new" / "replay"
-
-
-def test_what_a_replay_answers_can_be_kept_exported_and_replayed_again(store: Path, tmp_path: Path) -> None:
-    """A simulation's store is a store: its device, records and marks survive."""
-    [spec] = ready(replaying(store, failures=True), tmp_path / "replay").values()
-    worker = ReplayWorker(spec)
-    records = answers(worker, WORKLOAD)
-    with Store.open(tmp_path / "second") as second:
-        second.put_device(spec, worker.descriptor)
-        second.put_workloads(worker.network_workloads(["bert-tiny"]))
-        second.append(records)
-        assert second.devices()[spec.device_id].spec == spec
-        assert {one.record_id: one for one in second.records()} == {one.record_id: one for one in records}
-    third = msgspec.structs.replace(
-        spec,
-        device_id=DeviceId("third"),
-        replay=Replay(records=str(tmp_path / "second"), device=spec.device_id, failures=True),
-    )
-    [third] = ready({third.device_id: third}, tmp_path / "replay").values()
-    again = answers(ReplayWorker(third), WORKLOAD)
-    assert [(one.outcome, one.run_secs) for one in again] == [(one.outcome, one.run_secs) for one in records]
-    assert {one.outcome for one in again} == {Outcome.OK, Outcome.RUN_TIMEOUT}
 
 
 def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> None:

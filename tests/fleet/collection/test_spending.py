@@ -1,16 +1,21 @@
+"""What a collection tells of its progress and of the time that it took."""
+
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from agents.records import DeviceId
+from agents.records import CONFIRM, REMEASURE, DeviceId
+from fleet.collection.progress import TerminalDisplay
 from fleet.collection.time_spent import PARTS, Interval, Ledger, attribute, print_spending, spent_from
-from tests.record_fixtures import make_record
+from tests.record_fixtures import make_batch, make_record
 
 ONE = DeviceId("one")
 _INTERVALS = st.lists(st.tuples(st.floats(-50, 150), st.floats(0, 80)).map(lambda p: (p[0], p[0] + p[1])))
@@ -70,3 +75,18 @@ def test_the_table_reads_well_at_80_columns(
     assert not any("unused" in line for line in lines)
     print_spending([])
     assert capsys.readouterr().out == ""
+
+
+def test_more_records_than_planned_do_not_pass_the_total() -> None:
+    out = StringIO()
+    display = TerminalDisplay(Console(file=out, width=100))
+    device = DeviceId("dev-a")
+    display.phase("measure", 4)
+    display.stored(device, [*make_batch(1, 3), *make_batch(1, 2, origin=CONFIRM)])
+    display.stored(device, make_batch(5, 1))
+    display.phase("remeasure", 3)
+    display.stored(device, make_batch(1, 5, origin=REMEASURE))
+    display.stored(device, make_batch(1, 1, origin=REMEASURE))
+    display.finish()
+    said = [line.split(" in ")[0] for line in out.getvalue().splitlines()]
+    assert said == ["Measuring: 4/4", "Measuring a sample again: 3/3"]

@@ -1,18 +1,14 @@
-"""Requests in the pure state: from coming to their end, kept for a while, the same after every replay."""
+"""Requests in the pure state: from coming to their end, and kept for a while."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
 from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import JobId, ReasonKind, ShowRequest, StartTraining, StopTraining, Verdict
 from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
@@ -275,67 +271,6 @@ def test_a_cancelled_retirement_and_one_that_cannot_be_done_are_over() -> None:
     submit(state, collection("r2", RequestKind.RETIREMENT))
     state.apply(ev.RequestEnded(at_secs=102.0, request_id=R2, result={}, reason="no file"))
     assert (shown(state, R1)["state"], shown(state, R2)["state"]) == ("cancelled", "failed")
-
-
-IDS = st.sampled_from([R1, R2, RequestId("r3")])
-STEPS = st.one_of(
-    st.tuples(st.just("submit"), IDS, st.sampled_from(["cpu", "gpu"])),
-    st.tuples(st.just("cancel"), IDS, st.just("")),
-    st.tuples(st.sampled_from(["started", "judged", "failed", "coordinator", "minute"]), IDS, st.just("")),
-)
-
-
-def an_event(state: FleetState, step: tuple[str, RequestId, str], at_secs: float) -> ev.Event | None:
-    """The event of a step, where it can happen now."""
-    name, request_id, family = step
-    now = state.training()
-    is_there = state.request(request_id) is not None
-    match name:
-        case "submit" if not is_there:
-            return ev.RequestSubmitted(at_secs=at_secs, request=training(request_id, family, minutes=2.0))
-        case "cancel" if is_there:
-            return ev.RequestCancelled(at_secs=at_secs, request_id=request_id)
-        case "started" if now["state"] == "asked":
-            return ev.TrainingStarted(at_secs=at_secs, family=now["family"])
-        case "judged" if now["state"] == "running":
-            return ev.TrainingFinished(at_secs=at_secs, family=now["family"], serves={"a": "better"})
-        case "failed" if now["state"] == "running":
-            return ev.TrainingFailed(at_secs=at_secs, family=now["family"], reason="no memory")
-        case "coordinator":
-            return ev.CoordinatorStarted(at_secs=at_secs)
-        case "minute":
-            return ev.Tick(at_secs=at_secs + 60.0)
-    return None
-
-
-@settings(max_examples=200, deadline=None)
-@given(steps=st.lists(STEPS, max_size=25), cut=st.integers(0, 25))
-def test_killed_after_any_event_it_comes_to_the_same_end(
-    steps: list[tuple[str, RequestId, str]], cut: int
-) -> None:
-    state, journal, snapshot = begun(), [], None
-    at_secs = 100.0
-    for number, step in enumerate(steps):
-        if number == cut:
-            snapshot = json.dumps(state.to_json())
-            journal.clear()
-        at_secs = max(at_secs + 1.0, state.to_json()["leasing"]["now"])
-        event = an_event(state, step, at_secs)
-        if event is not None and state.is_news(event):
-            journal.append(json.dumps(event_to_json(event)))
-            state.apply(event)
-    again = FleetState.from_json(json.loads(snapshot)) if snapshot else begun()
-    for line in journal:
-        again.apply(event_from_json(json.loads(line)))
-    assert again.to_json() == state.to_json()
-    # Once every training that is asked for has run, nothing is left open.
-    for _ in range(4):
-        for name in ("started", "judged"):
-            at_secs = max(at_secs + 1.0, state.to_json()["leasing"]["now"])
-            event = an_event(state, (name, R1, ""), at_secs)
-            if event is not None:
-                state.apply(event)
-    assert state.open_requests() == []
 
 
 def test_what_the_spool_holds_of_a_command_that_was_killed_is_not_late() -> None:

@@ -160,21 +160,6 @@ def test_small_rooms_explore_as_often_as_large_ones() -> None:
     assert 0.44 < counts[Origin.RANDOM] / 800 < 0.56
 
 
-def test_exhausted_workloads_are_left_out_but_their_gaps_are_closed() -> None:
-    gone = Cell(measured=20, is_exhausted=True)
-    view = fleet(device("d", large=gone, small=replace(gone, unpaired=30)))
-    asks = plan(view, room(view), seed=0)
-    assert [(ask.workload_id, ask.origin, ask.count) for ask in asks] == [("small", Origin.PAIRED, 30)]
-
-
-def test_nothing_to_plan() -> None:
-    view = fleet(device("d", large=Cell(is_exhausted=True), small=Cell(is_exhausted=True)))
-    assert plan(view, room(view), seed=0) == []
-    assert plan(fleet(device("d")), {DeviceId("d"): 0}, seed=0) == []
-    assert plan(fleet(device("d")), {DeviceId("stranger"): 9}, seed=0) == []
-    assert plan(replace(fleet(device("d")), workloads={}), {DeviceId("d"): 9}, seed=0) == []
-
-
 CELLS = st.builds(
     Cell,
     measured=st.integers(0, 300),

@@ -17,7 +17,7 @@ from fleet.core.event_json import event_from_json
 from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
-from tests.fleet_world import LIMITS, World, finished, job, reopened
+from tests.fleet_world import LIMITS, World, finished, job, reopened, shown
 
 DEVICES = st.sampled_from(["a", "b"])
 ANY_DEVICE = st.sampled_from(["a", "a", "a", "b", "b", "b", "stranger"])
@@ -392,6 +392,19 @@ class Fleet(RuleBasedStateMachine):
             for line in self.world.journal[done:]:
                 state.apply(event_from_json(json.loads(line)))
             assert state.to_json() == now
+        self.all_requests_come_to_an_end()
+
+    def all_requests_come_to_an_end(self) -> None:
+        """Once every driver has ended and every training that is asked for has run, nothing is left open."""
+        self.world.tell(ev.CoordinatorStarted(at_secs=self.at(2e6)))
+        for _ in range(30):
+            for one in self.world.state.open_requests():
+                if one.kind.has_driver and shown(self.world.state, one.request_id)["state"] == "running":
+                    self.driver_ended(one.request_id, "")
+            self.trained("started", "cpu")
+            self.trained("finished", "cpu")
+            self.tick(1e6)
+        assert self.world.state.open_requests() == []
 
 
 TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)  # a failure is made small for five minutes at most

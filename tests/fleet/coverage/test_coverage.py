@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId, content_hash
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
 from fleet.coverage.coverage import Coverage
 from fleet.coverage.device_rows import MAX_LOSSES
 from fleet.state.state_file import StateFile
@@ -83,29 +82,10 @@ def test_gaps_are_what_siblings_know(make: Make) -> None:
     assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
     assert coverage.stored_among("cpu", W, wanted[:1]) == {wanted[0]}
     assert set(coverage.latest("cpu", W, 1000)) == {*wanted, killer.candidate_id}
-
-
-def test_another_environment_has_measured_nothing(make: Make) -> None:
-    records = [make_record(number) for number in (1, 2)]
-    coverage = make(records)
+    # In another environment nothing has been measured.
     coverage.set_environment(A, "f" * 32)
-    assert (counts(coverage, A)[0], coverage.records(A)) == (0, 0)
-    assert len(coverage.gaps(A, W, 9)) == 2
-    assert coverage.stored_among("cpu", W, [records[0].candidate_id])
-    assert coverage.best(A, W, 4) == []
-
-
-def test_proposed_candidates_are_gaps_of_every_device(make: Make) -> None:
-    coverage = make([make_record(1)])
-    new = CandidateId(content_hash("new"))
-    coverage.propose("cpu", W, [new])
-    assert coverage.gaps(A, W, 9) == [new]
-    assert not coverage.stored_among("cpu", W, [new])
-    unknown = CandidateId(content_hash("unknown"))
-    assert coverage.by_workload("cpu", [WorkloadId("x"), W], [unknown, new]) == {W: [new]}
-    coverage.block("cpu", W, [new])
-    assert coverage.gaps(A, W, 9) == []
-    assert counts(coverage, A)[1] == 0
+    assert (counts(coverage, A), coverage.records(A)) == ((0, 6), 0)
+    assert coverage.best(A, W, 4) == [wanted[1:2]], "of its sibling"
 
 
 def make_lost(number: int, attempt: int, **changes: Any) -> Record:
@@ -113,7 +93,8 @@ def make_lost(number: int, attempt: int, **changes: Any) -> Record:
 
 
 def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> None:
-    coverage = make([make_lost(1, 0)])
+    elsewhere = [make_lost(1, attempt, environment_id="f" * 32) for attempt in range(MAX_LOSSES)]
+    coverage = make([*elsewhere, make_lost(1, 0)])
     one = make_record(1).candidate_id
     assert coverage.next_attempts(A).get(one, 0) == 1
     assert coverage.gaps(A, W, 9) == [one]
@@ -143,24 +124,6 @@ def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(ma
     assert coverage.gaps(A, W, 9) == [make_record(3).candidate_id]
 
 
-def test_the_best_are_steady_and_fast(make: Make) -> None:
-    records = [make_record(number, run_secs=(1.0 / number,)) for number in (1, 2, 3, 5, 6, 7)]
-    suspect = make_record(9, run_secs=(1e-6,), quality='{"suspect":true}')
-    coverage = make([*records, suspect])
-    assert coverage.best(A, W, 4) == [[one.candidate_id for one in records[::-1][:4]]]
-
-
-def test_losses_of_another_environment_and_quarantine_by_one_record_of_two(store: Store) -> None:
-    coverage = Coverage(store.state, FAMILIES, [W])
-    coverage.set_environment(A, ENVIRONMENT)
-    for attempt in range(MAX_LOSSES):
-        tell(store, coverage, [make_lost(1, attempt, environment_id="f" * 32)])
-    assert coverage.gaps(A, W, 9) == [make_record(1).candidate_id]
-    twice = [make_record(2, quality='{"quarantined":true}'), make_record(2, attempt=1)]
-    tell(store, coverage, twice)
-    assert coverage.blocked_among("cpu", W, [twice[0].candidate_id])
-
-
 def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> None:
     first = make_record(1, origin="noise", attempt=1, measured_at=40.0)
     second = make_record(1, origin="noise", attempt=2, measured_at=50.0)
@@ -170,87 +133,26 @@ def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> No
     assert (coverage.noise_at(A), coverage.noise_at(B)) == (50.0, 0.0)
 
 
-def test_a_sample_is_of_what_was_measured(store: Store) -> None:
-    records = [make_record(number) for number in range(1, 30)]
-    coverage = Coverage(store.state, FAMILIES, [W])
-    coverage.set_environment(A, ENVIRONMENT)
-    tell(store, coverage, records)
-    keep(store, coverage)
-    sample = coverage.sample(A, 10, seed=1)
-    assert len(set(sample)) == 10
-    assert set(sample) <= {one.candidate_id for one in records}
-    assert sample == coverage.sample(A, 10, seed=1) != coverage.sample(A, 10, seed=2)
-    assert coverage.sample(B, 10, seed=1) == []
-
-
-def test_a_life_that_ended_before_its_turn_has_told_nothing(store: Store) -> None:
-    coverage = Coverage(store.state, FAMILIES, [W])
-    tell(store, coverage, [make_record(1), make_record(2)])
-    coverage.set_environment(B, ENVIRONMENT)
-    assert counts(coverage, B) == (0, 2)
-    again = Coverage(store.state, FAMILIES, [W])
-    again.load()
-    again.set_environment(B, ENVIRONMENT)
-    assert (counts(again, B), again.gaps(B, W, 9)) == ((0, 0), [])
-
-
-def test_what_a_device_measured_can_be_had_with_its_trace_by_others(store: Store) -> None:
-    coverage = Coverage(store.state, FAMILIES, [W])
-    records = [make_record(number) for number in range(5)]
-    tell(store, coverage, records)
-    keep(store, coverage)
-    candidates = store.state.candidates(["cpu"], W, [record.candidate_id for record in records])
-    assert {name: one.trace for name, one in candidates.items()} == {
-        record.candidate_id: record.trace for record in records
-    }
-
-
-def test_what_is_under_quarantine_stays_there(store: Store) -> None:
-    coverage = Coverage(store.state, FAMILIES, [W])
-    records = [make_record(number) for number in range(3)]
-    records[1] = replace(records[1], quality='{"quarantined":true}')
-    tell(store, coverage, records)
-    coverage.block("cpu", W, [records[0].candidate_id])  # in this life
-    keep(store, coverage)
-    again = Coverage(store.state, FAMILIES, [W])
-    again.load()
-    again.set_environment(B, ENVIRONMENT)
-    assert again.blocked_among("cpu", W, [record.candidate_id for record in records]) == {
-        records[1].candidate_id
-    }
-    assert again.gaps(B, W, 9) == [records[0].candidate_id, records[2].candidate_id]
-
-
-def test_replay_devices_keep_to_themselves_what_they_measured(store: Store) -> None:
-    """A live device that comes in a later life must not run what they have measured."""
-    live: set[str] = set()
-    replayed = Coverage(store.state, FAMILIES, [W], live=live)
-    tell(store, replayed, [make_record(1)])
-    keep(store, replayed)
-    replayed.set_environment(B, ENVIRONMENT)
-    assert len(replayed.gaps(B, W, 9)) == 1
-    later = Coverage(store.state, FAMILIES, [W], live={"cpu"})
-    later.load()
-    later.set_environment(B, ENVIRONMENT)
-    assert later.gaps(B, W, 9) == []
-
-
 class Model:
     """What two devices have measured of some candidates, as plainly as can be."""
 
     def __init__(self) -> None:
         self.known: dict[CandidateId, None] = {}
         self.measured: dict[DeviceId, set[CandidateId]] = {A: set(), B: set()}
+        #: In this life, and by a record.
         self.blocked: set[CandidateId] = set()
+        self.quarantined: set[CandidateId] = set()
 
     def gaps(self, device: DeviceId) -> list[CandidateId]:
-        left_out = self.measured[device] | self.blocked
+        left_out = self.measured[device] | self.blocked | self.quarantined
         return [name for name in self.known if name not in left_out]
 
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("measure"), st.sampled_from([A, B]), st.integers(0, 11)),
+        st.tuples(
+            st.sampled_from(["measure", "measure", "quarantine"]), st.sampled_from([A, B]), st.integers(0, 11)
+        ),
         st.tuples(st.just("propose"), st.just(A), st.integers(0, 11)),
         st.tuples(st.just("block"), st.just(A), st.integers(0, 11)),
         st.tuples(st.sampled_from(["keep", "read"]), st.just(A), st.just(0)),
@@ -283,12 +185,14 @@ def test_any_order_of_news_gives_the_gaps_of_the_model(
             proposed.clear()
 
         for what, device, number in steps:
-            record = make_record(number, device=device)
+            quality = '{"quarantined":true}' if what == "quarantine" else "{}"
+            record = make_record(number, device=device, quality=quality, attempt=int(what == "quarantine"))
             name = record.candidate_id
-            if what == "measure":
+            if what in ("measure", "quarantine"):
                 coverage.add(store.take([record]))
                 model.known.setdefault(name)
                 model.measured[device].add(name)
+                model.quarantined |= {name} if what == "quarantine" else set()
             elif what == "propose":
                 coverage.propose("cpu", W, [name])
                 if name not in model.known:

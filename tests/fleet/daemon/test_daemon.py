@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,11 +24,11 @@ from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE
 from fleet.api.client import ADDRESS
 from fleet.config.device_folder import retire_file
-from fleet.config.sections import PolicySection, window_secs
-from fleet.config.settings import ConfigError, load_fleet
+from fleet.config.settings import ConfigError, FleetConfig, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
-from fleet.daemon.daemon import UpOptions, _coordinator_settings, _held, _policy, run_daemon
-from fleet.engine.context import CoordinatorSettings
+from fleet.daemon.daemon import UpOptions, run_daemon
+from fleet.daemon.garbage_collection import seldom_collected
+from fleet.engine.context import EngineContext
 from fleet.engine.fleet_clock import FleetClock
 from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
@@ -96,17 +98,16 @@ def children_of(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def local_transport(settings: FleetConfig, *_: Any, **__: Any) -> LocalTransport:
+    folder = Path(settings.store.path).parent / "spool"
+    return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
+
+
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents in this process."""
-
-    def transport(
-        settings: Any, options: Any, specs: Any, clock: Any, *, is_embedded: bool
-    ) -> LocalTransport:
-        folder = Path(settings.store.path).parent / "spool"
-        return LocalTransport(protocol=settings.timing_protocol(), spool_root=folder)
-
-    monkeypatch.setattr("fleet.daemon.daemon._transport", transport)
+    """Agents in this process, over records that are known to be sound."""
+    monkeypatch.setattr("fleet.daemon.daemon._transport", local_transport)
+    monkeypatch.setattr("fleet.collection.replay_files.check_apart", lambda *_: None)
 
 
 class Api:
@@ -152,8 +153,12 @@ def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order_and_handlers_come_back(settings: Path, number: int) -> None:
     before = signal.getsignal(number)
+    address = settings.parent / "runs" / "fleet" / ADDRESS
+    address.parent.mkdir(parents=True)
+    address.write_text('{"url": "http://127.0.0.1:8640", "pid": 1, "started": 1}')
 
     def serve(coordinator: Any, folder: Path, quiet_cores: tuple[int, ...]) -> Any:
+        assert not address.exists(), "it was of one that was killed"
         os.kill(os.getpid(), number)
         return Api()
 
@@ -161,33 +166,37 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(settings: Path, number
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.usefixtures("local")
-def test_it_stops_after_its_time_and_drops_the_address_of_one_that_was_killed(
-    settings: Path, tmp_path: Path
-) -> None:
-    address = tmp_path / "runs" / "fleet" / ADDRESS
-    address.parent.mkdir(parents=True)
-    address.write_text('{"url": "http://127.0.0.1:8640", "pid": 1, "started": 1}')
-    assert "fleet is down" in said_by(settings, for_secs=0.0)
-    assert not address.exists()
+@pytest.fixture
+def context_of(settings: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineContext]:
+    """What a daemon with some other settings gives to its engine."""
+    contexts: list[EngineContext] = []
+
+    def made(context: EngineContext) -> NoReturn:
+        contexts.append(context)
+        raise FleetError("far enough")
+
+    def began(**changes: Any) -> EngineContext:
+        config = load_fleet(settings, {name.replace("__", "."): value for name, value in changes.items()})
+        options = UpOptions(models=settings.parent / "models")
+        monkeypatch.setattr("fleet.daemon.daemon.Coordinator", made)
+        with pytest.raises(FleetError, match="far enough"):
+            run_daemon(config.config, options, Console(quiet=True))
+        return contexts[-1]
+
+    return began
 
 
 @pytest.mark.usefixtures("local")
 def test_all_that_waits_has_the_one_clock(
-    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context_of: Callable[..., EngineContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks: list[Any] = []
-
-    def made(context: Any) -> Any:
-        clocks.extend([context.clock, context.trainer._clock, context.notices._clock])
-        raise FleetError("far enough")
-
-    monkeypatch.setattr("fleet.daemon.daemon.Coordinator", made)
-    config = load_fleet(settings, {"daemon.refresh": True}).config
-    with pytest.raises(FleetError, match="far enough"):
-        run_daemon(config, UpOptions(models=tmp_path / "models"), Console(quiet=True))
-    assert isinstance(clocks[0], FleetClock)
-    assert all(one is clocks[0] for one in clocks)
+    trainer, notices = mock.Mock(), mock.Mock()
+    monkeypatch.setattr("fleet.refresh.refresher.Refresher", trainer)
+    monkeypatch.setattr("fleet.daemon.daemon.Notices", notices)
+    clock = context_of(daemon__refresh=True).clock
+    assert isinstance(clock, FleetClock)
+    assert clock in trainer.call_args.args
+    assert clock in notices.call_args.args
 
 
 def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:
@@ -196,32 +205,27 @@ def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:
         run_daemon(config, UpOptions(models=tmp_path / "models", address="head:6379"), Console(quiet=True))
 
 
-def test_policies_become_those_of_the_devices(settings: Path) -> None:
-    policies = {"two": {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}}
-    changes = {"daemon.policies": policies, "daemon.training_records": 7, "workloads.exploration": 0.3}
-    config = load_fleet(settings, changes).config
-    told = _coordinator_settings(config, UpOptions(models=Path("m")), is_embedded=False)
-    assert isinstance(told, CoordinatorSettings)
+@pytest.mark.usefixtures("local")
+def test_policies_become_those_of_the_devices_chosen_or_not(
+    settings: Path, context_of: Callable[..., EngineContext]
+) -> None:
+    two = {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}
+    told = context_of(
+        daemon__policies={"two": two},
+        daemon__policy={"secs_per_day": 60.0},
+        daemon__training_records=7,
+        workloads__exploration=0.3,
+    ).settings
+    daily = DevicePolicy(secs_per_day=60.0)
+    assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == daily
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
-    assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == DevicePolicy()
     limited = DevicePolicy(secs_per_hour=900.0, idle_only=True, windows=(window,))
     assert told.policy_of(DeviceId("two")) == limited
-    assert told.limits.training_records == 7
-    assert told.exploration == 0.3
-    assert _policy(PolicySection(secs_per_day=60.0)) == DevicePolicy(secs_per_day=60.0)
-
-
-@pytest.mark.parametrize("ids", [("one",), ()])
-def test_a_policy_of_a_device_that_is_not_chosen_is_kept(settings: Path, ids: tuple[str, ...]) -> None:
-    options = UpOptions(models=Path("m"))
-    changes: dict[str, Any] = {"devices.ids": ids, "daemon.policies": {"two": {"idle_only": True}}}
-    assert list(
-        _coordinator_settings(load_fleet(settings, changes).config, options, is_embedded=False).policies
-    ) == ["two"]
+    assert (told.limits.training_records, told.exploration) == (7, 0.3)
+    # Also of a device that is not chosen this time, or has left.
+    assert list(context_of(devices__ids=("one",), daemon__policies={"two": two}).settings.policies) == ["two"]
     retire_file(settings.parent / "hardware", settings.parent / "hardware" / "two.yaml")
-    assert list(
-        _coordinator_settings(load_fleet(settings, changes).config, options, is_embedded=False).policies
-    ) == ["two"]
+    assert list(context_of(devices__ids=("one",), daemon__policies={"two": two}).settings.policies) == ["two"]
 
 
 @pytest.mark.usefixtures("local")
@@ -236,50 +240,46 @@ def test_a_policy_of_no_device_is_told_before_anything_begins(settings: Path, tm
     "text", ["", "22-23", "25:00-26:00", "10:00-10:00", "10:00-24:30", "1:00-2:00", "10:00"]
 )
 def test_a_window_that_is_none_is_refused(settings: Path, text: str) -> None:
-    with pytest.raises(ValueError, match="22:00-06:30"):
-        window_secs(text)
-    with pytest.raises(ConfigError, match=r"daemon\.policy"):
+    with pytest.raises(ConfigError, match=r"daemon\.policy.*22:00-06:30"):
         load_fleet(settings, {"daemon.policy": {"windows": [text]}})
 
 
-def test_windows_may_reach_over_midnight() -> None:
-    assert window_secs("22:00-06:30") == (79200.0, 23400.0)
-    assert window_secs("00:00-24:00") == (0.0, 86400.0)
+@pytest.mark.usefixtures("local")
+def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(settings: Path) -> None:
+    unlink = mock.patch.object(Path, "unlink", side_effect=OSError(errno.EROFS, "Read-only"))
 
-
-def test_the_end_of_a_daemon_on_a_disk_that_became_read_only_tells_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    def fail() -> None:
-        with _held(tmp_path, tmp_path / "store"):
-            monkeypatch.setattr(Path, "unlink", refuse)
-            raise FleetError("what was being done")
+    def serve(*_: Any) -> NoReturn:
+        unlink.start()
+        raise FleetError("what was being done")
 
     with pytest.raises(FleetError, match="what was being done"):
-        fail()
-    monkeypatch.undo()
-    with _held(tmp_path, tmp_path / "store"):  # the lock was let go of
-        pass
+        said_by(settings, serve)
+    unlink.stop()
+    assert "fleet is down" in said_by(settings, for_secs=0.0), "the lock was let go of"
 
 
-def test_a_start_on_a_full_disk_takes_no_folder_from_its_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_start_on_a_full_disk_takes_no_folder_from_its_store(settings: Path, tmp_path: Path) -> None:
     def full(path: Path, _: str) -> None:
         path.open("w").close()  # what is left of a file that was to be written again
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with _held(tmp_path, tmp_path / "store"):
-        pass
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(StoreFull), _held(tmp_path, tmp_path / "store"):
-        pass
-    monkeypatch.undo()
-    with pytest.raises(FleetError, match="belongs to the store"), _held(tmp_path, tmp_path / "another"):
-        pass
+    said_by(settings, for_secs=0.0)
+    with mock.patch.object(Path, "write_text", full), pytest.raises(StoreFull):
+        said_by(settings, for_secs=0.0)
+    another = load_fleet(settings, {"store.path": str(tmp_path / "another")}).config
+    with pytest.raises(FleetError, match="belongs to the store"):
+        run_daemon(another, UpOptions(models=tmp_path / "models", for_secs=0.0), Console(quiet=True))
+
+
+def test_dead_cycles_are_looked_for_seldom_and_then_as_before() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with seldom_collected():
+        assert gc.isenabled()
+        assert all(now >= usual for now, usual in zip(gc.get_threshold(), before, strict=True))
+        assert gc.get_freeze_count() > frozen
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.fixture

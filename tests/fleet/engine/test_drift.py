@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agents.device import replay
 from agents.device.replay_answers import answer
-from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId, canonical_json
+from agents.records import Candidate, CandidateId, Record, WorkloadId, canonical_json
 from fleet.collection.collect import Collection, CollectSettings
 from fleet.core import events as ev
 from fleet.core.limits import Limits
@@ -23,9 +23,8 @@ from fleet.daemon.driver_display import DriverDisplay
 from fleet.drivers.session import EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.onboarding.drift import why_as_before
-from fleet.store.reader import environment_before
 from fleet.store.store import Store
-from tests.coordinator_fixtures import ONE, Fleet, make_fleet
+from tests.coordinator_fixtures import ONE, Announcer, Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end
 from tests.record_fixtures import make_record
 from transfer.adapt.fingerprint import Fingerprint
@@ -68,7 +67,7 @@ class Reonboarding(Drivers):
         return super().__call__(request)
 
     def _outdated(self, since: float) -> list[Candidate]:
-        records = Store.read(self._store).records(device_id=ONE)
+        records = Store.read(self.store).records(device_id=ONE)
         found = {r.candidate_id: r for r in records if r.measured_at < since}
         return [
             Candidate(workload_id=r.workload_id, trace=r.trace, dialect=r.dialect) for r in found.values()
@@ -117,9 +116,8 @@ def asked(fleet: Fleet) -> list[Request]:
 
 
 def test_a_device_that_drifts_measures_again_and_a_kill_costs_nothing(fleet: Fleet) -> None:
+    fleet.trainer = Announcer(ev.ModelPublished(at_secs=fleet.clock(), version="v000001", device_ids=(ONE,)))
     with fleet.coordinator() as (coordinator, _), drifting(after=STEADY):
-        tell = coordinator._parts.event_log.append
-        tell(ev.ModelPublished(at_secs=fleet.clock(), version="v000001", device_ids=(ONE,)))
         Fleet.turn_until(coordinator, lambda _: bool(asked(fleet)))
         # The coordinator dies before its driver has measured anything.
     [request] = asked(fleet)
@@ -147,33 +145,16 @@ def test_a_device_that_drifts_measures_again_and_a_kill_costs_nothing(fleet: Fle
 
 def test_a_drift_that_ends_after_a_restart_is_told_to_have_ended(fleet: Fleet) -> None:
     def told(coordinator: Coordinator) -> str:
-        return str(coordinator._parts.state.describe(ONE)["drift"])
+        fleet.clock.skip(1.0)
+        return str(coordinator.view()["devices"][ONE]["drift"])
 
     with fleet.coordinator() as (coordinator, _), drifting():
         Fleet.turn_until(coordinator, lambda one: bool(told(one)))
     with fleet.coordinator() as (coordinator, _):
+        coordinator.turn(0.0)
         assert told(coordinator)
         Fleet.turn_until(coordinator, lambda one: not told(one))
     assert [line for line in fleet.lines if "steady again" in line] == ["one: is steady again"]
-
-
-def test_a_store_parts_what_a_device_measured_before_a_moment(tmp_path: Path) -> None:
-    records = [replace(make_record(number), measured_at=100.0 + number) for number in range(4)]
-    with Store.open(tmp_path / "store") as store:
-        store.append(records)
-    reader = Store.read(tmp_path / "store")
-    device_id = records[0].device_id
-    parted = reader.parted({device_id: 102.0})
-    shown = [one.environment_id for one in parted.records(device_id=device_id)]
-    names = [one.environment_id for one in records]
-    assert sorted(shown) == sorted([*map(environment_before, names[:2]), *names[2:]])
-    columns = [batch for _, batch in parted.columns(("environment_id", "outcome"))]
-    assert [batch.schema.names for batch in columns] == [["environment_id", "outcome"]]
-    assert sorted(columns[0].column(0).to_pylist()) == sorted(shown)
-    # Others, and the reader that it was made of, see what is there.
-    assert {one.environment_id for one in reader.records()} == set(names)
-    other = reader.parted({DeviceId("another"): 1e9})
-    assert {one.environment_id for one in other.records()} == set(names)
 
 
 def of(*ratios: float) -> Fingerprint:

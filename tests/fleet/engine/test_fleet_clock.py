@@ -18,9 +18,16 @@ class Host:
 
     def __init__(self) -> None:
         self.wall, self.steady = START, 500.0
+        #: How long it pauses when its wall clock is looked at next.
+        self.pause_secs = 0.0
 
     def clock(self) -> FleetClock:
-        return FleetClock(lambda: self.wall, lambda: self.steady)
+        return FleetClock(self._look, lambda: self.steady)
+
+    def _look(self) -> float:
+        secs, self.pause_secs = self.pause_secs, 0.0
+        self.wait(secs)
+        return self.wall
 
     def wait(self, secs: float) -> None:
         self.wall += secs
@@ -41,7 +48,7 @@ def test_time_passes_with_the_turns_and_stands_within_one() -> None:
     assert not any(clock.counters.values())
 
 
-@pytest.mark.parametrize("step", [90.0, 86_400.0, 7 * 86_400.0, -3600.0, -86_400.0])
+@pytest.mark.parametrize("step", [7 * 86_400.0, -3600.0])
 def test_a_wall_clock_that_is_set_moves_no_time(step: float) -> None:
     host = Host()
     clock = host.clock()
@@ -70,9 +77,8 @@ def test_a_pause_counts_for_little() -> None:
 def test_a_pause_between_its_two_looks_is_no_lasting_step() -> None:
     host = Host()
     clock = host.clock()
-    clock._wall = lambda: (host.wait(3600.0), host.wall)[1]
+    host.pause_secs = 3600.0
     clock.tick()
-    clock._wall = lambda: host.wall
     clock.tick()
     assert clock.step_secs == 0.0
     assert clock() <= START + MOST_STEP_SECS

@@ -49,13 +49,6 @@ def test_a_device_drifts_when_most_of_its_last_records_are_suspect() -> None:
     assert not steadiness.is_drifting(A)
 
 
-def test_a_device_that_drifted_before_a_restart_is_told_to_be_steady_and_not_to_drift_again() -> None:
-    steadiness = Steadiness([A])
-    assert steadiness.add(A, [make_record(1, quality=SUSPECT)] * 128) == ""
-    assert steadiness.is_drifting(A)
-    assert steadiness.add(A, [make_record(1)] * 128) == "is steady again"
-
-
 class Disk(io.RawIOBase):
     """A file on a disk that may be full."""
 

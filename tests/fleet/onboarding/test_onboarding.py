@@ -88,6 +88,15 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
     # It is the same every time.
     again = onboard_recorded(settings, NEW, tmp_path / "models")
     assert json.dumps(again | {"seconds": 0}) == json.dumps(result | {"seconds": 0})
+    with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
+        onboard_recorded(settings, "dev-x", tmp_path / "models")
+
+
+def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
+    half = len(WORKLOADS) * len(TILES) // 2
+    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
+    assert (result["samples"], result["samples_asked"]) == (half, half + 1)
+    assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
 def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
@@ -123,18 +132,6 @@ def test_auto_keeps_its_standings_for_the_next_time(
     low, high = expected["top1_interval"]
     assert 0 <= low <= expected["top1"] <= high <= 1
     assert any("from what 3 known devices came to" in line for line in lines_of(result))
-
-
-def test_what_cannot_be_replayed_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
-        onboard_recorded(settings_of(recorded, samples=8), "dev-x", tmp_path / "models")
-
-
-def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
-    half = len(WORKLOADS) * len(TILES) // 2
-    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
-    assert (result["samples"], result["samples_asked"]) == (half, half + 1)
-    assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
 def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None:
@@ -349,17 +346,6 @@ def reason_of(models: Path, device: str) -> str:
     return [one.reason for one in Registry(models).history(0) if one.device_id == device][-1]
 
 
-def test_an_onboarding_that_cannot_begin_leaves_no_store_behind(world: tuple[Path, Path, Path]) -> None:
-    _, folder, models = world
-    config = folder / "fleet.yaml"
-    config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
-    store = folder.parent / "another" / "store"
-    options = EngineOptions(store=store, models=models, config=config)
-    with pytest.raises(FleetError, match="so board has no source devices"):
-        run(Onboard(device="board"), options)
-    assert not store.parent.exists()
-
-
 def present_of(store: Path, result: dict[str, Any]) -> str:
     """The environment of the newest record of a device."""
     records = Store.read(store).records(device_id=result["device"])
@@ -395,6 +381,7 @@ def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engin
 
     assert "no model under" in refused(store, folder / "no-models")
     assert "so board has no source devices" in refused(folder / "no-store", models)
+    assert not (folder / "no-store").exists(), "no store is left behind"
     empty = folder / "empty"
     with Store.open(empty) as writer:
         for one in SOURCES:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, DeviceId, Outcome, Record, Workload
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
@@ -20,7 +20,6 @@ from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.queues import Queues
 from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
-from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
@@ -50,46 +49,33 @@ class Outlet:
 
 
 def planner_of(
-    pools: CandidatePools, workloads: Sequence[Workload] = (WORKLOAD,), records: Sequence[Record] = ()
+    file: StateFile, records: Sequence[Record] = (), known: Sequence[CandidateId] = ()
 ) -> tuple[JobPlanner, Outlet]:
-    """A planner of a device that has measured some candidates of what it measures."""
-    coverage, job_sink = (
-        Coverage(pools._file, {DEVICE: "cpu"}, [one.workload_id for one in workloads]),
-        Outlet(),
-    )
+    """A planner of a device that has measured some candidates, and whose siblings know others."""
+    context, job_sink = context_of(file, CandidatePools(file), [WORKLOAD.workload_id])
+    context.coverage.add(records)
+    context.coverage.propose("cpu", WORKLOAD.workload_id, known)
+    context.pools.remember("cpu", [Candidate(workload_id=r.workload_id, trace=r.trace) for r in records])
+    planner = JobPlanner(context)
+    planner.set_workloads([DEVICE], [WORKLOAD])
+    return planner, job_sink
+
+
+def context_of(
+    file: StateFile, pools: CandidatePools, workload_ids: Sequence[WorkloadId]
+) -> tuple[PlannerContext, Outlet]:
+    coverage, job_sink = Coverage(file, {DEVICE: "cpu"}, workload_ids), Outlet()
     coverage.set_environment(DEVICE, "e" * 32)
-    coverage.add(records)
-    made = JobPlanner(
-        PlannerContext(
-            coverage=coverage,
-            pools=pools,
-            families={DEVICE: "cpu"},
-            spaces={DEVICE: "x"},
-            job_sink=job_sink,
-            seed=1,
-            token="t",
-        )
+    context = PlannerContext(
+        coverage=coverage,
+        pools=pools,
+        families={DEVICE: "cpu"},
+        spaces={DEVICE: "x"},
+        job_sink=job_sink,
+        seed=1,
+        token="t",
     )
-    if workloads:
-        made.set_workloads([DEVICE], workloads)
-    return made, job_sink
-
-
-def candidates_of(records: Sequence[Record]) -> list[Candidate]:
-    return [Candidate(workload_id=one.workload_id, trace=one.trace) for one in records]
-
-
-def pools_of(folder: Path) -> CandidatePools:
-    """Pools over a file that the test leaves open."""
-    return CandidatePools(StateFile(folder / STATE))
-
-
-def planner_of_measured(folder: Path) -> tuple[JobPlanner, Outlet]:
-    """A planner of a device whose candidates others may evolve from: their traces are at hand."""
-    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    pools = pools_of(folder)
-    pools.remember("cpu", candidates_of(records))
-    return planner_of(pools, records=records)
+    return context, job_sink
 
 
 def drawn(count: int) -> tuple[Candidate, ...]:
@@ -102,8 +88,9 @@ def answered(planner: JobPlanner, request: ProposeRequest, count: int) -> None:
     planner.proposed(Proposed(device_id=DEVICE, incarnation=1, request=request, candidates=drawn(count)))
 
 
-def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(tmp_path: Path) -> None:
-    planner, job_sink = planner_of_measured(tmp_path)
+def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(state: StateFile) -> None:
+    records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
+    planner, job_sink = planner_of(state, records)
     planner.want({DEVICE: 4 * BATCH_SIZE})
     random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
@@ -136,22 +123,10 @@ def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None
     assert whole.candidate_secs(DEVICE) == pytest.approx(1.0, rel=0.01), "the old is forgotten"
 
 
-def test_nothing_is_kept_of_requests_to_an_agent_that_is_gone(tmp_path: Path) -> None:
-    planner, job_sink = planner_of_measured(tmp_path)
-    planner.heads.add(DEVICE)
-    planner.want({DEVICE: 4 * BATCH_SIZE})
-    assert any(one.parents for one in job_sink.asked), "drawn for the head to choose from"
-    planner.agent_gone(DEVICE)
-    assert planner.is_idle
-    kept = [value for value in vars(planner).values() if isinstance(value, dict)]
-    assert not [one for one in job_sink.asked if any(one.request_id in value for value in kept)]
-
-
 @pytest.mark.parametrize("leaves", [False, True])
-def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, leaves: bool) -> None:
-    planner, job_sink = planner_of(pools_of(tmp_path))
+def test_what_was_chosen_for_a_device_that_left_becomes_no_job(state: StateFile, leaves: bool) -> None:
     known = [one.candidate_id for one in drawn(BATCH_SIZE // 2)]
-    planner._coverage.propose("cpu", WORKLOAD.workload_id, known)
+    planner, job_sink = planner_of(state, known=known)
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert job_sink.asked, "gaps are chosen, and the agent is asked for more"
     assert not job_sink.jobs
@@ -164,9 +139,9 @@ def test_what_was_chosen_for_a_device_that_left_becomes_no_job(tmp_path: Path, l
     assert planner.is_idle is leaves, "nobody knows what it would measure"
 
 
-def test_a_job_has_the_origin_of_its_own_candidates(tmp_path: Path) -> None:
+def test_a_job_has_the_origin_of_its_own_candidates(state: StateFile) -> None:
     lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
-    planner, job_sink = planner_of(pools_of(tmp_path), records=lost)
+    planner, job_sink = planner_of(state, lost)
     planner.want({DEVICE: BATCH_SIZE})
     [asked] = job_sink.asked
     answered(planner, asked, 8)
@@ -180,10 +155,11 @@ def life(folder: Path, **options: Any) -> Iterator[tuple[JobPlanner, Outlet]]:
     store_folder = folder / "store"
     with Store.open(store_folder) as store:
         pools = CandidatePools(store.state, **options)
-        planner, job_sink = planner_of(pools, ())
+        context, job_sink = context_of(store.state, pools, ())
+        planner = JobPlanner(context)
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
         discovery = WorkloadDiscovery(
-            *(choice, folder / "workloads.json", store, planner._context, planner, mock.Mock(), specs),
+            *(choice, folder / "workloads.json", store, context, planner, mock.Mock(), specs),
             lambda: [],
         )
         discovery.listed(specs[DEVICE], [WORKLOAD])
@@ -207,17 +183,18 @@ def test_a_space_that_was_used_up_is_not_drawn_from_after_a_restart(tmp_path: Pa
         with life(tmp_path) as (_, job_sink):
             assert job_sink.asked == []
             assert [len(job.candidate_ids) for job in job_sink.jobs] == [8], "nothing holds up what is ready"
+    forget_candidates(tmp_path / "store")
+    with life(tmp_path) as (_, job_sink):
+        assert len(job_sink.asked) == 1, "candidates are lost"
 
 
-@pytest.mark.parametrize("why", ["candidates are lost", "other versions", "replayed"])
-def test_a_space_that_was_used_up_is_drawn_from_again_where(
-    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+def test_a_space_that_other_versions_or_replay_devices_used_up_is_drawn_from_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"live": set[str]()} if why == "replayed" else {}
-    use_up(tmp_path, **options)
-    if why == "candidates are lost":
-        forget_candidates(tmp_path / "store")
-    elif why == "other versions":
-        monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
-    with life(tmp_path, **options) as (_, job_sink):
+    use_up(tmp_path / "replayed", live=set())
+    with life(tmp_path / "replayed", live=set()) as (_, job_sink):
+        assert len(job_sink.asked) == 1
+    use_up(tmp_path)
+    monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
+    with life(tmp_path) as (_, job_sink):
         assert len(job_sink.asked) == 1

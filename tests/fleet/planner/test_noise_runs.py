@@ -5,10 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from agents.records import DeviceId
-from fleet.errors import StoreFull
 from fleet.planner.noise_runs import NoisePlan, NoiseRuns
 
 DEVICES = [DeviceId(name) for name in "abcdef"]
@@ -23,7 +20,6 @@ class Parts:
         self.last = dict.fromkeys(DEVICES, 0.0)
         self.asked: list[NoisePlan] = []
         self.settled = 0
-        self.is_full = False
 
     def runs(self) -> NoiseRuns:
         coverage: Any = SimpleNamespace(
@@ -36,8 +32,6 @@ class Parts:
         return NoiseRuns(coverage, thread, pools, planner, store, count=4, seed=0)
 
     def _settle(self) -> None:
-        if self.is_full:
-            raise StoreFull("no room")
         self.settled += 1
 
 
@@ -62,16 +56,6 @@ def test_a_fleet_that_is_due_all_at_once_is_planned_a_few_at_a_time() -> None:
     for plan in parts.asked:
         runs.planned(plan, "cpu", [])
     assert begun(runs, NOW + 1801) == ["a", "c", "d", "e"]
-
-
-def test_without_room_a_run_stays_due() -> None:
-    parts = Parts()
-    runs = parts.runs()
-    parts.is_full = True
-    with pytest.raises(StoreFull):
-        runs.begin(DEVICES[0], "e", NOW, NOW)
-    parts.is_full = False
-    assert begun(runs, NOW) == ["a", "b", "c", "d"]
 
 
 def test_a_run_by_a_clock_that_is_ahead_holds_for_a_day() -> None:

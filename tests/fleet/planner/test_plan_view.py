@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from agents.records import DeviceId, DeviceKind, Workload, WorkloadId
+from agents.records import DeviceId, DeviceKind
 from fleet.core.scheduling import NEW_RECORDS, plan
 from fleet.coverage.coverage import Coverage
 from fleet.planner.plan_view import PlanViews, turn_of
@@ -21,16 +21,24 @@ WORKLOADS_OF = dict.fromkeys((OLD, NEW, FAR), WORKLOADS)
 FAMILIES = dict.fromkeys((OLD, NEW, FAR), "cpu")
 
 
-def views(state: StateFile, **options: object) -> PlanViews:
-    coverage = Coverage(state, FAMILIES, WORKLOADS)
+def views(coverage: Coverage, **options: Any) -> PlanViews:
+    """What the plan is shown of two devices of one host and one elsewhere; all but one have enough."""
     for device in (OLD, FAR):
-        coverage.set_environment(device, "e" * 32)
-        first = next(iter(WORKLOADS))
-        coverage.add(make_batch(0, NEW_RECORDS + 1, workload=first, device=device))
+        has_enough(coverage, device)
     turns = dict.fromkeys((OLD, NEW, FAR), "cores")
-    made = PlanViews(coverage, Queues(), **{"turns": turns, **options})  # type: ignore[arg-type]
+    made = PlanViews(coverage, Queues(), **{"turns": turns, **options})
     made.hosts |= {OLD: "here", NEW: "here", FAR: "there"}
     return made
+
+
+def has_enough(coverage: Coverage, device: DeviceId) -> None:
+    coverage.set_environment(device, "e" * 32)
+    coverage.add(make_batch(0, NEW_RECORDS + 1, workload=next(iter(WORKLOADS)), device=device))
+
+
+@pytest.fixture
+def coverage(state: StateFile) -> Coverage:
+    return Coverage(state, FAMILIES, WORKLOADS)
 
 
 def planned(made: PlanViews, *asking: DeviceId) -> set[DeviceId]:
@@ -38,31 +46,37 @@ def planned(made: PlanViews, *asking: DeviceId) -> set[DeviceId]:
     return {ask.device_id for ask in plan(view, dict.fromkeys(asking, 16), seed=0)}
 
 
-def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now(state: StateFile) -> None:
-    made = views(state)
+def test_a_neighbour_waits_for_a_new_device_though_that_one_does_not_ask_now(coverage: Coverage) -> None:
+    made = views(coverage)
     view = made.view([OLD], WORKLOADS_OF)
     assert set(view.devices) == {OLD, NEW}
     assert [worth / 4194304.0 for worth in view.workloads.values()] == [3, 1], "weight x FLOPs"
     assert planned(made, OLD) == set()
     assert planned(made, OLD, NEW) == {NEW}
     assert planned(made, FAR) == {FAR}, "on another host nobody waits"
+    del made.hosts[NEW]
+    assert planned(made, OLD), "it has no agent"
 
 
-@pytest.mark.parametrize("why", ["no agent", "closed", "other cores", "another group", "has enough"])
-def test_nobody_waits_for_a_neighbour_that(state: StateFile, why: str) -> None:
-    made = views(state, is_open=lambda one: one != NEW) if why == "closed" else views(state)
-    of: dict[DeviceId, Mapping[WorkloadId, Workload]] = dict(WORKLOADS_OF)
-    if why == "no agent":
-        del made.hosts[NEW]
-    elif why == "other cores":
-        made._turns[NEW] = "cuda-0"
-    elif why == "another group":
-        of[NEW] = dict(WORKLOADS)
-    elif why == "has enough":
-        made._coverage.set_environment(NEW, "e" * 32)
-        made._coverage.add(make_batch(0, NEW_RECORDS + 1, workload=next(iter(WORKLOADS)), device=NEW))
-    view = made.view([OLD], of)
-    assert plan(view, {OLD: 16}, seed=0)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_open": lambda device: device != NEW},
+        {"turns": {OLD: "cores", NEW: "cuda-0", FAR: "cores"}},
+    ],
+    ids=["closed", "other cores"],
+)
+def test_nobody_waits_for_a_neighbour_that_does_not_need_the_cores(
+    coverage: Coverage, options: dict[str, Any]
+) -> None:
+    assert planned(views(coverage, **options), OLD)
+
+
+def test_nobody_waits_for_a_neighbour_of_another_group_or_with_enough(coverage: Coverage) -> None:
+    made = views(coverage)
+    assert plan(made.view([OLD], {**WORKLOADS_OF, NEW: dict(WORKLOADS)}), {OLD: 16}, seed=0)
+    has_enough(coverage, NEW)
+    assert planned(made, OLD)
 
 
 def test_what_devices_take_turns_for() -> None:
@@ -71,24 +85,16 @@ def test_what_devices_take_turns_for() -> None:
     assert {turn_of(make_spec(kind=one)) for one in (DeviceKind.REPLAY, DeviceKind.RPC)} == {""}
 
 
-def test_uncertainties_of_heads_are_shown_and_only_of_heads(state: StateFile) -> None:
-    first, second = WORKLOADS
-    made = views(state, uncertainty=lambda device, workloads: {first: 0.4})
-    made.heads.add(OLD)
-    cells = made.view([OLD, FAR], WORKLOADS_OF).devices
-    assert [cells[OLD].cells[one].interval for one in (first, second)] == [0.4, None]
-    assert {cells[FAR].cells[one].interval for one in (first, second)} == {None}
-
-
-def test_an_unsure_head_gets_more_of_what_it_is_unsure_of(state: StateFile) -> None:
+def test_an_unsure_head_gets_more_of_what_it_is_unsure_of(coverage: Coverage) -> None:
     alike = {key: replace(one, flops=1e6, networks=()) for key, one in WORKLOADS.items()}
     first, second = alike
-    of = {OLD: alike}
-    made = views(state, uncertainty=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
+    made = views(coverage, uncertainty=lambda device, workloads: {first: 0.05, second: 0.4}, turns={})
     made.heads.add(OLD)
-    made._coverage.add(make_batch(0, NEW_RECORDS + 1, workload=second, device=OLD))
+    coverage.add(make_batch(0, NEW_RECORDS + 1, workload=second, device=OLD))
     counts = dict.fromkeys(alike, 0)
     for seed in range(20):
-        for ask in plan(made.view([OLD], of), {OLD: 32}, seed):
+        for ask in plan(made.view([OLD], {OLD: alike}), {OLD: 32}, seed):
             counts[ask.workload_id] += ask.count
     assert counts[second] > 2 * counts[first]
+    cells = made.view([FAR], WORKLOADS_OF).devices[FAR].cells
+    assert {cells[one].interval for one in alike} == {None}, "only heads are unsure"

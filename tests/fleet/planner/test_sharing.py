@@ -9,10 +9,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import DeviceId
-from fleet.planner.dedup_filter import Excluded
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
+from fleet.coverage.coverage import Coverage
+from fleet.planner.dedup_filter import DedupFilter, Excluded
 from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer, space_of
-from tests.record_fixtures import make_spec, make_workload
+from fleet.state.state_file import StateFile
+from tests.record_fixtures import make_record, make_spec, make_workload
 from tests.transport_fixtures import replay_spec
 
 WORKLOAD = make_workload(1)
@@ -70,31 +72,6 @@ def test_what_differs_is_asked_apart() -> None:
     assert asked(sharing) == [("b", 4)], "each head has draws of its own"
 
 
-def test_a_device_that_idles_does_not_wait_for_one_that_is_busy() -> None:
-    sharing = RequestCoalescer(SPACES)
-    sharing.add(needs("a", 9))
-    sharing.add(needs("b", is_idle=True))
-    assert asked(sharing) == [("b", 9)]
-    sharing.answered("r-b")
-    sharing.add(needs("a", request="busy"))
-    assert asked(sharing) == [("a", 4)]
-    sharing.add(needs("b", request="idle", is_idle=True))
-    sharing.add(needs("c", request="busy too"))
-    assert asked(sharing) == [("b", 4)]
-    assert [one.request_id for one in sharing.answered("busy")] == ["busy", "busy too"]
-    assert [one.request_id for one in sharing.answered("idle")] == ["idle"]
-
-
-def test_when_an_agent_does_not_answer_another_is_asked() -> None:
-    sharing = RequestCoalescer(SPACES)
-    for name in "abc":
-        sharing.add(needs(name))
-    assert asked(sharing) == [("a", 4)]
-    sharing.unanswered(["r-a", "unknown"], lambda one: one.device_id != "a")
-    assert asked(sharing) == [("b", 4)]
-    assert [one.device_id for one in sharing.answered("r-b")] == ["b", "c"]
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.integers(1, 9), st.booleans(), st.sampled_from("asl")),
@@ -140,3 +117,45 @@ def test_devices_draw_alike_if_their_programs_are_made_alike(tmp_path: Path) -> 
     assert space_of(spec) != space_of(
         msgspec.structs.replace(spec, target_json='{"kind":"llvm","num-cores":2}')
     )
+
+
+# ---- what is known already ----
+
+
+def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one(state: StateFile) -> None:
+    device, workload_id = make_record(0).device_id, WORKLOAD.workload_id
+    coverage = Coverage(state, {device: "cpu"}, [workload_id])
+    excluding = DedupFilter(coverage, most=2)
+
+    def ids(*names: str) -> list[CandidateId]:
+        return [one.candidate_id for one in candidates(*names)]
+
+    def candidates(*names: str) -> list[Candidate]:
+        return [Candidate(workload_id=workload_id, trace=name) for name in names]
+
+    def drawn(*names: str) -> tuple[list[str], bool]:
+        """What is new of an answer, and whether it says that there is no other."""
+        told = excluding.exclusions("cpu", workload_id)
+        answer = candidates(*names)
+        fresh = excluding.fresh(told, device, workload_id, told.without(answer), 9)
+        return [one.trace for one in fresh.values()], told.is_end(answer)
+
+    old = make_record(7, workload=workload_id)
+    coverage.set_environment(device, old.environment_id)
+    coverage.add([old])
+    coverage.propose("cpu", workload_id, ids("a", "b"))
+    told = excluding.exclusions("cpu", workload_id)
+    assert excluding.exclusions("cpu", workload_id) is told, "many devices share it"
+    assert (set(told.ids), told.known) == (set(ids("a", "b")), 3)
+    measured = Candidate(workload_id=workload_id, trace=old.trace, dialect=old.dialect)
+    assert measured.candidate_id == old.candidate_id
+    assert drawn(old.trace, "c") == (["c"], False)
+    assert drawn(old.trace) == ([], False), "others may be left: it was not told all"
+    assert drawn() == ([], True)
+    # What is kept for the next device is bounded, and what is asked for again and again stays.
+    many = [WorkloadId(f"{number:040x}") for number in range(100)]
+    latest = DedupFilter(Coverage(state, {device: "cpu"}, many))
+    first = latest.tell("cpu", many[0])
+    for one in many:
+        latest.tell("cpu", one)
+        assert latest.tell("cpu", many[0]) is first

@@ -7,6 +7,7 @@ import random
 import statistics
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
+from agents.records import Candidate, CandidateId, DeviceId, DeviceKind, Outcome, Record, Replay
 from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.models.freshness import NOT_RANKED
+from fleet.store.store import Store
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.rounds import Rounds
@@ -33,8 +35,8 @@ from fleet.tuning.search import (
 )
 from fleet.tuning.tuning import _settle, choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
-from tests.fake_fleet import done
-from tests.record_fixtures import make_record, make_workload
+from tests.fake_fleet import FakeFleet, done
+from tests.record_fixtures import make_record, make_spec, make_workload
 from tests.transport_fixtures import candidate_of
 from transfer.search.decisions import DesignTable
 
@@ -138,14 +140,6 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     assert {record.candidate_id for record in found} <= one.excluded
     one.learn([candidate_of(old[3])], [old[3]])
     assert one.idle_rounds == 1
-
-
-def test_a_leader_that_proves_slower_was_slower_before() -> None:
-    one = search(1)
-    one.know([ran(0, 1e-3), ran(0, 1.4e-3, attempt=1), ran(1, 1.3e-3)])
-    assert one.before_secs == 1e-3
-    one.learn([candidate_of(ran(2, 3e-3))], [ran(2, 3e-3), ran(0, 1.2e-3, attempt=2)])
-    assert (one.before_secs, one.best_secs) == (1.2e-3, 1.2e-3)
 
 
 def test_a_leader_that_a_second_timing_beats_by_much_is_doubtful() -> None:
@@ -318,21 +312,31 @@ def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     assert network_seconds([first, second], ["net"]) == {}
 
 
-def test_what_several_source_devices_share_is_measured_once() -> None:
+def test_what_several_source_devices_share_is_measured_once(tmp_path: Path) -> None:
     """Twice in a round it would take the place, and the trial, of another candidate."""
-    one = make_workload(1)
-    shared = [each.trace for each in candidates(4)]
-    engine = SimpleNamespace(propose=lambda *_: done(candidates(30)[10:]), evolve=lambda *_: done([]))
+    one, new = make_workload(1), DeviceId("new")
+    replay = Replay(records="x.parquet", device=DeviceId("recorded"))
+    names = [new, *map(DeviceId, "abc")]
+    specs = {name: make_spec(name, kind=DeviceKind.REPLAY, replay=replay) for name in names}
+    fleet = FakeFleet(specs, space=13, children=0)
+    shared = candidates(4)
     nobody = SimpleNamespace(rank=lambda *_: None)
-    rounds = Rounds(engine, DeviceId("new"), [one], nobody, Clock())  # type: ignore[arg-type]
-    rounds._foreign = {one.workload_id: shared * 3}
-    [search] = rounds.searches
-    search.excluded = {candidates(4)[3].candidate_id}
-    search.tried = 128
-    _, chosen, _ = rounds.draw(remaining=23, expected=23)
+    with Store.open(tmp_path) as store:
+        fleet.use(store)
+        for name in names[1:]:
+            for number, each in enumerate(shared):
+                of = {"workload_id": one.workload_id, "trace": each.trace, "candidate_id": each.candidate_id}
+                store.append([ran(number, 1e-3 * (1 + number), device=name, **of)])
+        rounds = Rounds(fleet, new, [one], nobody, Clock())  # type: ignore[arg-type]
+        rounds.read(fleet.environment_id(new))
+        [search] = rounds.searches
+        search.excluded = {shared[3].candidate_id}
+        search.tried = 128
+        _, chosen, _ = rounds.draw(remaining=23, expected=23)
     ids = [each.candidate_id for each in chosen]
     assert len(ids) == len(set(ids)) == 16
-    assert {each.trace for each in chosen if each.origin == "paired"} == set(shared[:3])
+    paired = {each.trace for each in chosen if each.origin == "paired"}
+    assert paired == {each.trace for each in shared[:3]}
 
 
 def test_named_workloads_are_searched_or_all_and_an_unknown_one_is_named() -> None:
