@@ -28,7 +28,8 @@ from agents.device.messages import (
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below, run_code, until
+from tests.conftest import each_below, until
+from tests.fleet.transport.test_transport_contract import TransportContract
 from tests.transport_fixtures import (
     batch_of,
     first,
@@ -49,7 +50,10 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 @pytest.fixture(scope="module")
 def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
     made = RayTransport(
-        [generic_spec], tmp_path_factory.mktemp("spools"), QUICK, RayOptions(heartbeat_secs=0.2)
+        [generic_spec],
+        tmp_path_factory.mktemp("spools"),
+        QUICK,
+        RayOptions(heartbeat_secs=0.2, replay_heartbeat_secs=0.2),
     )
     yield made
     made.close(20.0)
@@ -246,7 +250,7 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
 ) -> None:
     recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
     names = [DeviceId(f"replay-{number}") for number in range(3)]
-    transport._options = replace(transport._options, replay_per_process=2)
+    before, transport._options = transport._options, replace(transport._options, replay_per_process=2)
     for name in names:
         transport.start(replay_spec(recorded, name), 1)
     poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
@@ -260,11 +264,17 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
     poll_until(transport, lambda found: first(found, Results) is not None)
     transport.stop(names[2], 1, kill=True)
     poll_until(transport, lambda found: first(found, AgentGone) is not None)
+    transport._options = before
 
 
-#: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
-SCRIPT_OF_A_BROKEN_RAY = """
-import sys
+class TestOverRay(TransportContract):
+    """What every transport promises, with the Ray that has been started."""
+
+
+#: A coordinator whose Ray breaks twice. In a process of its own: Ray ends the one that has lost its head for
+#: a minute, and that may be the suite's.
+SCRIPT = """
+import sys, time
 from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
@@ -285,37 +295,17 @@ for life, server in enumerate(("raylet", "gcs_server"), start=1):
     transport.start(spec, life + 1)
     poll_until(transport, lambda found: first(found, AgentUp) is not None)
     assert not alive(agent)
-transport.stop(spec.device_id, 3, kill=True)
-poll_until(transport, lambda found: first(found, AgentGone) is not None)
-transport.close(20.0)
-"""
-
-
-@pytest.mark.slow
-def test_a_ray_that_broke_is_started_again(tmp_path: Path) -> None:
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    run_code(SCRIPT_OF_A_BROKEN_RAY, recorded_file(tmp_path), tmp_path / "spools", env=path, timeout=200)
-
-
-SCRIPT_OF_A_COORDINATOR = """
-import sys, time
-from pathlib import Path
-from agents.device.messages import AgentUp
-from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
-transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
-transport.start(replay_spec(Path(sys.argv[1])), 1)
-[up] = [m for m in poll_until(transport, lambda found: any(isinstance(m, AgentUp) for m in found))]
-print(up.pid, flush=True)
+print(*transport.pids().values(), flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_a_stopped_agent_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
-    recorded = recorded_file(tmp_path)
+def test_a_ray_that_broke_is_started_again_and_a_stopped_agent_ends_with_a_killed_coordinator(
+    tmp_path: Path,
+) -> None:
     coordinator = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT_OF_A_COORDINATOR, str(recorded), str(tmp_path / "spools")],
+        [sys.executable, "-c", SCRIPT, str(recorded_file(tmp_path)), str(tmp_path / "spools")],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
