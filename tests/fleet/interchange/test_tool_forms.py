@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fleet.interchange.export_store import export
 from fleet.interchange.import_files import find_logs
@@ -38,47 +40,55 @@ def t4_result(value: float | None = 96.256, unit: str = "", **more: Any) -> dict
     }
 
 
-#: What a result says, and the head of its file; by what its 96.256 is divided, and what it rejects.
-CLOSEST = t4_result(0.096256, "s", times={"timeunit": "ms", "runtimes": [96.256]})
-UNITS: list[tuple[dict[str, Any], dict[str, Any], float | str]] = [
-    (t4_result(), {}, 1e3),
-    (t4_result(unit="ms"), {}, 1e3),
-    (t4_result(unit="Microseconds"), {}, 1e6),
-    (t4_result(unit="\u00b5s"), {}, 1e6),
-    (t4_result(unit="seconds"), {}, 1.0),
-    (t4_result(unit="ns"), {}, 1e9),
-    (t4_result(), {"metadata": {"timeunit": "miliseconds"}}, 1e3),
-    (t4_result(), {"metadata": {**META, "timeunit": "microseconds"}}, 1e6),
-    (t4_result(), {"metadata": {**META, "time_unit": "s"}}, 1.0),
-    (t4_result(), {"time_unit": "nanosecond"}, 1e9),
-    (t4_result(), {"metadata": META, "TimeUnit": "Microseconds"}, 1e6),
-    (CLOSEST, {"timeunit": "s"}, 1e3),
-    # Without repeats there is the time that was measured.
-    (t4_result(unit="us", times={}), {"timeunit": "milliseconds"}, 1e6),
-    (t4_result(unit="us", times={"runtimes": []}), {"timeunit": "milliseconds"}, 1e6),
-    (t4_result(unit="ticks"), {}, "the unit of time is not known"),
-    (t4_result(), {"timeunit": "fortnights"}, "the unit of time is not known"),
-    (t4_result(unit="us"), {"timeunit": "ms"}, "the units of time contradict each other"),
-    (t4_result(timestamp="soon"), {}, "timestamp is not a time"),
-    (t4_result(times={"runtimes": [10**400]}), {}, "a number is not finite"),
-    (t4_result(times={"runtimes": [1], "validation": 10**400}), {}, "validation is out of range"),
-]
+#: What a result of T4 says of its time, and the head of its file; by what its 96.256 is divided, or why it is
+#: rejected.
+UNITS = """
+{}                   | {}                                       | 1e3
+{unit: ms}           | {}                                       | 1e3
+{unit: Microseconds} | {}                                       | 1e6
+{unit: µs}           | {}                                       | 1e6
+{unit: seconds}      | {}                                       | 1
+{unit: ns}           | {}                                       | 1e9
+{}                   | {metadata: {timeunit: miliseconds}}       | 1e3
+{}                   | {metadata: {kernel_name: gemm, timeunit: microseconds}} | 1e6
+{}                   | {metadata: {kernel_name: gemm, time_unit: s}}           | 1
+{}                   | {time_unit: nanosecond}                  | 1e9
+{}                   | {TimeUnit: Microseconds}                 | 1e6
+{value: 0.096256, unit: s, times: {timeunit: ms, runtimes: [96.256]}}          | {timeunit: s} | 1e3
+# Without repeats there is the time that was measured.
+{unit: us, times: {}}               | {timeunit: milliseconds}  | 1e6
+{unit: us, times: {runtimes: []}}   | {timeunit: milliseconds}  | 1e6
+{unit: ticks}        | {}                                       | the unit of time is not known
+{}                   | {timeunit: fortnights}                   | the unit of time is not known
+{unit: us}           | {timeunit: ms}                           | the units of time contradict each other
+{timestamp: soon}    | {}                                       | timestamp is not a time
+{times: {runtimes: [1], validation: 1.0e+300}} | {}             | validation is out of range
+"""
 
 
-@pytest.mark.parametrize(("result", "head", "expected"), UNITS)
+def units() -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    for line in UNITS.strip().splitlines():
+        if not line.startswith("#"):
+            result, head, expected = line.split("|")
+            yield yaml.safe_load(result), yaml.safe_load(head), expected.strip()
+    yield {"times": {"runtimes": [10**400]}}, {}, "a number is not finite"
+
+
+@pytest.mark.parametrize(("changes", "head", "expected"), list(units()))
 def test_times_are_read_in_the_unit_that_stands_closest_or_are_rejected(
-    tmp_path: Path, result: dict[str, Any], head: dict[str, Any], expected: float | str
+    tmp_path: Path, changes: dict[str, Any], head: dict[str, Any], expected: str
 ) -> None:
+    result = t4_result(**changes)
     report = run_lines(tmp_path, json.dumps({"results": [result], **head}, indent=1))
-    if isinstance(expected, str):
+    if not expected[0].isdigit():
         assert (report.imported, dict(report.counts.rejected)) == (0, {expected: 1})
         return
     (record,) = records(tmp_path)
-    assert record.run_secs == (pytest.approx(96.256 / expected, rel=1e-12),)
+    assert record.run_secs == (pytest.approx(96.256 / float(expected), rel=1e-12),)
     assert record.measured_at == AT
     if "compilation_time" in result["times"]:
         # Compilation counts, whose key in the schema is not that of Kernel Tuner.
-        assert record.timing_secs == pytest.approx(2000.0 / expected)
+        assert record.timing_secs == pytest.approx(2000.0 / float(expected))
 
 
 def test_a_word_of_no_unit_is_none() -> None:
