@@ -61,11 +61,22 @@ def where(found: Verified) -> set[str]:
     return {one.where.split("/")[0] for one in found.damage}
 
 
-def test_a_whole_store_is_whole(good: Path) -> None:
+def test_a_whole_store_is_whole_also_when_its_files_are_merged(good: Path, store: Path) -> None:
     found = verify(good)
     assert (found.damage, found.notes) == ([], [])
     assert (found.records, found.files, found.waiting) == (420, 4, 5)
     assert (found.devices, found.workloads, found.version) == (2, 2, 4)
+    with opened(store) as writer:
+        writer.table.flush(writer.lanes())
+        writer.table.compact(writer.devices())
+    found = verify(store)
+    assert (found.damage, found.records, found.files) == ([], 425, 2)
+    with opened(store) as writer:
+        assert writer.table.delete_unused(writer.table.version) == 4
+    assert verify(store).damage == []
+    # Readers of plain Delta have their table.
+    table = DeltaTable(store / "records").to_pyarrow_table(columns=["record_id"])
+    assert sorted(table.column("record_id").to_pylist()) == record_ids(good)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -362,20 +373,6 @@ def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest
     assert len(found.damage) == 2
     assert found.damages >= 4
     assert found.to_json()["ok"] is False
-
-
-def test_merged_files_keep_sums_and_readers_of_plain_delta_their_table(store: Path) -> None:
-    before = record_ids(store)
-    with opened(store) as writer:
-        writer.table.flush(writer.lanes())
-        writer.table.compact(writer.devices())
-    found = verify(store)
-    assert (found.damage, found.records, found.files) == ([], 425, 2)
-    with opened(store) as writer:
-        assert writer.table.delete_unused(writer.table.version) == 4
-    assert verify(store).damage == []
-    table = DeltaTable(store / "records").to_pyarrow_table(columns=["record_id"])
-    assert sorted(table.column("record_id").to_pylist()) == before
 
 
 _WRITER = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
@@ -378,12 +378,14 @@ VALUES = st.recursive(
 KEYS = st.sampled_from([*GOOD, "thread", "note "]) | st.text()
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, VALUES))
 def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any]) -> None:
     with suppress(ConfigError):
         parse_device({**GOOD, **value}, "box")
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(sorted(TARGET_OPTIONS["llvm"])) | st.text(), VALUES))
 def test_no_target_gives_more_than_a_config_error(target: dict[str, Any]) -> None:
     with suppress(ConfigError):
@@ -402,6 +404,7 @@ SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text
 SETTINGS = st.sampled_from(["repeat", "path", "networks", "ids", "epochs", "x"]) | st.text() | st.integers()
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(SECTIONS, VALUES | st.dictionaries(SETTINGS, VALUES)),
     st.dictionaries(

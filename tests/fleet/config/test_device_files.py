@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,8 +10,7 @@ from msgspec.structs import fields, replace
 
 from agents.records import DeviceKind, Family, Protocol
 from fleet.config.device_files import parse_device
-from fleet.config.device_folder import DeviceFolder
-from fleet.config.init import Action, Profile, render, write_profiles
+from fleet.config.init import Profile, render
 from fleet.config.yaml_files import ConfigError
 from tests.fleet.config.test_config import check_faults, faults_of
 from tests.host_fixtures import cuda_spec
@@ -128,17 +126,3 @@ def test_a_protocol_that_is_accepted_is_applied_and_written_so_that_it_loads_aga
         assert spec.protocol(Protocol()) == replace(Protocol(), **value)
         again = parse_device(yaml.safe_load(render(Profile(spec=spec, header=()))), "board")
         assert again == spec
-
-
-def test_written_files_of_boards_load_to_the_same_specs(tmp_path: Path) -> None:
-    changes = {"repeat": 3, "cache_flush": True, "run_timeout_secs": 20.0}
-    board = parse_device({**BOARD, "protocol": changes, "note": "in the rack"}, "board")
-    gpu = parse_device(
-        {**BOARD, "device_id": "gpu", "family": "gpu", "target": CUDA_TARGET, "tracker": "[::1]:9"}, "gpu"
-    )
-    profiles = [Profile(spec=spec, header=("What it is: a board.",)) for spec in (board, gpu)]
-    assert set(write_profiles(tmp_path, profiles).values()) == {Action.WRITTEN}
-    assert DeviceFolder(tmp_path).read().specs == {"board": board, "gpu": gpu}
-    text = (tmp_path / "board.yaml").read_text()
-    assert "protocol: {cache_flush: true, repeat: 3, run_timeout_secs: 20.0}" in text
-    assert "protocol" not in (tmp_path / "gpu.yaml").read_text()

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -41,30 +42,30 @@ from tests.log_fixtures import (
 
 
 def test_each_dialect_becomes_records(tmp_path: Path) -> None:
-    report = run_lines(tmp_path, autotvm(1), ansor(2), "", "# a comment", autotvm(3))
-    assert report.imported == 3
-    assert report.counts.rejected == {"blank line": 1, "comment line": 1}
+    assert run_lines(tmp_path, autotvm(1), ansor(2), autotvm(3)).imported == 3
+    workloads = Store.read(tmp_path / "store").workloads()
     by_dialect = {record.dialect: record for record in records(tmp_path)}
-    found = by_dialect["ansor"]
-    steps = ansor(2)["i"][1][1]
+    found, tuned = by_dialect["ansor"], by_dialect["autotvm"]
     workload_id = WorkloadId(content_hash("ansor", canonical_json(ANSOR_KEY))[:16])
-    candidate = Candidate(workload_id=workload_id, trace=canonical_json(steps), dialect="ansor")
-    assert (found.workload_id, found.trace) == (workload_id, candidate.trace)
-    assert found.candidate_id == candidate.candidate_id
+    trace = canonical_json(ansor(2)["i"][1][1])
+    candidate = Candidate(workload_id=workload_id, trace=trace, dialect="ansor")
+    assert (found.workload_id, found.trace, found.candidate_id) == (
+        workload_id,
+        trace,
+        candidate.candidate_id,
+    )
     assert (found.outcome, found.run_secs, found.latency_secs) == (Outcome.OK, (2.002e-3,), 2.002e-3)
     assert (found.origin, found.measured_at, found.timing_secs) == ("imported", 1_700_000_002.0, 1.5)
-    assert found.protocol.repeat == 1
+    assert (found.protocol.repeat, tuned.protocol.repeat) == (1, 2)
     environment = json.loads(found.environment)
     assert environment["hardware_params"] == [8, 64, 64, 0, 0, 0, 0, 0]
     assert (environment["imported"], environment["log_version"]) == ("ansor", "v0.6")
-    workload = Store.read(tmp_path / "store").workloads()[workload_id]
+    workload = workloads[workload_id]
     assert json.loads(workload.module_json) == {"dialect": "ansor", "key": ANSOR_KEY}
     assert workload.arg_shapes == ((1, 64, 64), (1, 64, 32), (1, 64, 32))
     assert workload.flops == 2 * 64 * 32 * 64
-    tuned = by_dialect["autotvm"]
     assert json.loads(tuned.trace) == autotvm(3)["config"]["entity"]
-    assert tuned.protocol.repeat == 2
-    workload = Store.read(tmp_path / "store").workloads()[tuned.workload_id]
+    workload = workloads[tuned.workload_id]
     assert (workload.operator, workload.flops) == ("C2D", 2 * 32 * 28 * 28 * 16 * 9)
     assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
 
@@ -72,34 +73,28 @@ def test_each_dialect_becomes_records(tmp_path: Path) -> None:
 def test_overlapping_snapshots_in_any_order_are_one_log(tmp_path: Path) -> None:
     lines = [ansor(n) for n in range(30)]
     again = ansor(3, r=[[5e-3], 0, 1.5, 1_700_009_999])
-    write_log(tmp_path / "a" / "one.json", lines[:20])
-    write_log(tmp_path / "a" / "two.json.gz", [*lines[10:], again])
-    report = run(tmp_path, tmp_path / "a")
-    assert (report.imported, report.duplicates) == (31, 10)
-    other = tmp_path / "other"
-    report = run(other, tmp_path / "a" / "two.json.gz", tmp_path / "a" / "one.json")
-    assert (report.imported, report.duplicates) == (31, 10)
-    key = [(record.record_id, record.attempt, record.run_secs) for record in records(tmp_path)]
-    assert sorted(key) == sorted((one.record_id, one.attempt, one.run_secs) for one in records(other))
-    twice = [one for one in records(tmp_path) if one.trace == canonical_json(lines[3]["i"][1][1])]
-    assert len(twice) == 2
-    assert len({one.attempt for one in twice}) == 2
+    one = write_log(tmp_path / "one.json", lines[:20])
+    two = write_log(tmp_path / "two.json.gz", [*lines[10:], again])
+    found = []
+    for number, paths in enumerate(((one, two), (two, one))):
+        report = run(tmp_path / str(number), *paths)
+        assert (report.imported, report.duplicates) == (31, 10)
+        found.append(records(tmp_path / str(number)))
+    assert set(found[0]) == set(found[1])
+    twice = [one for one in found[0] if one.trace == canonical_json(lines[3]["i"][1][1])]
+    assert len({one.attempt for one in twice}) == len(twice) == 2
 
 
-def test_a_second_import_adds_nothing_and_reads_no_known_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_import_adds_nothing_and_reads_no_known_file(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     write_log(logs / "one.json", [autotvm(n) for n in range(20)] + ["junk"])
     first = run(tmp_path, logs)
     write_log(logs / "two.json", [autotvm(n) for n in range(15, 25)])
-    read: list[str] = []
-    whole = module.LogLines
-    monkeypatch.setattr(module, "LogLines", lambda path: read.append(path.name) or whole(path))
-    second = run(tmp_path, logs)
+    with mock.patch.object(module, "LogLines", wraps=module.LogLines) as read:
+        second = run(tmp_path, logs)
+    assert [call.args for call in read.call_args_list] == [(logs / "two.json",)]
     assert (first.imported, second.imported, second.duplicates, second.files_known) == (20, 5, 25, 1)
     assert second.counts.rejected == {"not JSON": 1}
-    assert read == ["two.json"]
     third = run(tmp_path, logs, again=True)
     assert (third.imported, third.duplicates, third.files_known) == (0, 30, 0)
     assert len(records(tmp_path)) == 25
@@ -159,13 +154,9 @@ def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> 
 
 
 def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
-    key = json.dumps(["matmul", 64, 64, 64, "float32"])
-    lines = [
-        {"i": [[key, "llvm"], [[], [["SP", 2, 0, 64, [4]], ["CI", 1]]]], "r": [[0.5], 0, 1, 7]},
-        {"i": [[key, "llvm", [4, 64, 64]], [[], [["CI", 1]]]], "r": [[0.5], 0, 1, 7], "v": "v0.5"},
-    ]
-    report = run_lines(tmp_path, *lines)
-    assert report.imported == 2
+    key, steps = json.dumps(["matmul", 64, 64, 64, "float32"]), [[], [["CI", 1]]]
+    lines = [{"i": [[key, "llvm", *more], steps], "r": [[0.5], 0, 1, 7]} for more in ([], [[4, 64, 64]])]
+    assert run_lines(tmp_path, *lines).imported == 2
     (workload,) = Store.read(tmp_path / "store").workloads().values()
     assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
 

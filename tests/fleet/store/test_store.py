@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -279,28 +278,11 @@ def test_other_tables_and_layouts_are_refused(
             call(tmp_path)
 
 
-def test_upkeep_merges_and_keeps_every_record(store: Store) -> None:
-    for start in range(0, 50, 5):
-        store.append(make_batch(start, 5) + make_batch(start, 2, device="dev-b"))
-        store.flush()
-    before = set(store.records())
-    result = store.upkeep()
-    assert (result.merged_files, result.deleted_files) == (20, 0)
-    assert len(store.data_files()) == 2
-    assert Counter(store.records()) == Counter(before)
-    assert store.upkeep().merged_files == 0
-    assert store.append(make_batch(0, 51)) == AppendResult(
-        appended=1, duplicates=50, table_version=result.table_version
-    )
-    store.close()
-    assert Counter(Store.read(store.path).records()) == Counter([*before, make_record(50)])
-    assert DeltaTable(store.path / "records").count() == 71
-
-
 def test_upkeep_goes_device_by_device_while_records_come(store: Store) -> None:
     for start in (0, 5):
         store.append(make_batch(start, 5) + make_batch(start, 5, device="dev-b"))
         store.flush()
+    reader = Store.read(store.path)
     done = []
     for start, step in enumerate(store.upkeep_steps(retention_hours=0), 2):
         done.append((step.merged_files, step.deleted_files))
@@ -308,7 +290,10 @@ def test_upkeep_goes_device_by_device_while_records_come(store: Store) -> None:
         store.flush()
     assert done == [(2, 0), (4, 0), (4, 0), (4, 4)]
     assert data_files(store.path) == set(store.data_files())
+    assert store.append(make_batch(0, 10)).duplicates == 10
     assert len(list(store.records())) == 20 + 5 * len(done)
+    with pytest.raises(StoreError, match=f"reading version {reader.version}"):
+        list(reader.records())
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["torn", "deleted"])
@@ -326,11 +311,10 @@ def test_a_checkpoint_that_is_torn_or_deleted_costs_nothing(store: Store, is_del
     else:
         os.truncate(checkpoint, checkpoint.stat().st_size // 2)
     with Store.open(store.path) as again:
-        notes = [] if is_deleted else ["checkpoint.parquet was torn"]
-        assert all(note in repair for note, repair in zip(notes, again.repairs, strict=True))
+        notes = ["checkpoint.parquet was torn" in repair for repair in again.repairs]
+        assert notes == ([] if is_deleted else [True])
         assert not (log / "_last_checkpoint").exists(), "nothing leads to a checkpoint that is gone"
-        assert list(again.records()) == make_batch(0, 10)
-    assert list(Store.read(store.path).records()) == make_batch(0, 10)
+        assert list(again.records()) == list(Store.read(store.path).records()) == make_batch(0, 10)
 
 
 def test_a_damaged_data_file_is_one_clear_error_and_spares_other_devices(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ import pytest
 
 from agents.records import Record
 from agents.spool.disk_spool import Spool
-from fleet.errors import StoreLocked
 from fleet.store import writer as writer_module
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -211,11 +210,3 @@ def test_a_kill_before_any_step_on_the_disk_loses_nothing(
                 acknowledged += batch
     assert len(copies.left_behind) > 40
     copies.check(acknowledged)
-
-
-def test_the_lock_ends_with_its_process_and_names_it_before(folder: Path) -> None:
-    with begun(write_store, folder / "s", 0, 1) as (child, _):
-        with pytest.raises(StoreLocked, match=f"is being written by process {child.pid};"):
-            Store.open(folder / "s")
-        assert list(Store.read(folder / "s").records()) is not None
-    Store.open(folder / "s").close()
