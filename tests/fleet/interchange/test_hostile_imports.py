@@ -187,10 +187,10 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
 def test_a_file_that_unpacks_without_end_is_damaged(tmp_path: Path) -> None:
     log = tmp_path / "log.json.gz"
     lines = b"".join(json.dumps(autotvm(n)).encode() + b"\n" for n in range(3))
-    log.write_bytes(gzip.compress(lines + b"\n" * (64 << 20)))
+    log.write_bytes(gzip.compress(lines + b"\n" * (16 << 20)))
     report = run(tmp_path, log)
     assert report.imported == 3
-    assert report.counts.rejected["blank line"] < 16 << 20
+    assert report.counts.rejected["blank line"] < 8 << 20
     assert report.damaged[str(log)].startswith("gz: it unpacks to over 128 times its size")
 
 

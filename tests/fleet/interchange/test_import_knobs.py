@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.host.gpu_sheets import gpu_sheet
 from agents.records import Family, Outcome
@@ -145,30 +146,44 @@ def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any) -> None:
         assert set(report.counts.rejected) <= {"truncated", "not JSON"}
 
 
+#: What a cache says of itself, and what of one result, of which nothing is imported.
+HOSTILE_HEADS = """
+problem_size: [.nan, 4]
+problem_size: .inf
+device_name: "NVIDIA \\ud800"
+kernel_name: 7
+kernel_name: KKKKK
+"""
+HOSTILE_RESULTS = """
+use_shmem: .inf
+use_shmem: 1180591620717411303424
+times: [1, "2"]
+times: [-1.0]
+times: []
+timestamp: soon
+timestamp: "9999-01-01"
+compile_time: -1
+benchmark_time: 1.0e+300
+time: MeltedConfig
+"""
+#: Other files, and how many results of them are imported.
 HOSTILE = {
     "deep": (
         cache_text([cached(0, block_size_x=0)]).replace('"block_size_x": 0', '"block_size_x": ' + "[" * 9000),
         0,
     ),
     "not an object": (cache_text([]).replace('"cache": {', '"cache": {"a": 1, "b": [], "c": null'), 0),
-    "size not finite": (cache_text([cached(0)], problem_size=[float("nan"), 4]), 0),
-    "size endless": (cache_text([cached(0)], problem_size=float("inf")), 0),
-    "half a character": (cache_text([cached(0)], device_name="NVIDIA \ud800"), 0),
-    "long name": (cache_text([cached(0)], kernel_name="k" * 5000), 0),
-    "no kernel": (cache_text([cached(0)], kernel_name=7), 0),
     "knob missing": (cache_text([{key: one for key, one in cached(0).items() if key != "use_shmem"}]), 0),
-    "knob endless": (cache_text([cached(0, use_shmem=float("inf"))]), 0),
-    "knob huge": (cache_text([cached(0, use_shmem=2**70)]), 0),
-    "times": (cache_text([cached(0, times=[1, "2"]), cached(1, times=[-1.0]), cached(2, times=[])]), 0),
-    "clock": (cache_text([cached(0, timestamp="soon"), cached(1, timestamp="9999-01-01")]), 0),
-    "spent": (cache_text([cached(0, compile_time=-1), cached(1, benchmark_time=1e300)]), 0),
-    "word": (cache_text([cached(0, time="MeltedConfig")]), 0),
     "one bad": (cache_text([cached(0), cached(1, times=None, time=None), cached(2)]), 2),
     "twice the same": (cache_text([cached(0), cached(0)]), 1),
     "still open": (cache_text([cached(0), cached(1)])[:-3] + ",", 2),
     "head behind": ('{"cache": {"a": {"time": 1}}, "kernel_name": "k"}', 0),
     "many values": ("{" + ",".join(f'"schema_version{n or ""}": 1' for n in range(99)) + "}", 0),
 }
+for line in HOSTILE_HEADS.replace("KKKKK", "k" * 5000).strip().splitlines():
+    HOSTILE[line[:30]] = cache_text([cached(0)], **yaml.safe_load(line)), 0
+for line in HOSTILE_RESULTS.strip().splitlines():
+    HOSTILE[line] = cache_text([cached(0, **yaml.safe_load(line))]), 0
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -68,7 +68,8 @@ class TransportContract:
     """What each promises; `test_ray_transport.py` tries it with the Ray that it has started."""
 
     @pytest.fixture(scope="class")
-    def recorded(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @classmethod
+    def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return recorded_file(tmp_path_factory.mktemp("recorded"))
 
     @pytest.fixture
@@ -209,7 +210,8 @@ class TestLocal(TransportContract):
     """The transport in this process."""
 
     @pytest.fixture(scope="class")
-    def transport(self) -> Iterator[AgentTransport]:
+    @classmethod
+    def transport(cls) -> Iterator[AgentTransport]:
         made = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.2)
         yield made
         made.close(20.0)
