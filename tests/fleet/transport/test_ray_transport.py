@@ -28,7 +28,7 @@ from agents.device.messages import (
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below, until
+from tests.conftest import each_below, run_code, until
 from tests.fleet.transport.test_transport_contract import TransportContract
 from tests.transport_fixtures import (
     batch_of,
@@ -271,10 +271,9 @@ class TestOverRay(TransportContract):
     """What every transport promises, with the Ray that has been started."""
 
 
-#: A coordinator whose Ray breaks twice. In a process of its own: Ray ends the one that has lost its head for
-#: a minute, and that may be the suite's.
-SCRIPT = """
-import sys, time
+#: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
+SCRIPT_OF_A_BROKEN_RAY = """
+import sys
 from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
@@ -295,17 +294,37 @@ for life, server in enumerate(("raylet", "gcs_server"), start=1):
     transport.start(spec, life + 1)
     poll_until(transport, lambda found: first(found, AgentUp) is not None)
     assert not alive(agent)
-print(*transport.pids().values(), flush=True)
+transport.stop(spec.device_id, 3, kill=True)
+poll_until(transport, lambda found: first(found, AgentGone) is not None)
+transport.close(20.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_that_broke_is_started_again(tmp_path: Path) -> None:
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    run_code(SCRIPT_OF_A_BROKEN_RAY, recorded_file(tmp_path), tmp_path / "spools", env=path, timeout=200)
+
+
+SCRIPT_OF_A_COORDINATOR = """
+import sys, time
+from pathlib import Path
+from agents.device.messages import AgentUp
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
+transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
+transport.start(replay_spec(Path(sys.argv[1])), 1)
+[up] = [m for m in poll_until(transport, lambda found: any(isinstance(m, AgentUp) for m in found))]
+print(up.pid, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_a_ray_that_broke_is_started_again_and_a_stopped_agent_ends_with_a_killed_coordinator(
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_agent_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
+    recorded = recorded_file(tmp_path)
     coordinator = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(recorded_file(tmp_path)), str(tmp_path / "spools")],
+        [sys.executable, "-c", SCRIPT_OF_A_COORDINATOR, str(recorded), str(tmp_path / "spools")],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
