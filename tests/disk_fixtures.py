@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,20 +18,6 @@ from agents.row_file import RowFile
 from fleet.state import table
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
-
-
-def failing_fsync(which: Container[int], number: int = errno.ENOSPC) -> Callable[[int], None]:
-    """An `fsync` of which some calls, counted from 1, fail with an error of the disk."""
-    real, calls = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls in which:
-            raise OSError(number, os.strerror(number))
-        real(descriptor)
-
-    return fsync
 
 
 def failing(number: int = errno.ENOSPC) -> Callable[..., NoReturn]:
@@ -55,11 +41,6 @@ def filled(folder: Path, *batches: list[Record]) -> Path:
 def killed(folder: Path, copy: Path) -> Path:
     """What a kill would leave behind now."""
     return Path(shutil.copytree(folder, copy))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, by its path."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Copies:

@@ -53,7 +53,7 @@ def autotvm(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[st
     return {**line, **changes}
 
 
-def ansor(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[str, Any]:
+def ansor(number: int, *, target: str = CPU_TARGET, key: Any = ANSOR_KEY, **changes: Any) -> dict[str, Any]:
     """One line of Ansor v0.6."""
     steps = [
         ["SP", 2, 0, 1, [1, 1, 1], 1],
@@ -64,7 +64,7 @@ def ansor(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[str,
         ["AN", 2, 0, 3],
         ["PR", 2, 0, f"auto_unroll_max_step${number // 8}"],
     ]
-    task = [json.dumps(ANSOR_KEY), target, [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
+    task = [json.dumps(key), target, [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
     line = {
         "i": [task, [[], steps]],
         "r": [[2e-3 + number * 1e-6], 0, 1.5, START + number],

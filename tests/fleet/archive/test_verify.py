@@ -61,11 +61,22 @@ def where(found: Verified) -> set[str]:
     return {one.where.split("/")[0] for one in found.damage}
 
 
-def test_a_whole_store_is_whole(good: Path) -> None:
+def test_a_whole_store_is_whole_also_when_its_files_are_merged(good: Path, store: Path) -> None:
     found = verify(good)
     assert (found.damage, found.notes) == ([], [])
     assert (found.records, found.files, found.waiting) == (420, 4, 5)
     assert (found.devices, found.workloads, found.version) == (2, 2, 4)
+    with opened(store) as writer:
+        writer.table.flush(writer.lanes())
+        writer.table.compact(writer.devices())
+    found = verify(store)
+    assert (found.damage, found.records, found.files) == ([], 425, 2)
+    with opened(store) as writer:
+        assert writer.table.delete_unused(writer.table.version) == 4
+    assert verify(store).damage == []
+    # Readers of plain Delta have their table.
+    table = DeltaTable(store / "records").to_pyarrow_table(columns=["record_id"])
+    assert sorted(table.column("record_id").to_pylist()) == record_ids(good)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -123,12 +134,10 @@ def _commit_action(folder: Path, **changes: Any) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _in_state(query: str, *values: Any) -> Damage:
-    """Change rows of the state file; only a comparison can tell."""
-
+def _in_state(query: str) -> Damage:
     def damage(folder: Path) -> None:
         with closing(sqlite3.connect(folder / STATE)) as connection:
-            connection.execute(query, values)
+            connection.execute(query)
             connection.commit()
 
     return damage
@@ -221,58 +230,29 @@ DAMAGE: dict[str, tuple[Damage, str, str]] = {
     ),
 }
 
-#: Likewise, of damage that making the state file again mends.
+#: Changes of the state file that only a comparison can tell, where they are found, and words that say so.
+CHANGES = """
+DELETE FROM result WHERE latency_secs IN (SELECT max(latency_secs) FROM result) | state | have no result
+UPDATE result SET attempt = 7 WHERE latency_secs > 0.00100049 | state | of its results have no record
+UPDATE result SET outcome = 7 WHERE outcome = 4               | state | or another one
+UPDATE result SET outcome = 77 WHERE outcome = 4              | state | its results
+UPDATE tally SET measured = measured + 1 WHERE records = 40   | state | sums over results are not
+UPDATE tally SET noise_at = 5.0 WHERE records = 40            | state | not what the records say
+UPDATE label SET text = 'dev-q' WHERE text = 'dev-b'          | state | or another one
+DELETE FROM label WHERE text = 'dev-a'                        | state | no name has the number
+UPDATE data_file SET rows = 9                                 | state | what it says of 'device_id
+DELETE FROM data_file WHERE rows = 40                         | state | it does not say what
+DELETE FROM table_version                                     | records | the state file names None
+UPDATE table_version SET version = 9                          | records | names 9: commits are missing
+INSERT INTO waiting SELECT number + 9, lane, devices, rows, since, body, sum FROM waiting | state | wait more
+"""
+#: Likewise, of other damage that making the state file again mends.
 MENDED: dict[str, tuple[Damage, str, str]] = {
-    "a result that is lost": (
-        _in_state("DELETE FROM result WHERE latency_secs IN (SELECT max(latency_secs) FROM result)"),
-        *(STATE, "records have no result in it"),
-    ),
-    "a result of nothing": (
-        _in_state("UPDATE result SET attempt = 7 WHERE latency_secs > 0.00100049"),
-        *(STATE, "of its results have no record"),
-    ),
-    "another outcome": (
-        _in_state("UPDATE result SET outcome = 7 WHERE outcome = 4"),
-        STATE,
-        "or another one",
-    ),
-    "no outcome": (_in_state("UPDATE result SET outcome = 77 WHERE outcome = 4"), STATE, "its results"),
-    "another count": (
-        _in_state("UPDATE tally SET measured = measured + 1 WHERE records = 40"),
-        *(STATE, "sums over results are not"),
-    ),
-    "another time": (
-        _in_state("UPDATE tally SET noise_at = 5.0 WHERE records = 40"),
-        *(STATE, "not what the records say"),
-    ),
-    "another name": (
-        _in_state("UPDATE label SET text = 'dev-q' WHERE text = 'dev-b'"),
-        STATE,
-        "or another one",
-    ),
-    "no name": (_in_state("DELETE FROM label WHERE text = 'dev-a'"), STATE, "no name has the number"),
-    "other rows in a file": (_in_state("UPDATE data_file SET rows = 9"), STATE, "what it says of 'device_id"),
-    "no file": (_in_state("DELETE FROM data_file WHERE rows = 40"), STATE, "it does not say what"),
-    "no version": (_in_state("DELETE FROM table_version"), "records", "the state file names None"),
-    "another version": (
-        _in_state("UPDATE table_version SET version = 9"),
-        *("records", "names 9: commits are missing"),
-    ),
     "no state file": (lambda folder: (folder / STATE).unlink(), STATE, "it is missing"),
     "an older state file": (_older_state, "records", "ends at version 5, the state file names 4"),
     "a version of somebody else": (_foreign_version, "records", "version 5 was written by somebody else"),
-    "rows that wait and do not": (
-        _in_state(
-            "INSERT INTO waiting SELECT number + 9, lane, devices, rows, since, body, sum FROM waiting"
-        ),
-        *(STATE, "5 records wait more than once"),
-    ),
     "a torn last commit": (
         lambda folder: os.truncate(TableLog(folder / "records").commit_path(4), 300),
-        *("records", "this commit is damaged"),
-    ),
-    "a torn commit in the middle": (
-        _reworded(lambda text: text[:-5]),
         *("records", "this commit is damaged"),
     ),
     "a commit that is gone": (
@@ -283,6 +263,7 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         lambda folder: [TableLog(folder / "records").commit_path(number).unlink() for number in (3, 4)],
         *("records", "commits are missing"),
     ),
+    "a torn commit in the middle": (_reworded(lambda text: text[:-5]), "records", "this commit is damaged"),
     "a commit without a line": (
         _reworded(lambda text: text.splitlines()[0] + "\n"),
         *("records", "a commit lost a line"),
@@ -292,6 +273,9 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         *("records", "this commit is damaged"),
     ),
 }
+for line in CHANGES.strip().splitlines():
+    query, place, words = (cell.strip() for cell in line.split("|"))
+    MENDED[query] = _in_state(query), place.replace("state", STATE), words
 
 
 def damaged(store: Path, damage: Damage, place: str, words: str) -> Verified:
@@ -308,10 +292,10 @@ def test_damage_is_found_where_it_is(store: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MENDED)
-def test_what_the_table_tells_is_made_again(store: Path, name: str) -> None:
+def test_what_the_table_tells_is_made_again(good: Path, store: Path, name: str) -> None:
     found = damaged(store, *MENDED[name])
     assert any("--rebuild" in one.next_step for one in found.damage)
-    before = record_ids(fill(store.with_name("whole")))
+    before = record_ids(good)
     if name == "an older state file":
         before = sorted([*before, *ids_of(batch(600, 3))])
     elif name == "a version of somebody else":
@@ -362,20 +346,6 @@ def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest
     assert len(found.damage) == 2
     assert found.damages >= 4
     assert found.to_json()["ok"] is False
-
-
-def test_merged_files_keep_sums_and_readers_of_plain_delta_their_table(store: Path) -> None:
-    before = record_ids(store)
-    with opened(store) as writer:
-        writer.table.flush(writer.lanes())
-        writer.table.compact(writer.devices())
-    found = verify(store)
-    assert (found.damage, found.records, found.files) == ([], 425, 2)
-    with opened(store) as writer:
-        assert writer.table.delete_unused(writer.table.version) == 4
-    assert verify(store).damage == []
-    table = DeltaTable(store / "records").to_pyarrow_table(columns=["record_id"])
-    assert sorted(table.column("record_id").to_pylist()) == before
 
 
 _WRITER = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
@@ -48,10 +48,15 @@ def faults_of(change: dict[str, Any], good: dict[str, Any] = GOOD) -> list[str]:
     value = {key: entry for key, entry in {**good, **change}.items() if entry is not None}
     with pytest.raises(ConfigError) as caught:
         parse_device(value, good["device_id"])
-    return list(caught.value.args)
+    # As it comes from another process.
+    return list(pickle.loads(pickle.dumps(caught.value)).args)
 
 
 def test_a_good_file_becomes_a_spec_and_hidden_and_other_files_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no device file"):
+        DeviceFolder(tmp_path).read()
+    with pytest.raises(ConfigError, match="no such folder"):
+        DeviceFolder(tmp_path / "nowhere").read()
     write(tmp_path, "box.yaml", GOOD)
     for other in (".box.yaml.77", ".other.yaml", "README.md"):
         write(tmp_path, other, "unfinished")
@@ -59,13 +64,13 @@ def test_a_good_file_becomes_a_spec_and_hidden_and_other_files_none(tmp_path: Pa
     assert (spec.kind, spec.family, spec.cores) == (DeviceKind.LOCAL, Family.CPU, (0,))
     assert spec.target == GOOD["target"]
     assert DeviceFolder(tmp_path).read().specs == {"box": spec}
-
-
-def test_all_shipped_device_files_load() -> None:
-    specs = DeviceFolder(ROOT / "configs/hardware").read().specs
-    x86 = {"x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"}
-    assert x86 | {"aarch64-generic", "aarch64-native"} <= set(specs)
-    assert all(spec.cores == (0,) and spec.threads == 1 for spec in specs.values())
+    # A second file of one device is a fault.
+    write(tmp_path, "box.yml", GOOD)
+    found = DeviceFolder(tmp_path).read()
+    [fault] = found.faults[DeviceId("box")]
+    assert re.search(r"box\.yml: device_id: 'box' is also in .*box\.yaml", fault)
+    with pytest.raises(ConfigError, match="also in"):
+        load_device(tmp_path, "box")
 
 
 def test_the_shipped_fleet_file_says_the_defaults() -> None:
@@ -74,87 +79,85 @@ def test_the_shipped_fleet_file_says_the_defaults() -> None:
     assert set(shipped.origins.values()) == {f"file {ROOT / 'configs/fleet.yaml'}"}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"schema": 2}, ["schema:"]),
-        ({"schema": None}, ["schema: missing"]),
-        ({"thread": 2}, ["thread: unknown key", "'threads'"]),
-        ({"threads": "1"}, ["threads:", "the text '1'"]),
-        ({"threads": True}, ["threads:", "True"]),
-        ({"threads": 0}, ["threads:", "greater"]),
-        ({"cores": [0, "1"]}, ["cores.1:"]),
-        ({"cores": [1, 1]}, ["cores:", "twice"]),
-        ({"cores": [-1]}, ["cores:", "start at 0"]),
-        ({"cores": []}, ["cores:"]),
-        ({"kind": "gpu"}, ["kind:", "'cuda'"]),
-        ({"family": "gpu"}, ["family:", "'cpu'"]),
-        ({"device_id": "bax"}, ["device_id:", "'bax'", "'box'"]),
-        ({"device_id": "../box"}, ["device_id:", "not allowed"]),
-        ({"device_id": "box.local"}, ["device_id:", "not allowed"]),
-        ({"index": 1}, ["index:", "CUDA"]),
-        ({"target": {"mcpu": "x86-64"}}, ["target.kind: missing"]),
-        ({"target": {"kind": "llvm"}}, ["target.num-cores: missing", "num-cores: 1"]),
-        ({"target": {**LLVM, "num_cores": 1}}, ["target.num_cores: unknown", "'num-cores'"]),
-        ({"target": {**LLVM, "num-cores": 2}}, ["target.num-cores:", "threads is 1"]),
-        ({"target": {**LLVM, "mattr": "+avx"}}, ["target.mattr:", "a list"]),
-        ({"target": {**LLVM, "mcpu": 3}}, ["target.mcpu:", "text"]),
-        ({"target": {**LLVM, "mattr": [float("nan")]}}, ["target.mattr:"]),
-        ({"target": {**LLVM, "num-cores": 10**5000}}, ["target.num-cores:", "very large"]),
-        ({"target": CUDA}, ["target.kind:", "'llvm'"]),
-        ({"kind": "cuda", "family": "gpu", "target": CUDA}, ["max_threads_per_block"]),
-        ({"note": "\ud800"}, ["note:"]),
-        (
-            {"threads": 2, "target": {**LLVM, "num-cores": 2}},
-            ["cores: 2 threads need at least 2 cores, got 1"],
-        ),
-    ],
-)
-def test_a_fault_names_key_value_and_cure(change: dict[str, Any], words: list[str]) -> None:
-    found = faults_of(change)
-    assert any(all(word in fault for word in words) for fault in found), found
+#: Keys of a good file as somebody may write them, a key without a value taken away; words of the fault.
+FAULTS = """
+schema: 2                                       | schema:
+schema:                                         | schema: missing
+thread: 2                                       | thread: unknown key ... 'threads'
+threads: "1"                                    | threads: ... the text '1'
+threads: true                                   | threads: ... True
+threads: 0                                      | threads: ... greater
+cores: [0, "1"]                                 | cores.1:
+cores: [1, 1]                                   | cores: ... twice
+cores: [-1]                                     | cores: ... start at 0
+cores: []                                       | cores:
+kind: gpu                                       | kind: ... 'cuda'
+family: gpu                                     | family: ... 'cpu'
+device_id: bax                                  | device_id: ... 'bax' ... 'box'
+device_id: ../box                               | device_id: ... not allowed
+device_id: box.local                            | device_id: ... not allowed
+index: 1                                        | index: ... CUDA
+note: "\\ud800"                                  | note:
+target: {mcpu: x86-64}                          | target.kind: missing
+target: {kind: llvm}                            | target.num-cores: missing ... num-cores: 1
+target: {kind: llvm, num_cores: 1}              | target.num_cores: unknown ... 'num-cores'
+target: {kind: llvm, num-cores: 2}              | target.num-cores: ... threads is 1
+target: {kind: llvm, num-cores: 1, mattr: "+"}  | target.mattr: ... a list
+target: {kind: llvm, num-cores: 1, mcpu: 3}     | target.mcpu: ... text
+target: {kind: llvm, mattr: [.nan]}             | target.mattr:
+target: {kind: cuda, arch: sm_80}               | target.kind: ... 'llvm'
+kind: cuda, family: gpu, target: {kind: cuda}   | max_threads_per_block
+threads: 2                                      | cores: 2 threads need at least 2 cores, got 1
+"""
+
+
+def check_faults(table: str, good: dict[str, Any]) -> None:
+    """Each line of a table of faults changes a good file, and is answered in its words."""
+    for line in table.strip().splitlines():
+        written, _, words = line.partition("|")
+        found = faults_of(yaml.safe_load(f"{{{written}}}"), good)
+        wanted = words.strip().split(" ... ")
+        assert any(all(word in fault for word in wanted) for fault in found), (line, found)
+
+
+def test_a_fault_names_key_value_and_cure() -> None:
+    check_faults(FAULTS, GOOD)
+    found = faults_of({"target": {**LLVM, "num-cores": 10**5000}})
+    assert any(re.match("target.num-cores:.*very large", fault) for fault in found)
+
+
+#: A file each, and words of its fault.
+BROKEN = {
+    "broken": ("schema: 1\ntarget: {kind: llvm\nnote: x\n", "line 3"),
+    "list": ("- 1\n", "a list"),
+    "empty": ("", "nothing"),
+    "twice": (
+        "schema: 1\nnote: a\nnote: b\n",
+        "line 3: bad YAML: key 'note' is given twice (first in line 2)",
+    ),
+    "alias": ("a: &x [1]\nb: *x\n", "line 2: bad YAML: aliases"),
+    "seven": ("7: x\n", "key 7 is a whole number"),
+    "binary": ("\xff", "not UTF-8"),
+}
 
 
 def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", {**GOOD, "threds": 1, "kind": "lokal"})
-    write(tmp_path, "broken.yaml", "schema: 1\ntarget: {kind: llvm\nnote: x\n")
-    write(tmp_path, "list.yaml", "- 1\n")
-    write(tmp_path, "empty.yaml", "")
-    write(tmp_path, "twice.yaml", "schema: 1\nnote: a\nnote: b\n")
-    write(tmp_path, "alias.yaml", "a: &x [1]\nb: *x\n")
-    write(tmp_path, "seven.yaml", "7: x\n")
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     write(tmp_path, "good.yaml", {**GOOD, "device_id": "good"})
+    box = write(tmp_path, "box.yaml", {**GOOD, "threds": 1, "kind": "lokal"})
+    for name, (text, _) in BROKEN.items():
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="latin-1")
     found = DeviceFolder(tmp_path).read()
     assert list(found.specs) == ["good"]
-    lines = [fault for told in found.faults.values() for fault in told]
-    assert len(lines) == 9
-    written = (tmp_path / "box.yaml").read_text().splitlines()
+    assert found.faults.keys() == {"box", *BROKEN}
+    for name, (_, words) in BROKEN.items():
+        [fault] = found.faults[DeviceId(name)]
+        assert fault.startswith(f"{tmp_path / name}.yaml: ")
+        assert words in fault
+    written = box.read_text().splitlines()
     for fault, key in zip(found.faults[DeviceId("box")], ("kind", "threds"), strict=True):
         at = next(number for number, text in enumerate(written, 1) if text.startswith(key))
         assert f"box.yaml: line {at}: {key}: " in fault
-    for name, words in {
-        "box": "did you mean 'threads'",
-        "broken": "line 3",
-        "list": "a list",
-        "empty": "nothing",
-        "twice": "line 3: bad YAML: key 'note' is given twice (first in line 2)",
-        "alias": "line 2: bad YAML: aliases",
-        "seven": "key 7 is a whole number",
-        "binary": "not UTF-8",
-    }.items():
-        assert any(line.startswith(f"{tmp_path / name}.yaml: ") and words in line for line in lines), name
-
-
-def test_two_files_of_one_device_are_a_fault(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", GOOD)
-    write(tmp_path, "box.yml", GOOD)
-    found = DeviceFolder(tmp_path).read()
-    assert not found.specs
-    [fault] = found.faults[DeviceId("box")]
-    assert re.search(r"box\.yml: device_id: 'box' is also in .*box\.yaml", fault)
-    with pytest.raises(ConfigError, match="also in"):
-        load_device(tmp_path, "box")
+    assert "did you mean 'threads'" in fault
 
 
 def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> None:
@@ -165,13 +168,6 @@ def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="known are box, other"):
         load_device(tmp_path, "something-else")
     assert load_device(tmp_path, "box").device_id == "box"
-
-
-def test_a_folder_without_devices_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no device file"):
-        DeviceFolder(tmp_path).read()
-    with pytest.raises(ConfigError, match="no such folder"):
-        DeviceFolder(tmp_path / "nowhere").read()
 
 
 def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
@@ -240,32 +236,28 @@ def test_an_unknown_key_of_a_policy_is_answered_with_the_nearest() -> None:
         resolve({}, "f.yaml", {}, {"daemon.policy.windows": []})
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "cure"),
-    [
-        ("workloads.max_flops", "1e6", "write 1000000"),
-        ("workloads.max_flops", "2.5e30", "write 2.5e+30"),
-        ("protocol.target_interval", "1e-7", "write 1.0e-07"),
-        ("protocol.max_number", "1e6", "write 1000000"),
-        ("workloads.minimum", "1e2", "write 100"),
-    ],
-)
+#: A setting, what somebody wrote for its number, and how to write it; or nothing that could be meant.
+NUMBERS = [
+    ("workloads.max_flops", "1e6", "1000000"),
+    ("workloads.max_flops", "2.5e30", "2.5e+30"),
+    ("protocol.target_interval", "1e-7", "1.0e-07"),
+    ("protocol.max_number", "1e6", "1000000"),
+    ("workloads.minimum", "1e2", "100"),
+    *(("workloads.max_flops", text, "") for text in ("fast", "nan", "1e999", "--1", "1e6 FLOPs")),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "cure"), NUMBERS)
 def test_a_number_that_yaml_takes_for_text_is_told_how_to_write_it(key: str, text: str, cure: str) -> None:
-    value = parse_yaml(text)
-    assert value == text
+    assert parse_yaml(text) == text
     with pytest.raises(ConfigError) as caught:
-        resolve({}, "f", {}, {key: value})
+        resolve({}, "f", {}, {key: text})
     (fault,) = caught.value.args
-    assert fault.endswith(f"got the text {text!r}: {cure}")
-    section, name = key.split(".")
-    written = parse_yaml(cure.removeprefix("write "))
-    assert getattr(getattr(resolve({}, "f", {}, {key: written}).config, section), name) == float(text)
-
-
-@pytest.mark.parametrize("text", ["fast", "nan", "1e999", "--1", "1e6 FLOPs"])
-def test_a_text_that_is_no_number_has_no_such_cure(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"got the text '.*'$"):
-        resolve({}, "f", {}, {"workloads.max_flops": text})
+    assert fault.endswith(f"got the text {text!r}" + f": write {cure}" * bool(cure))
+    if cure:
+        section, name = key.split(".")
+        config = resolve({}, "f", {}, {key: parse_yaml(cure)}).config
+        assert getattr(getattr(config, section), name) == float(text)
 
 
 def test_all_faults_of_all_sources_come_at_once_with_their_origin() -> None:
@@ -273,26 +265,22 @@ def test_all_faults_of_all_sources_come_at_once_with_their_origin() -> None:
     environ = {"FLEET_TRAINING__EPOCHS": "0", "FLEET_TRANING__SEED": "1", "FLEET_STORE__PATH": "runs"}
     with pytest.raises(ConfigError) as caught:
         resolve(file, "f.yaml", environ, {"workloads.networks": ["resnet50"], "onboarding.strategy": "majik"})
-    lines = caught.value.args
-    for start, words in (
-        ("f.yaml: protocol.repat: unknown key", "'repeat'"),
-        ("f.yaml: protocol.repeat: ", "the text 'x'"),
-        ("f.yaml: stor: unknown key", "'store'"),
-        ("f.yaml: training: ", "a whole number"),
-        ("env FLEET_TRAINING__EPOCHS: training.epochs: ", "greater"),
-        ("env FLEET_TRANING__SEED: unknown section", "'training'"),
-        ("flag: workloads.networks: unknown network 'resnet50'", "'resnet-50'"),
-        ("flag: onboarding.strategy: ", "'multitask'"),
-    ):
-        assert any(line.startswith(start) and words in line for line in lines), (start, lines)
-    assert len(lines) == 8
-
-
-@pytest.mark.parametrize("schema", [None, 2, "1", True])
-def test_a_fleet_file_of_another_schema_is_refused(schema: object) -> None:
-    file = {"protocol": {}} if schema is None else {"schema": schema}
-    with pytest.raises(ConfigError, match="write schema: 1"):
-        resolve(file, "f.yaml", {}, {})
+    lines = sorted(caught.value.args)
+    patterns = (
+        "env FLEET_TRAINING__EPOCHS: training.epochs: .*greater",
+        "env FLEET_TRANING__SEED: unknown section.*'training'",
+        "f.yaml: protocol.repat: unknown key.*'repeat'",
+        "f.yaml: protocol.repeat: .*the text 'x'",
+        "f.yaml: stor: unknown key.*'store'",
+        "f.yaml: training: .*a whole number",
+        "flag: onboarding.strategy: .*'multitask'",
+        "flag: workloads.networks: unknown network 'resnet50'.*'resnet-50'",
+    )
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.match(pattern, line)
+    for schema in ({}, {"schema": 2}, {"schema": "1"}, {"schema": True}):
+        with pytest.raises(ConfigError, match="write schema: 1"):
+            resolve({"protocol": {}, **schema}, "f.yaml", {}, {})
 
 
 def test_a_section_may_be_left_empty_and_a_file_too_unless_it_is_named(
@@ -306,44 +294,35 @@ def test_a_section_may_be_left_empty_and_a_file_too_unless_it_is_named(
         load_fleet(Path("no.yaml"), environ={})
 
 
-OUT_OF_BOUNDS: dict[str, list[Any]] = {
-    "protocol.extra_repeats": [-1, 1.5],
-    "protocol.target_interval": [-0.01],
-    "protocol.reject_interval": [11],
-    "protocol.warmup_ms": [-1.0],
-    "protocol.cache_flush": [1, "yes"],
-    "protocol.early_stop_ratio": [1.0, 0.5, -1.0, float("inf")],
-    "protocol.check_share": [1.01],
-    "protocol.memory_limit_gib": [0.0, 0.1],
-    "workloads.exploration": [1.1, -0.1],
-    "workloads.noise_samples": [-1, 2.5],
+#: Settings with values that are just in bounds, and just beyond.
+BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
+    "protocol.extra_repeats": ([0], [-1, 1.5]),
+    "protocol.target_interval": ([0], [-0.01]),
+    "protocol.reject_interval": ([0], [11]),
+    "protocol.warmup_ms": ([0], [-1.0]),
+    "protocol.cache_flush": ([True], [1, "yes"]),
+    "protocol.early_stop_ratio": ([0], [1.0, 0.5, -1.0, float("inf")]),
+    "protocol.check_share": ([0, 1], [1.01]),
+    "protocol.memory_limit_gib": ([0.5], [0.0, 0.1]),
+    "workloads.exploration": ([0, 1], [1.1, -0.1]),
+    "workloads.noise_samples": ([0], [-1, 2.5]),
 }
 
 
-@pytest.mark.parametrize("key", OUT_OF_BOUNDS)
+@pytest.mark.parametrize("key", BOUNDS)
 def test_a_setting_out_of_bounds_is_one_fault_with_its_key(key: str) -> None:
     section, name = key.split(".")
-    for value in OUT_OF_BOUNDS[key]:
+    good, bad = BOUNDS[key]
+    for value in good:
+        environ = {f"FLEET_{section}__{name}".upper(): str(value).lower()}
+        for file, names in (({"schema": 1, section: {name: value}}, {}), ({}, environ)):
+            config = resolve(file, "f.yaml", names, {}).config
+            assert getattr(getattr(config, section), name) == value
+    for value in bad:
         with pytest.raises(ConfigError) as caught:
             resolve({"schema": 1, section: {name: value}}, "f.yaml", {}, {})
         (fault,) = caught.value.args
         assert fault.startswith(f"f.yaml: {key}: ")
-
-
-def test_zero_switches_the_optional_rules_off() -> None:
-    off = ("extra_repeats", "target_interval", "reject_interval", "warmup_ms", "early_stop_ratio")
-    file = {"schema": 1, "protocol": dict.fromkeys((*off, "check_share"), 0)}
-    environ = {
-        "FLEET_WORKLOADS__NOISE_SAMPLES": "0",
-        "FLEET_WORKLOADS__EXPLORATION": "1",
-        "FLEET_PROTOCOL__CACHE_FLUSH": "true",
-        "FLEET_PROTOCOL__MEMORY_LIMIT_GIB": "0.5",
-    }
-    config = resolve(file, "f.yaml", environ, {}).config
-    protocol = config.timing_protocol()
-    assert [getattr(protocol, name) for name in (*off, "check_share")] == [0] * 6
-    assert (protocol.cache_flush, protocol.memory_limit_gib) == (True, 0.5)
-    assert (config.workloads.exploration, config.workloads.noise_samples) == (1.0, 0)
 
 
 @given(st.data())
@@ -367,12 +346,6 @@ def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.config.settings.is_secret", lambda key: key == "path")
     [shown] = [one for one in found.settings() if one["key"] == "store.path"]
     assert shown == {"key": "store.path", "value": "***", "origin": "default"}
-
-
-def test_a_config_error_crosses_a_process() -> None:
-    error = pickle.loads(pickle.dumps(ConfigError("a: b", "c: d")))
-    assert isinstance(error, ConfigError)
-    assert str(error) == "a: b\nc: d"
 
 
 @pytest.mark.parametrize(
@@ -405,12 +378,14 @@ VALUES = st.recursive(
 KEYS = st.sampled_from([*GOOD, "thread", "note "]) | st.text()
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, VALUES))
 def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any]) -> None:
     with suppress(ConfigError):
         parse_device({**GOOD, **value}, "box")
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(sorted(TARGET_OPTIONS["llvm"])) | st.text(), VALUES))
 def test_no_target_gives_more_than_a_config_error(target: dict[str, Any]) -> None:
     with suppress(ConfigError):
@@ -429,6 +404,7 @@ SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text
 SETTINGS = st.sampled_from(["repeat", "path", "networks", "ids", "epochs", "x"]) | st.text() | st.integers()
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(SECTIONS, VALUES | st.dictionaries(SETTINGS, VALUES)),
     st.dictionaries(
@@ -458,5 +434,8 @@ def test_target_options_are_those_of_tvm() -> None:
 def test_tvm_accepts_the_target_of_every_shipped_device() -> None:
     from tvm.target import Target
 
-    for spec in DeviceFolder(ROOT / "configs/hardware").read().specs.values():
-        assert int(Target(spec.target).attrs["num-cores"]) == spec.threads
+    specs = DeviceFolder(ROOT / "configs/hardware").read().specs
+    x86 = {"x86-64", "x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4"}
+    assert x86 | {"aarch64-generic", "aarch64-native"} <= set(specs)
+    for spec in specs.values():
+        assert int(Target(spec.target).attrs["num-cores"]) == spec.threads == len(spec.cores) == 1

@@ -30,12 +30,6 @@ def changes(**found: Any) -> DeviceChanges:
     return DeviceChanges(**nothing | found)
 
 
-def test_what_came_changed_and_left() -> None:
-    other, new = spec_of("a", note="other"), spec_of("c")
-    found = compare(SPECS, DeviceFiles(specs={A: other, C: new}))
-    assert found == changes(added={C: new}, changed={A: other}, retired=(B,))
-
-
 @pytest.mark.parametrize(
     "files",
     [

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from agents.host.differences import differences
@@ -38,39 +39,34 @@ def names(profiles: tuple[object, ...]) -> list[str]:
     return [profile.spec.device_id for profile in profiles]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("usable", "groups", "threads", "chosen"),
-    [
-        ((0, 1), ((0,), (1,)), 1, (0,)),
-        ((1, 3), ((0,), (1,), (2,), (3,)), 1, (1,)),
-        ((0, 1, 2, 3), ((0, 2), (1, 3)), 1, (0,)),
-        ((0, 1, 2, 3, 4, 5), ((0, 3), (1, 4), (2, 5)), 2, (0, 1)),
-        ((2, 3), ((0, 2), (1, 3)), 1, (2,)),
-        ((0,), ((0,),), 1, (0,)),
-        ((0, 1, 2), (), 2, (0, 1)),
-    ],
-)
-def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build(
-    usable: tuple[int, ...], groups: tuple[tuple[int, ...], ...], threads: int, chosen: tuple[int, ...]
-) -> None:
-    assert timing_cores(usable, groups, threads) == chosen
+#: Usable processors, those of each core, threads; the processors that are timed on, or why there are none.
+CORES = """
+[0, 1]             | [[0], [1]]               | 1 | [0]
+[1, 3]             | [[0], [1], [2], [3]]     | 1 | [1]
+[0, 1, 2, 3]       | [[0, 2], [1, 3]]         | 1 | [0]
+[0, 1, 2, 3, 4, 5] | [[0, 3], [1, 4], [2, 5]] | 2 | [0, 1]
+[2, 3]             | [[0, 2], [1, 3]]         | 1 | [2]
+[0]                | [[0]]                    | 1 | [0]
+[0, 1, 2]          | []                       | 2 | [0, 1]
+[0, 1]             | [[0], [1]]               | 2 | use 1 to 1 threads
+[0]                | [[0], [1]]               | 2 | use 1 to 1 threads
+[0, 1]             | [[0], [1]]               | 0 | use 1 to 1 threads
+# Siblings of one core are not two cores.
+[0, 1, 2, 3]       | [[0, 2], [1, 3]]         | 2 | 2 physical cores
+"""
 
 
-@pytest.mark.parametrize(
-    ("usable", "groups", "threads", "words"),
-    [
-        ((0, 1), ((0,), (1,)), 2, "use 1 to 1 threads"),
-        ((0,), ((0,), (1,)), 2, "use 1 to 1 threads"),
-        ((0, 1), ((0,), (1,)), 0, "use 1 to 1 threads"),
-        # Siblings of one core are not two cores.
-        ((0, 1, 2, 3), ((0, 2), (1, 3)), 2, "2 physical cores"),
-    ],
-)
-def test_more_threads_than_cores_is_an_error(
-    usable: tuple[int, ...], groups: tuple[tuple[int, ...], ...], threads: int, words: str
-) -> None:
-    with pytest.raises(FleetError, match=words):
-        timing_cores(usable, groups, threads)
+def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build() -> None:
+    for line in CORES.strip().splitlines():
+        if line.startswith("#"):
+            continue
+        usable, groups, threads, expected = map(yaml.safe_load, line.split("|"))
+        arguments = tuple(usable), tuple(map(tuple, groups)), threads
+        if isinstance(expected, str):
+            with pytest.raises(FleetError, match=expected):
+                timing_cores(*arguments)
+        else:
+            assert timing_cores(*arguments) == tuple(expected), line
 
 
 def test_a_host_gets_the_profiles_it_can_execute_and_no_more() -> None:
@@ -119,14 +115,6 @@ def test_shipped_files_are_what_init_writes() -> None:
     for profile in reference:
         text = (ROOT / f"configs/hardware/{profile.spec.device_id}.yaml").read_text()
         assert text == render(profile), "run `fleet init --force`, or write what changed into that file"
-
-
-def test_each_header_says_what_it_is_how_checked_and_how_to_try_it() -> None:
-    for profile in cpu_profiles(x86_host(), (0,)) + cuda_profiles(gpu_host(GPU), (0,)):
-        header = [line for line in render(profile).splitlines() if line.startswith("#")]
-        command = f"fleet probe --device {profile.spec.device_id}"
-        assert all(words in "\n".join(header) for words in ("What it is", "How it is checked", command))
-        assert max(map(len, header)) <= 110
 
 
 def test_a_file_that_differs_is_kept_without_force(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -50,29 +51,30 @@ def a_row(**changes: Any) -> dict[str, Any]:
 # ---- what needs attention ----
 
 
-@pytest.mark.parametrize(
-    ("changes", "level", "says"),
-    [
-        ({}, AttentionLevel.HEALTHY, ""),
-        ({"state": "quarantined", "reason": "it died five times"}, AttentionLevel.BROKEN, "five times"),
-        ({"state": "quarantined"}, AttentionLevel.BROKEN, "quarantined"),
-        ({"failed_share": 0.6}, AttentionLevel.BROKEN, "60%"),
-        ({"drift": "drifts: its canaries"}, AttentionLevel.DOUBTFUL, "canaries"),
-        ({"suspect_share": 0.9}, AttentionLevel.DOUBTFUL, "90%"),
-        ({"state": "lost", "reason": "host out of reach"}, AttentionLevel.WAITING, "out of reach"),
-        ({"last_record_at": NOW - 3600}, AttentionLevel.WAITING, "60 minutes"),
-        ({"closed": "its budget of the hour is spent"}, AttentionLevel.WAITING, "budget"),
-        ({"champion": ""}, AttentionLevel.UNSERVED, "no model"),
-        ({"state": "retired", "reason": "left", "failed_share": 1.0}, AttentionLevel.GONE, "left"),
-        # What a device never had says nothing.
-        ({"failed_share": None, "suspect_share": None, "last_record_at": None}, AttentionLevel.HEALTHY, ""),
-    ],
-)
-def test_attention_by_device(changes: dict[str, Any], level: AttentionLevel, says: str) -> None:
-    found, reason = attention(a_row(**changes), NOW)
-    assert found is level
-    assert says in reason
-    assert bool(reason) is (level is not AttentionLevel.HEALTHY)
+#: What a row says, the level of attention, and a word of the reason. What a device never had says nothing.
+ATTENTION = """
+                                               | healthy  |
+failed_share: , suspect_share: , last_record_at: | healthy |
+state: quarantined, reason: it died five times | broken   | five times
+state: quarantined                             | broken   | quarantined
+failed_share: 0.6                              | broken   | 60%
+drift: "drifts: its canaries"                  | doubtful | canaries
+suspect_share: 0.9                             | doubtful | 90%
+state: lost, reason: host out of reach         | waiting  | out of reach
+last_record_at: 1799996400.0                   | waiting  | 60 minutes
+closed: its budget of the hour is spent        | waiting  | budget
+champion: ""                                   | unserved | no model
+state: retired, reason: left, failed_share: 1.0 | gone    | left
+"""
+
+
+def test_attention_by_device() -> None:
+    for line in ATTENTION.strip("\n").splitlines():
+        changes, level, words = (cell.strip() for cell in line.split("|"))
+        found, reason = attention(a_row(**yaml.safe_load(f"{{{changes}}}")), NOW)
+        assert found is AttentionLevel[level.upper()], line
+        assert words in reason
+        assert bool(reason) is (found is not AttentionLevel.HEALTHY)
 
 
 @given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,93 +48,84 @@ def only(findings: list[Finding]) -> Finding:
 
 
 V3 = local_spec({"mcpu": "x86-64-v3"})
-#: State of a host, the host, the level of its only finding, and words of what, why and do.
-FOUND: dict[str, tuple[dict[str, Any], Descriptor, Level, tuple[str, ...]]] = {
-    "governor": (
-        {"governors": ((0, "powersave"), (1, "performance"))},
-        *(x86_host(), Level.WARNING, ("powersave on 1 of 2 cores", "cpupower")),
+#: What of the state of a host is not quiet, the level of its only finding, and words of what, why and do.
+FOUND = """
+governors: [[0, powersave], [1, performance]]         | warning | powersave on 1 of 2 cores ... cpupower
+load: 3.0                                             | warning | load is 3.0
+cpu_quota: 1.5                                        | warning | 1.5 CPUs
+turbo_file: /x/no_turbo                               | warning | echo 1 ... /x/no_turbo
+turbo_file: /x/boost                                  | warning | echo 0 ... /x/boost
+temperature_margin_c: 4.0                             | warning | 4 degrees C
+throttled: 7                                          | note    | 7 times since
+throttled: 7, throttled_now: 2                        | warning | 2 times just now
+stolen_share: 0.1                                     | warning | 10%
+memory_available_bytes: 1073741824                    | warning | 1.0 GiB
+memory_pressure: 12.3                                 | warning | 12 %
+swapped_pages: 9, swap_used_bytes: 1073741824         | warning | 9 pages
+swap_used_bytes: 1073741824                           | note    | 1024 MiB
+disk_free_bytes: 1073741824, store: runs/store        | warning | runs/store
+disk_free_bytes: 10485760                             | error   | 10 MiB
+timing_lock: held                                     | note    | right now
+timing_lock: refused, timing_lock_path: /x, timing_lock_fault: it is bob's | error | /x ... it is bob's
+nvidia_driver: true                                   | warning | CUDA_VISIBLE_DEVICES
+unserved: [[pi4, "nobody serves it at box:9190: start it"]] | warning | pi4 ... box:9190 ... start it
+"""
+#: Likewise, of other hosts.
+FOUND_ON: list[tuple[Descriptor, str, str, str]] = [
+    (x86_host(usable=(0,)), "", "warning", "1 core"),
+    (x86_host(f"{V4_FLAGS} hypervisor"), "", "note", "virtual machine"),
+    (
+        gpu_host(GPU),
+        "cuda_compiler_fault: none is at /opt/cuda",
+        "warning",
+        "cannot be compiled ... /opt/cuda",
     ),
-    "load": ({"load": 3.0}, x86_host(), Level.WARNING, ("load is 3.0",)),
-    "one core": ({}, x86_host(usable=(0,)), Level.WARNING, ("1 core",)),
-    "quota": ({"cpu_quota": 1.5}, x86_host(), Level.WARNING, ("1.5 CPUs",)),
-    "intel turbo": ({"turbo_file": "/x/no_turbo"}, x86_host(), Level.WARNING, ("echo 1 ", "/x/no_turbo")),
-    "turbo": ({"turbo_file": "/x/boost"}, x86_host(), Level.WARNING, ("echo 0 ", "/x/boost")),
-    "near heat": ({"temperature_margin_c": 4.0}, x86_host(), Level.WARNING, ("4 degrees C",)),
-    "past heat": ({"throttled": 7}, x86_host(), Level.NOTE, ("7 times since",)),
-    "heat": ({"throttled": 7, "throttled_now": 2}, x86_host(), Level.WARNING, ("2 times just now",)),
-    "stolen time": ({"stolen_share": 0.1}, x86_host(), Level.WARNING, ("10%",)),
-    "virtual": ({}, x86_host(f"{V4_FLAGS} hypervisor"), Level.NOTE, ("virtual machine",)),
-    "memory": ({"memory_available_bytes": 1 << 30}, x86_host(), Level.WARNING, ("1.0 GiB",)),
-    "memory pressure": ({"memory_pressure": 12.3}, x86_host(), Level.WARNING, ("12 %",)),
-    "swapping": (
-        {"swapped_pages": 9, "swap_used_bytes": 1 << 30},
-        *(x86_host(), Level.WARNING, ("9 pages",)),
-    ),
-    "swapped": ({"swap_used_bytes": 1 << 30}, x86_host(), Level.NOTE, ("1024 MiB",)),
-    "low disk": (
-        {"disk_free_bytes": 1 << 30, "store": "runs/store"},
-        *(x86_host(), Level.WARNING, ("runs/store",)),
-    ),
-    "full disk": ({"disk_free_bytes": 10 << 20}, x86_host(), Level.ERROR, ("10 MiB",)),
-    "held lock": ({"timing_lock": LockState.HELD}, x86_host(), Level.NOTE, ("right now",)),
-    "refused lock": (
-        {"timing_lock": LockState.REFUSED, "timing_lock_path": "/x/lock", "timing_lock_fault": "it is bob's"},
-        *(x86_host(), Level.ERROR, ("/x/lock", "it is bob's")),
-    ),
-    "driver": ({"nvidia_driver": True}, x86_host(), Level.WARNING, ("CUDA_VISIBLE_DEVICES",)),
-    "no CUDA compiler": (
-        {"cuda_compiler_fault": "no CUDA toolkit is at /opt/cuda: install it"},
-        *(gpu_host(GPU), Level.WARNING, ("cannot be compiled", "/opt/cuda")),
-    ),
-    "no NVML": (
-        {"missing_modules": ("pynvml",), "nvidia_driver": True},
-        *(gpu_host(GPU), Level.NOTE, ("nvidia-ml-py",)),
-    ),
-    "other TVM": (
-        {},
-        *(
-            msgspec.structs.replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)),
-            Level.WARNING,
-            ("0.28.0",),
-        ),
-    ),
-    "no board": (
-        {"unserved": (("pi4", "nobody serves the key 'pi4' at box:9190: start it"),)},
-        *(x86_host(), Level.WARNING, ("pi4", "box:9190", "start it")),
-    ),
-    **{
-        f"no {name}": (
-            {"missing_modules": (name,)},
-            x86_host(),
-            Level.ERROR if name in ("tvm", "xgboost") else Level.WARNING,
-            (f"module {name} is missing", WANTED_MODULES[name].do),
-        )
-        for name in WANTED_MODULES
-        if name != "pynvml"
-    },
-}
+    (gpu_host(GPU), "missing_modules: [pynvml], nvidia_driver: true", "note", "nvidia-ml-py"),
+    (msgspec.structs.replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), "", "warning", "0.28.0"),
+    *((x86_host(), *map(str.strip, line.split("|"))) for line in FOUND.strip().splitlines()),  # type: ignore[misc]
+]
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_what_spoils_measurements_is_found(name: str) -> None:
-    changes, host, level, words = FOUND[name]
-    found = only(diagnose(host, [], replace(QUIET, **changes)))
-    assert found.level is level
-    assert all(word in f"{found.what} {found.why} {found.do}" for word in words)
+def state_of(changes: str) -> HostState:
+    """A quiet host but for some changes, written as YAML."""
+    values = yaml.safe_load(f"{{{changes}}}")
+    if "timing_lock" in values:
+        values["timing_lock"] = LockState(values["timing_lock"])
+    return replace(QUIET, **values)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({}, {"governors": ((0, "performance"),)}, {"load": 1.9}, {"cpu_quota": 4.0}),
-        # One tick of 10 ms in 0.3 s.
-        *({"temperature_margin_c": 10.0}, {"stolen_share": 0.034}, {"memory_pressure": 0.5}),
-        *({"swap_used_bytes": 1 << 20}, {"missing_modules": ("pynvml",)}),
-    ],
-)
-def test_a_good_host_has_no_findings(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", sorted(WANTED_MODULES.keys() - {"pynvml"}))
+def test_a_missing_module_is_found_with_what_to_do(name: str) -> None:
+    found = only(diagnose(x86_host(), [], replace(QUIET, missing_modules=(name,))))
+    assert (found.level is Level.ERROR) == (name in ("tvm", "xgboost"))
+    assert f"module {name} is missing" in found.what
+    assert WANTED_MODULES[name].do in found.do
+
+
+@pytest.mark.parametrize(("host", "changes", "level", "words"), FOUND_ON)
+def test_what_spoils_measurements_is_found(host: Descriptor, changes: str, level: str, words: str) -> None:
+    found = only(diagnose(host, [], state_of(changes)))
+    assert found.level is Level(level)
+    assert all(word in f"{found.what} {found.why} {found.do}" for word in words.split(" ... "))
+
+
+#: What changes nothing; of the time that is stolen, one tick of 10 ms in 0.3 s.
+GOOD = """
+load: 1.9
+governors: [[0, performance]]
+cpu_quota: 4.0
+temperature_margin_c: 10.0
+stolen_share: 0.034
+memory_pressure: 0.5
+swap_used_bytes: 1048576
+missing_modules: [pynvml]
+"""
+
+
+def test_a_good_host_has_no_findings() -> None:
     several = [local_spec({"mcpu": level}) for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
-    assert diagnose(x86_host(), several, replace(QUIET, **changes)) == []
+    for changes in GOOD.splitlines():
+        assert diagnose(x86_host(), several, state_of(changes)) == [], changes
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     }
 
 
-def hidden(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
 def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measured(
     store: Store, tmp_path: Path
 ) -> None:
@@ -70,6 +66,8 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
     rows = {row["record_id"]: row for row in table.to_pylist()}
     records = list(store.records())
     counting = {record.record_id for record in settled(records)}
+    assert again.record_id not in counting
+    measured = (WORKLOAD.name, WORKLOAD.flops, "[[128,128],[128,128],[128,128]]")
     for record in records:
         row = rows[record.record_id]
         for name in ("device_id", "workload_id", "candidate_id", "trace", "attempt", "quality", "schema"):
@@ -77,32 +75,24 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
         assert json.loads(row["protocol"])["repeat"] == record.protocol.repeat
         assert (row["outcome"], tuple(row["run_secs"])) == (record.outcome, record.run_secs)
         assert row["latency_secs"] == (record.latency_secs if record.outcome is Outcome.OK else None)
-        assert row["counts"] == (record.record_id in counting)
-        assert row["family"] == "cpu"
+        assert (row["counts"], row["family"]) == (record.record_id in counting, "cpu")
         is_known = record.workload_id == WORKLOAD.workload_id
-        assert row["workload"] == (WORKLOAD.name if is_known else None)
-        assert row["flops"] == (WORKLOAD.flops if is_known else None)
-        assert row["arg_shapes"] == ("[[128,128],[128,128],[128,128]]" if is_known else None)
-    assert not rows[again.record_id]["counts"]
-    [target] = {row["target"] for row in rows.values() if row["device_id"] == "dev-b"}
-    assert target == '{"kind":"llvm","num-cores":2}'
-
-
-def test_the_footer_brings_devices_and_the_workloads_that_occur(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "all.parquet"
-    export(store, path, "parquet")
+        assert (row["workload"], row["flops"], row["arg_shapes"]) == (measured if is_known else (None,) * 3)
+    targets = {row["target"] for row in rows.values() if row["device_id"] == "dev-b"}
+    assert targets == {'{"kind":"llvm","num-cores":2}'}
+    # The footer brings devices, and the workloads that occur.
     with open_file(path) as file:
         head, workloads = read_head(file, path), read_workloads(file, path)
     assert (head.table_version, workloads) == (store.version, [WORKLOAD])
-    told, known = (
-        {name: (one.spec, one.descriptor) for name, one in entries.items()}
-        for entries in (head.devices, store.devices())
-    )
-    assert told == known
+    for name, entry in store.devices().items():
+        assert (head.devices[name].spec, head.devices[name].descriptor) == (entry.spec, entry.descriptor)
 
 
-def test_a_folder_has_a_file_a_device_and_says_what_it_is(store: Store, tmp_path: Path) -> None:
+def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
+    store: Store, tmp_path: Path
+) -> None:
     folder = tmp_path / "deep" / "out"
+    store.flush()
     result = export(store, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
     files = (folder / "dev-a.parquet", folder / "dev-b.parquet")
     version = store.version
@@ -110,6 +100,9 @@ def test_a_folder_has_a_file_a_device_and_says_what_it_is(store: Store, tmp_path
     manifest = yaml.safe_load((folder / "export.yaml").read_text())
     assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
     assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
+    store.append(make_batch(500, 5))
+    second = export(Store.read(store.path, version), tmp_path / "b", "parquet")
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in second.files]
 
 
 def test_rows_are_streamed_in_groups_of_bounded_size(
@@ -167,15 +160,29 @@ def test_what_cannot_be_exported_there_is_refused_and_nothing_changes(
 
 
 @pytest.mark.parametrize("name", ["all.parquet", "all"])
-def test_what_is_there_is_replaced_only_when_asked(store: Store, tmp_path: Path, name: str) -> None:
+def test_what_is_there_is_replaced_only_when_asked_and_put_back_where_the_new_one_has_no_place(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     path = tmp_path / name
     export(store, path, "parquet", ["dev-a"])
+    before, move = contents(tmp_path), getattr(Path, "replace" if path.suffix else "rename")
     with pytest.raises(FleetError, match=r"is there already; .*--replace"):
         export(store, path, "parquet")
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".tmp") and target == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return move(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, move.__name__, fail)
+        with pytest.raises(StoreError, match="Input/output"):
+            export(store, path, "parquet", replace=True)
+    assert contents(tmp_path) == before
     result = export(store, path, "parquet", replace=True)
     assert result.records == 42
     assert all(file.exists() for file in result.files)
-    assert not hidden(tmp_path)
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]
 
 
 @pytest.mark.parametrize("kills_at", [1, 2, 3])
@@ -214,26 +221,6 @@ def test_an_export_that_a_kill_left_under_another_name_comes_back(
     assert not list(tmp_path.glob(".*.old"))
 
 
-def test_an_export_is_put_back_where_the_new_one_cannot_take_its_place(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "all"
-    export(store, path, "parquet", ["dev-a"])
-    before, rename = contents(tmp_path), Path.rename
-
-    def fail(self: Path, target: Path) -> Path:
-        if self.name.endswith(".tmp") and target == path:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", fail)
-        with pytest.raises(StoreError, match="Input/output"):
-            export(store, path, "parquet", replace=True)
-    assert contents(tmp_path) == before
-    assert not hidden(tmp_path)
-
-
 def test_what_a_person_put_in_the_place_of_an_export_costs_neither(store: Store, tmp_path: Path) -> None:
     old, path = tmp_path / ".all.0123abcd.old", tmp_path / "all"
     export(store, old, "parquet", ["dev-a"])
@@ -260,15 +247,6 @@ def test_a_disk_that_fills_up_leaves_the_old_export_or_none(
     assert contents(tmp_path) == before
 
 
-def test_the_same_version_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
-    store.flush()
-    first = export(store, tmp_path / "a", "parquet")
-    version = store.version
-    store.append(make_batch(500, 5))
-    second = export(Store.read(store.path, version), tmp_path / "b", "parquet")
-    assert [path.read_bytes() for path in first.files] == [path.read_bytes() for path in second.files]
-
-
 def test_a_device_without_an_entry_is_exported_as_far_as_it_is_known(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         trace = '[[["SampleCategorical",[],[[1],[1.0]],["v0"]]],[]]'
@@ -280,4 +258,3 @@ def test_a_device_without_an_entry_is_exported_as_far_as_it_is_known(tmp_path: P
         assert (row["device_id"], row["family"], row["target"]) == ("ghost", None, None)
         with pytest.raises(FleetError, match="does not say what its target is"):
             export(store, tmp_path / "out", "meta_schedule")
-    assert not hidden(tmp_path)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,7 +20,6 @@ from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.logs import catalog as log_catalog
 from fleet.interchange.logs import lines as log_lines
 from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
-from fleet.interchange.logs.json_values import Rejected, parse_line
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.conftest import run_code
@@ -31,10 +29,8 @@ from tests.log_fixtures import (
     autotvm,
     meta_schedule,
     module_line,
-    records,
     run,
     run_lines,
-    workload_line,
     write_log,
 )
 from tests.transfer.language.test_hostile_programs import shared_statements
@@ -75,13 +71,11 @@ def test_what_is_no_fault_of_a_line_ends_the_import(error: type[BaseException], 
 
 
 def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
-    long_key, long_args = ansor(1), autotvm(2)
-    long_key["i"][0][0] = json.dumps(["k" * MAX_KEY_CHARS, [1]])
+    long_args, trace, database = autotvm(2), autotvm(3), meta_schedule(4)
     long_args["input"][2] = [["TENSOR", [1, 2], "float32"]] * 5000
-    trace = autotvm(3)
     trace["config"]["entity"][2][2] = "x" * (1 << 20)
-    database = meta_schedule(4)
     database[1][2] = {"kind": "llvm", "mcpu": "x" * MAX_ENVIRONMENT_CHARS}
+    long_key = ansor(1, key=["k" * MAX_KEY_CHARS, [1]])
     report = run_lines(tmp_path, long_key, long_args, trace, database, ansor(5))
     assert report.imported == 1
     assert report.counts.rejected == {
@@ -97,10 +91,7 @@ def test_all_targets_and_all_workloads_together_are_bounded(
     monkeypatch.setattr(log_catalog, "MAX_ENVIRONMENTS_CHARS", 2000)
     monkeypatch.setattr(log_catalog, "MAX_WORKLOAD_CHARS", 700)
     lines = [ansor(n, target=f"{CPU_TARGET} -model={'m' * 500}{n}") for n in range(10)]
-    for n in range(5):
-        more = ansor(n)
-        more["i"][0][0] = json.dumps([f"other{n}" + "k" * 200, [1]])
-        lines.append(more)
+    lines += [ansor(n, key=[f"other{n}" + "k" * 200, [1]]) for n in range(5)]
     report = run_lines(tmp_path, *lines)
     assert report.counts.rejected == {"targets take too much room": 8, "workloads take too much room": 3}
     assert report.imported == 4
@@ -140,23 +131,12 @@ def test_modules_that_wait_for_a_commit_are_bounded(tmp_path: Path, monkeypatch:
     assert max(stored) < 14_000
 
 
-def test_seconds_that_nothing_takes_are_refused(tmp_path: Path) -> None:
-    results = [([1e-10], 1), ([5e-324], 1), ([1e-9], 1e12), ([1e-9], 1e300)]
-    lines = [ansor(n, r=[costs, 0, all_cost, 1]) for n, (costs, all_cost) in enumerate(results)]
-    assert run_lines(tmp_path, *lines).counts.rejected == {
-        "a cost is below a nanosecond": 2,
-        "all_cost is out of range": 2,
-    }
-
-
 def test_shapes_beyond_any_memory_are_none_and_the_rows_can_be_exported(tmp_path: Path) -> None:
     huge = [2**40] * 4
-    lines = [ansor(1), autotvm(2), meta_schedule(3)]
-    lines[0]["i"][0][0] = json.dumps(["key", huge, huge])
-    lines[1]["input"][2] = [["TENSOR", huge, "float32"], ["TENSOR", [8, 8, 1, 1], "float32"], 1, 0, 1]
-    lines[2][1][2] = {"kind": "llvm"}
-    lines[2][1][3] = [["TENSOR", "float32", huge]]
-    assert run_lines(tmp_path, *lines).imported == 3
+    tuned, database = autotvm(2), meta_schedule(3)
+    tuned["input"][2] = [["TENSOR", huge, "float32"], ["TENSOR", [8, 8, 1, 1], "float32"], 1, 0, 1]
+    database[1][2:] = [{"kind": "llvm"}, [["TENSOR", "float32", huge]]]
+    assert run_lines(tmp_path, ansor(1, key=["key", huge, huge]), tuned, database).imported == 3
     reader = Store.read(tmp_path / "store")
     assert {len(one.arg_shapes) for one in reader.workloads().values()} == {0, 1}
     assert export(reader, tmp_path / "out.parquet", "parquet").records == 3
@@ -176,12 +156,6 @@ def test_a_target_of_anything_can_be_exported(form: str, tmp_path: Path) -> None
     assert load_snapshot(Store.read(tmp_path / "store"), device_ids=["dev-a"]).dataset.hardware.shape[0] == 1
 
 
-def test_a_text_of_too_many_values_is_not_parsed() -> None:
-    with pytest.raises(Rejected, match="too many values"):
-        parse_line(b"[" + b"{}," * 1_000_001 + b"1]")
-    assert len(parse_line(b"[" + b"1," * 500_000 + b"1]")) == 500_001
-
-
 BOMB = """
 import sys
 from pathlib import Path
@@ -199,10 +173,8 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
     log = tmp_path / "log.json.gz"
     with gzip.open(log, "wb", compresslevel=1) as stream:
         for number in range(200):
-            line = ansor(number)
-            line["i"][0][0] = json.dumps([f"{number}" + "k" * (1 << 20)])
             # Something that does not compress beside the key, so that the file counts as a log.
-            line["more"] = os.urandom(12_000).hex()
+            line = ansor(number, key=[f"{number}" + "k" * (1 << 20)], more=os.urandom(12_000).hex())
             stream.write(json.dumps(line).encode() + b"\n")
     told, kilobytes = run_code(BOMB, log, cwd=tmp_path).rsplit(" ", 1)
     assert told == "Counter({'workload key is too long': 200})"
@@ -215,10 +187,10 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
 def test_a_file_that_unpacks_without_end_is_damaged(tmp_path: Path) -> None:
     log = tmp_path / "log.json.gz"
     lines = b"".join(json.dumps(autotvm(n)).encode() + b"\n" for n in range(3))
-    log.write_bytes(gzip.compress(lines + b"\n" * (64 << 20)))
+    log.write_bytes(gzip.compress(lines + b"\n" * (16 << 20)))
     report = run(tmp_path, log)
     assert report.imported == 3
-    assert report.counts.rejected["blank line"] < 16 << 20
+    assert report.counts.rejected["blank line"] < 8 << 20
     assert report.damaged[str(log)].startswith("gz: it unpacks to over 128 times its size")
 
 
@@ -284,18 +256,3 @@ def test_a_folder_that_cannot_be_a_network_names_none(name: bytes, tmp_path: Pat
     assert len(Store.read(tmp_path / "store").workloads()) == 1
     with pytest.raises(FleetError, match=r"network .* cannot be used"):
         run(tmp_path, tmp_path, network=folder.name)
-
-
-def test_known_reasons_are_counted_without_a_second_look(tmp_path: Path) -> None:
-    lines: list[Any] = ["", "junk", "", "junk", "#", "junk \u00e4", b"junk \xff", "", "junk", "NaN", "{"]
-    report = run_lines(tmp_path, *lines, workload_line())
-    assert report.counts.rejected == {
-        "blank line": 3,
-        "not JSON": 4,
-        "comment line": 1,
-        "not UTF-8": 1,
-        "a number is not finite": 1,
-        "truncated": 1,
-        "workload line": 1,
-    }
-    assert records(tmp_path) == []

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.host.gpu_sheets import gpu_sheet
 from agents.records import Family, Outcome
-from fleet.errors import FleetError
 from fleet.interchange.logs.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
 from fleet.interchange.logs.json_values import Rejected
@@ -25,7 +26,7 @@ from tests.knob_fixtures import (
     triton_text,
     write_helion,
 )
-from tests.log_fixtures import DATA, autotvm, records, run, run_lines, write_log
+from tests.log_fixtures import DATA, records, run, run_lines, write_log
 from tests.transport_fixtures import candidate_of
 from transfer.features.extractor import Extractor
 
@@ -60,24 +61,21 @@ def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
     assert (again.imported, again.duplicates) == (0, 5)
 
 
-def test_candidates_do_not_depend_on_the_device_or_the_order_of_knobs(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(cache_text([cached(3)]))
-    turned = dict(reversed(cached(3).items()))
-    (tmp_path / "b.json").write_text(cache_text([turned], device_name="AMD Radeon PRO W6600"))
-    run(tmp_path, tmp_path / "a.json", device="dev-a")
-    run(tmp_path, tmp_path / "b.json", device="dev-b")
-    (one,), (other,) = records(tmp_path, "dev-a"), records(tmp_path, "dev-b")
-    assert one.candidate_id == other.candidate_id
-    assert one.environment_id != other.environment_id
-
-
-def test_t4_file_beside_its_cache_adds_nothing(tmp_path: Path) -> None:
+def test_the_same_result_in_another_form_is_one_candidate(tmp_path: Path) -> None:
     results = [cached(0), cached(1), failed(2, "RuntimeFailedConfig")]
-    (tmp_path / "A100.json").write_text(cache_text(results))
+    quoted = {name: str(value) for name, value in configuration(0).items()}
+    turned = dict(reversed(cached(0, **quoted).items()))
+    for name, text in {"A100": cache_text(results), "quoted": cache_text([turned])}.items():
+        (tmp_path / f"{name}.json").write_text(text)
     with gzip.open(tmp_path / "A100_T4.json.gz", "wt") as stream:
         stream.write(t4_text(results))
     report = run(tmp_path, tmp_path)
-    assert (report.imported, report.duplicates) == (3, 3)
+    assert (report.imported, report.duplicates) == (3, 4)
+    (tmp_path / "b.json").write_text(cache_text([cached(1)], device_name="AMD Radeon PRO W6600"))
+    run(tmp_path, tmp_path / "b.json", device="dev-b")
+    (other,) = records(tmp_path, "dev-b")
+    [same] = [one for one in records(tmp_path) if one.candidate_id == other.candidate_id]
+    assert same.environment_id != other.environment_id
 
 
 def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) -> None:
@@ -95,10 +93,14 @@ def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) 
 
 
 def test_triton_cache(tmp_path: Path) -> None:
-    text = triton_text([[0.5, 0.45, 0.6], [float("inf")] * 3, 0.25, float("nan")])
-    report = run(tmp_path, write_log(tmp_path / "matmul.autotune.json", [text]))
+    text = triton_text([[0.5, 0.45, 0.6], [math.inf] * 3, 0.25, math.nan, [-math.inf] * 3])
+    endless = '{"key": [Infinity], "configs_timings": [[{"kwargs": {"B": 1}}, [0.1, 0.1, 0.1]]]}'
+    logs = tmp_path / "logs"
+    write_log(logs / "endless.autotune.json", [endless])
+    write_log(logs / "matmul.autotune.json", [text])
+    report = run(tmp_path, logs)
     assert report.counts.outcomes == {Outcome.OK: 2, Outcome.BUILD_FAILED: 1}
-    assert report.counts.rejected == {"a number is not finite": 1}
+    assert report.counts.rejected == {"a number is not finite": 3}
     found = {one.run_secs: json.loads(one.trace) for one in records(tmp_path)}
     blocks = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8}
     assert found[(0.0005,)] == {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2}
@@ -133,87 +135,55 @@ def test_helion_table(tmp_path: Path) -> None:
     assert run(tmp_path, table, device="dev-b").imported == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("Config()", {}),
-        (
-            "helion.Config(a=[1, -2.5e3], b='it\\'s', c=\"x, y\")",
-            {"a": [1, -2500.0], "b": "it's", "c": "x, y"},
-        ),
-        ("Config(a=(1,), b={'k': None})", {"a": [1], "b": {"k": None}}),
-    ],
-)
-def test_configurations_of_helion_are_read_as_data(text: str, value: dict[str, Any]) -> None:
-    assert read_config(text) == value
-
-
-@pytest.mark.parametrize(
-    "text", ["", "Config", "Config(a=f())", "Config(a=1) + 1", "Config(a=b)", "x" * 70000]
-)
-def test_other_python_is_no_configuration(text: str) -> None:
-    with pytest.raises(Rejected):
-        read_config(text)
-
-
-def test_number_in_quotes_is_the_same_knob(tmp_path: Path) -> None:
-    quoted = cached(3, **{name: str(value) for name, value in configuration(3).items()})
-    for name, one in (("a", cached(3)), ("b", quoted)):
-        (tmp_path / f"{name}.json").write_text(cache_text([one]))
-    report = run(tmp_path, tmp_path)
-    assert (report.imported, report.duplicates) == (1, 1)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.75, 0.9, 0.995])
 @pytest.mark.parametrize("make", [cache_text, t4_text])
-def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any, share: float) -> None:
+def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any) -> None:
     text = make([cached(number) for number in range(20)])
-    (tmp_path / "cut.json").write_text(text[: int(len(text) * share)])
-    report = run(tmp_path, tmp_path / "cut.json")
-    assert report.imported >= 20 * share - 5
-    assert report.counts.rejected.total() <= 1
-    assert set(report.counts.rejected) <= {"truncated", "not JSON"}
+    for share in (0.1, 0.4, 0.75, 0.995):
+        folder = tmp_path / str(share)
+        report = run_lines(folder, text[: int(len(text) * share)])
+        assert report.imported >= 20 * share - 5
+        assert report.counts.rejected.total() <= 1
+        assert set(report.counts.rejected) <= {"truncated", "not JSON"}
 
 
-def test_cache_that_is_still_open_is_whole(tmp_path: Path) -> None:
-    text = cache_text([cached(0), cached(1)])
-    report = run_lines(tmp_path, text[:-3] + ",")
-    assert (report.imported, report.counts.rejected.total()) == (2, 0)
-
-
-def test_mixed_families_are_one_error(tmp_path: Path) -> None:
-    (tmp_path / "gpu.json").write_text(cache_text([cached(0)]))
-    (tmp_path / "x.json").write_text(cache_text([cached(1)], device_name="AMD EPYC 7402 CPU"))
-    with pytest.raises(FleetError, match="give each its own --device"):
-        run(tmp_path, tmp_path)
-    write_log(tmp_path / "x.json", [autotvm(1)])
-    with pytest.raises(FleetError, match=r"x\.json:1 was measured on a cpu"):
-        run(tmp_path, tmp_path)
-
-
+#: What a cache says of itself, and what of one result, of which nothing is imported.
+HOSTILE_HEADS = """
+problem_size: [.nan, 4]
+problem_size: .inf
+device_name: "NVIDIA \\ud800"
+kernel_name: 7
+kernel_name: KKKKK
+"""
+HOSTILE_RESULTS = """
+use_shmem: .inf
+use_shmem: 1180591620717411303424
+times: [1, "2"]
+times: [-1.0]
+times: []
+timestamp: soon
+timestamp: "9999-01-01"
+compile_time: -1
+benchmark_time: 1.0e+300
+time: MeltedConfig
+"""
+#: Other files, and how many results of them are imported.
 HOSTILE = {
     "deep": (
         cache_text([cached(0, block_size_x=0)]).replace('"block_size_x": 0', '"block_size_x": ' + "[" * 9000),
         0,
     ),
     "not an object": (cache_text([]).replace('"cache": {', '"cache": {"a": 1, "b": [], "c": null'), 0),
-    "size not finite": (cache_text([cached(0)], problem_size=[float("nan"), 4]), 0),
-    "size endless": (cache_text([cached(0)], problem_size=float("inf")), 0),
-    "half a character": (cache_text([cached(0)], device_name="NVIDIA \ud800"), 0),
-    "long name": (cache_text([cached(0)], kernel_name="k" * 5000), 0),
-    "no kernel": (cache_text([cached(0)], kernel_name=7), 0),
     "knob missing": (cache_text([{key: one for key, one in cached(0).items() if key != "use_shmem"}]), 0),
-    "knob endless": (cache_text([cached(0, use_shmem=float("inf"))]), 0),
-    "knob huge": (cache_text([cached(0, use_shmem=2**70)]), 0),
-    "times": (cache_text([cached(0, times=[1, "2"]), cached(1, times=[-1.0]), cached(2, times=[])]), 0),
-    "clock": (cache_text([cached(0, timestamp="soon"), cached(1, timestamp="9999-01-01")]), 0),
-    "spent": (cache_text([cached(0, compile_time=-1), cached(1, benchmark_time=1e300)]), 0),
-    "word": (cache_text([cached(0, time="MeltedConfig")]), 0),
     "one bad": (cache_text([cached(0), cached(1, times=None, time=None), cached(2)]), 2),
     "twice the same": (cache_text([cached(0), cached(0)]), 1),
+    "still open": (cache_text([cached(0), cached(1)])[:-3] + ",", 2),
     "head behind": ('{"cache": {"a": {"time": 1}}, "kernel_name": "k"}', 0),
     "many values": ("{" + ",".join(f'"schema_version{n or ""}": 1' for n in range(99)) + "}", 0),
 }
+for line in HOSTILE_HEADS.replace("KKKKK", "k" * 5000).strip().splitlines():
+    HOSTILE[line[:30]] = cache_text([cached(0)], **yaml.safe_load(line)), 0
+for line in HOSTILE_RESULTS.strip().splitlines():
+    HOSTILE[line] = cache_text([cached(0, **yaml.safe_load(line))]), 0
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -221,17 +191,26 @@ def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> Non
     text, imported = HOSTILE[name]
     report = run_lines(tmp_path, text)
     assert report.imported == imported
-    assert imported or report.counts.rejected
+    assert (report.counts.rejected == {}) == (name in ("twice the same", "still open"))
     assert not [reason for reason in report.counts.rejected if "reader fault" in reason]
 
 
-def test_a_key_of_triton_that_is_not_finite_stops_no_other_file(tmp_path: Path) -> None:
-    text = '{"key": [Infinity], "configs_timings": [[{"kwargs": {"B": 1}}, [0.1, 0.1, 0.1]]]}'
-    logs = tmp_path / "logs"
-    write_log(logs / "a.autotune.json", [text])
-    write_log(logs / "b.json", [cache_text([cached(1)])])
-    report = run(tmp_path, logs)
-    assert (report.imported, dict(report.counts.rejected)) == (1, {"a number is not finite": 1})
+CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
+    "Config()": {},
+    "helion.Config(a=[1, -2.5e3], b='it\\'s', c=\"x, y\")": {"a": [1, -2500.0], "b": "it's", "c": "x, y"},
+    "Config(a=(1,), b={'k': None})": {"a": [1], "b": {"k": None}},
+    **dict.fromkeys(["", "Config", "Config(a=f())", "Config(a=1) + 1", "Config(a=b)", "x" * 70000]),
+}
+
+
+@pytest.mark.parametrize("text", CONFIGURATIONS)
+def test_configurations_of_helion_are_read_as_data(text: str) -> None:
+    value = CONFIGURATIONS[text]
+    if value is None:
+        with pytest.raises(Rejected):
+            read_config(text)
+    else:
+        assert read_config(text) == value
 
 
 def test_long_item_is_not_held() -> None:

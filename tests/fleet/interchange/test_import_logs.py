@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -25,10 +26,10 @@ from fleet.interchange.logs.meta_schedule import Database
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace
+from tests.knob_fixtures import cache_text, cached
 from tests.log_fixtures import (
     ANSOR_KEY,
     CUDA_TARGET,
-    DATA,
     ansor,
     autotvm,
     meta_schedule,
@@ -39,120 +40,108 @@ from tests.log_fixtures import (
     write_log,
 )
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not beside the checkout")
-
 
 def test_each_dialect_becomes_records(tmp_path: Path) -> None:
-    report = run_lines(tmp_path, autotvm(1), ansor(2), "", "# a comment", autotvm(3))
-    assert report.imported == 3
-    assert report.counts.rejected == {"blank line": 1, "comment line": 1}
+    assert run_lines(tmp_path, autotvm(1), ansor(2), autotvm(3)).imported == 3
+    workloads = Store.read(tmp_path / "store").workloads()
     by_dialect = {record.dialect: record for record in records(tmp_path)}
-    found = by_dialect["ansor"]
-    steps = ansor(2)["i"][1][1]
+    found, tuned = by_dialect["ansor"], by_dialect["autotvm"]
     workload_id = WorkloadId(content_hash("ansor", canonical_json(ANSOR_KEY))[:16])
-    candidate = Candidate(workload_id=workload_id, trace=canonical_json(steps), dialect="ansor")
-    assert (found.workload_id, found.trace) == (workload_id, candidate.trace)
-    assert found.candidate_id == candidate.candidate_id
+    trace = canonical_json(ansor(2)["i"][1][1])
+    candidate = Candidate(workload_id=workload_id, trace=trace, dialect="ansor")
+    assert (found.workload_id, found.trace, found.candidate_id) == (
+        workload_id,
+        trace,
+        candidate.candidate_id,
+    )
     assert (found.outcome, found.run_secs, found.latency_secs) == (Outcome.OK, (2.002e-3,), 2.002e-3)
     assert (found.origin, found.measured_at, found.timing_secs) == ("imported", 1_700_000_002.0, 1.5)
-    assert found.protocol.repeat == 1
+    assert (found.protocol.repeat, tuned.protocol.repeat) == (1, 2)
     environment = json.loads(found.environment)
     assert environment["hardware_params"] == [8, 64, 64, 0, 0, 0, 0, 0]
     assert (environment["imported"], environment["log_version"]) == ("ansor", "v0.6")
-    workload = Store.read(tmp_path / "store").workloads()[workload_id]
+    workload = workloads[workload_id]
     assert json.loads(workload.module_json) == {"dialect": "ansor", "key": ANSOR_KEY}
     assert workload.arg_shapes == ((1, 64, 64), (1, 64, 32), (1, 64, 32))
     assert workload.flops == 2 * 64 * 32 * 64
-    tuned = by_dialect["autotvm"]
     assert json.loads(tuned.trace) == autotvm(3)["config"]["entity"]
-    assert tuned.protocol.repeat == 2
-    workload = Store.read(tmp_path / "store").workloads()[tuned.workload_id]
+    workload = workloads[tuned.workload_id]
     assert (workload.operator, workload.flops) == ("C2D", 2 * 32 * 28 * 28 * 16 * 9)
     assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
-
-
-def test_failures_become_outcomes_and_marks_never_latencies(tmp_path: Path) -> None:
-    lines = [
-        autotvm(0, result=[[1e9], 6, 10, 5]),
-        ansor(1, r=[[1e10], 2, 15, 6]),
-        ansor(3, r=[[0.0], 0, 0, 6]),
-        autotvm(4, result=[[1e9], 0, 10, 5]),
-    ]
-    report = run_lines(tmp_path, *lines)
-    assert report.counts.rejected == {"not measured": 1, "the mark of a failure, but no error_no": 1}
-    assert report.examples["not measured"] == f"{tmp_path / 'log.json'}:3: a cost of 0"
-    lines = [meta_schedule(2, run_secs=[1e10]), meta_schedule(5, run_secs=None)]
-    report = run_lines(tmp_path, *lines, device="dev-b")
-    assert report.counts.rejected == {"not measured": 1}
-    found = [*records(tmp_path), *records(tmp_path, "dev-b")]
-    outcomes = {Outcome.BUILD_TIMEOUT, Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
-    assert Counter(record.outcome for record in found) == dict.fromkeys(outcomes, 1)
-    assert all(record.run_secs == () and record.error for record in found)
 
 
 def test_overlapping_snapshots_in_any_order_are_one_log(tmp_path: Path) -> None:
     lines = [ansor(n) for n in range(30)]
     again = ansor(3, r=[[5e-3], 0, 1.5, 1_700_009_999])
-    write_log(tmp_path / "a" / "one.json", lines[:20])
-    write_log(tmp_path / "a" / "two.json.gz", [*lines[10:], again])
-    report = run(tmp_path, tmp_path / "a")
-    assert (report.imported, report.duplicates) == (31, 10)
-    other = tmp_path / "other"
-    report = run(other, tmp_path / "a" / "two.json.gz", tmp_path / "a" / "one.json")
-    assert (report.imported, report.duplicates) == (31, 10)
-    key = [(record.record_id, record.attempt, record.run_secs) for record in records(tmp_path)]
-    assert sorted(key) == sorted((one.record_id, one.attempt, one.run_secs) for one in records(other))
-    twice = [one for one in records(tmp_path) if one.trace == canonical_json(lines[3]["i"][1][1])]
-    assert len(twice) == 2
-    assert len({one.attempt for one in twice}) == 2
+    one = write_log(tmp_path / "one.json", lines[:20])
+    two = write_log(tmp_path / "two.json.gz", [*lines[10:], again])
+    found = []
+    for number, paths in enumerate(((one, two), (two, one))):
+        report = run(tmp_path / str(number), *paths)
+        assert (report.imported, report.duplicates) == (31, 10)
+        found.append(records(tmp_path / str(number)))
+    assert set(found[0]) == set(found[1])
+    twice = [one for one in found[0] if one.trace == canonical_json(lines[3]["i"][1][1])]
+    assert len({one.attempt for one in twice}) == len(twice) == 2
 
 
-def test_a_second_import_adds_nothing_and_reads_no_known_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_import_adds_nothing_and_reads_no_known_file(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     write_log(logs / "one.json", [autotvm(n) for n in range(20)] + ["junk"])
     first = run(tmp_path, logs)
     write_log(logs / "two.json", [autotvm(n) for n in range(15, 25)])
-    read: list[str] = []
-    whole = module.LogLines
-    monkeypatch.setattr(module, "LogLines", lambda path: read.append(path.name) or whole(path))
-    second = run(tmp_path, logs)
+    with mock.patch.object(module, "LogLines", wraps=module.LogLines) as read:
+        second = run(tmp_path, logs)
+    assert [call.args for call in read.call_args_list] == [(logs / "two.json",)]
     assert (first.imported, second.imported, second.duplicates, second.files_known) == (20, 5, 25, 1)
     assert second.counts.rejected == {"not JSON": 1}
-    assert read == ["two.json"]
     third = run(tmp_path, logs, again=True)
     assert (third.imported, third.duplicates, third.files_known) == (0, 30, 0)
     assert len(records(tmp_path)) == 25
+
+
+#: Why | a line that is refused.
+REFUSED = """
+truncated | {"i": [["[\\"0123456789abcdef
+truncated | {
+not UTF-8 | junk \xff
+not JSON | junk
+not JSON | junk \u00e4
+a number is not finite | NaN
+blank line |
+blank line |
+comment line | #
+i is not [task, [stages, steps]] | {"i": 1, "r": 2}
+no known dialect | {"x": 1}
+no known dialect | [1, 2, 3]
+malformed SP step | {"i": [["[\\"k\\"]", "llvm"], [[], [["SP", "a"]]]], "r": [[1], 0, 1, 1]}
+workload key is not a list that begins with a name | {"i": [["[]", "llvm"], [[], []]], "r": [[1], 0, 1, 1]}
+workload key is not JSON | {"i": [["{", "llvm"], [[], []]], "r": [[1], 0, 1, 1]}
+task_input_names are not texts | {"i":[["[\\"k\\"]", "llvm", [1], "", 1, [7]], [[], []]], "r": [[1], 0, 1, 1]}
+trace is not [instructions, decisions] | [0, [[[]], [1], {"kind": "llvm"}, []]]
+an instruction is not [kind, inputs, attributes, outputs] | [0, [[[7], []], [1], {"kind": "llvm"}, []]]
+a decision is not [instruction, value] | [0, [[[], [7]], [1], {"kind": "llvm"}, []]]
+target of an unknown kind | {"i": [["[\\"k\\"]", "abacus"], [[], []]], "r": [[1], 0, 1, 1]}
+AutoTVM log before 0.2 | {"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0, 1, 1], "v": 0.1}
+"""
 
 
 def test_damaged_lines_are_counted_with_the_first_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_RECORD_BYTES", 110_000)
-    cut, key = json.dumps(ansor(0))[:100], json.dumps(ANSOR_KEY)
-    old = '{"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0, 1, 1], "v": 0.1}'
-    faulty: list[tuple[Any, str]] = [
-        (cut, "truncated"),
-        (cut, "truncated"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
-        ('{"i": 1, "r": 2}', "i is not [task, [stages, steps]]"),
-        ('{"x": 1}', "no known dialect"),
-        ("[1, 2, 3]", "no known dialect"),
-        (ansor(1, i=[[key, "llvm"], [[], [["SP", "a"]]]]), "malformed SP step"),
-        (autotvm(1, config={"entity": [["tile", "sp", "big"]]}), "malformed sp knob"),
-        (ansor(2, i=[["[]", "llvm"], [[], []]]), "workload key is not a list that begins with a name"),
-        (ansor(2, i=[["{", "llvm"], [[], []]]), "workload key is not JSON"),
-        (ansor(2, i=[[key, "abacus"], [[], []]]), "target of an unknown kind"),
-        (ansor(1, v="x" * 120_000), "line too long"),
-        (old, "AutoTVM log before 0.2"),
-    ]
-    report = run_lines(tmp_path, ansor(0), *(line for line, _ in faulty), ansor(4))
-    assert (report.imported, report.counts.rejected) == (2, Counter(reason for _, reason in faulty))
+    rows = [row.split("|", 1) for row in REFUSED.strip().splitlines()]
+    # Half a character of UTF-8 is a byte of its own.
+    faulty: list[Any] = [text.strip().encode("latin-1" if "\xff" in text else "utf-8") for _, text in rows]
+    knob = autotvm(1, config={"entity": [["tile", "sp", "big"]]})
+    faulty += [b"[" * 100_000, knob, workload_line(), ansor(1, v="x" * 120_000)]
+    report = run_lines(tmp_path, ansor(0), *faulty, ansor(4))
+    more = ["nested too deeply", "malformed sp knob", "workload line", "line too long"]
+    reasons = Counter([*(reason.strip() for reason, _ in rows), *more])
+    assert (report.imported, report.counts.rejected) == (2, reasons)
     log = tmp_path / "log.json"
     assert report.examples["truncated"].startswith(f"{log}:2: ends in ")
-    assert report.examples["not UTF-8"] == f"{log}:4: byte 0"
+    assert report.examples["not UTF-8"] == f"{log}:4: byte 5"
 
 
 def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> None:
@@ -165,13 +154,9 @@ def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> 
 
 
 def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
-    key = json.dumps(["matmul", 64, 64, 64, "float32"])
-    lines = [
-        {"i": [[key, "llvm"], [[], [["SP", 2, 0, 64, [4]], ["CI", 1]]]], "r": [[0.5], 0, 1, 7]},
-        {"i": [[key, "llvm", [4, 64, 64]], [[], [["CI", 1]]]], "r": [[0.5], 0, 1, 7], "v": "v0.5"},
-    ]
-    report = run_lines(tmp_path, *lines)
-    assert report.imported == 2
+    key, steps = json.dumps(["matmul", 64, 64, 64, "float32"]), [[], [["CI", 1]]]
+    lines = [{"i": [[key, "llvm", *more], steps], "r": [[0.5], 0, 1, 7]} for more in ([], [[4, 64, 64]])]
+    assert run_lines(tmp_path, *lines).imported == 2
     (workload,) = Store.read(tmp_path / "store").workloads().values()
     assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
 
@@ -270,13 +255,17 @@ def test_files_of_a_folder_that_are_no_logs_are_left_out_and_named(tmp_path: Pat
 def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
     cpu = write_log(tmp_path / "logs" / "cpu.json", [autotvm(0)])
     gpu = write_log(tmp_path / "logs" / "gpu.json", [autotvm(0, target=CUDA_TARGET)])
-    words = rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu"
+    words = (
+        rf"{gpu}:1 was measured on a gpu \(cuda\), but {cpu}:1 \(llvm\) is a cpu.*give each its own --device"
+    )
     with pytest.raises(FleetError, match=words):
         run(tmp_path, tmp_path / "logs")
     assert records(tmp_path) == []  # noticed before anything was stored
     run(tmp_path, cpu)
-    with pytest.raises(FleetError, match="but device dev-a is a cpu"):
-        run(tmp_path, gpu)
+    knobs = write_log(tmp_path / "cache.json", [cache_text([cached(0)])])
+    for path in (gpu, knobs):
+        with pytest.raises(FleetError, match="but device dev-a is a cpu"):
+            run(tmp_path, path)
     late = write_log(tmp_path / "late.json", [*map(autotvm, range(90)), autotvm(0, target=CUDA_TARGET)])
     with pytest.raises(FleetError, match=f"{late}:91 was measured on a gpu"):
         run(tmp_path, late)
@@ -421,42 +410,3 @@ def test_every_line_of_anything_is_accounted_for(lines: list[bytes]) -> None:
         data = log.read_bytes()
         if not data.startswith(b"\x1f\x8b"):
             assert report.counts.lines == data.count(b"\n")
-
-
-@needs_data
-@pytest.mark.data
-def test_real_ansor_snapshots_overlap(tmp_path: Path) -> None:
-    logs = sorted((DATA / "ansor_bennu" / "results").glob("cpu_matmul.json*"))
-    report = run(tmp_path, *logs)
-    assert report.counts.lines > 1000
-    assert report.duplicates > 0
-    assert report.counts.rejected == {}
-    assert len(records(tmp_path)) == report.imported
-
-
-@needs_data
-@pytest.mark.data
-def test_a_real_log_of_failures_has_no_latency(tmp_path: Path) -> None:
-    report = run(tmp_path, DATA / "ansor_bennu" / "results" / "cpu_matmul_20k.json.gz")
-    assert report.counts.outcomes == {Outcome.BUILD_FAILED: 7296}
-    assert all(record.run_secs == () for record in records(tmp_path))
-
-
-@needs_data
-@pytest.mark.data
-def test_real_autotvm_logs_of_a_network(tmp_path: Path) -> None:
-    report = run(tmp_path, DATA / "autotvm_dropletsearch" / "x86_hokusai" / "resnet-18")
-    assert (report.networks, report.counts.rejected) == ({"resnet-18"}, {})
-    assert report.imported == report.counts.lines > 300
-    workloads = Store.read(tmp_path / "store").workloads().values()
-    assert all(one.operator in ("C2D", "GMM") and one.flops > 0 for one in workloads)
-
-
-@needs_data
-@pytest.mark.data
-def test_a_real_database_keeps_its_module(tmp_path: Path) -> None:
-    report = run(tmp_path, DATA / "ansor_bennu" / "benchmarks" / "microkernels" / "ms")
-    assert report.imported == report.counts.dialects["meta_schedule"] > 10
-    (workload,) = Store.read(tmp_path / "store").workloads().values()
-    assert "IRModule" in workload.module_json
-    assert claimed_id(workload.workload_id) == f"{6968227886025647245:016x}"

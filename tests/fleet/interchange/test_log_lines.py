@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import random
 import tempfile
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet.interchange.logs.lines import CUT_LINE, LONG_LINE, LogLines, Unreadable, first_lines
+from fleet.interchange.logs.lines import LONG_LINE, LogLines, Unreadable, first_lines
 
 
 def lines_of(path: Path, limit: int = 1 << 20, chunk: int = 1 << 20) -> tuple[list[bytes | Unreadable], str]:
@@ -72,18 +71,6 @@ def test_lines_of_gz_come_before_what_is_told(tmp_path: Path, data: bytes, lines
     assert found == lines.split()
     assert words in damage
     assert bool(words) == bool(damage)
-
-
-def test_a_cut_gz_gives_its_whole_lines(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    lines = [bytes(rng.choices(b"abcdefgh", k=50)) for _ in range(200)]
-    path = tmp_path / "log.gz"
-    path.write_bytes(gzip.compress(b"\n".join(lines))[:-1500])
-    found, damage = lines_of(path)
-    assert "too early" in damage
-    assert found[-1] == CUT_LINE
-    assert 10 < len(found) < 200
-    assert found[:-1] == lines[: len(found) - 1]
 
 
 def test_damage_in_the_middle_of_gz_costs_only_what_follows(tmp_path: Path) -> None:

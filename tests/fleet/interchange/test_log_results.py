@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import math
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.records import Outcome, canonical_json
@@ -19,37 +20,95 @@ JSON = st.recursive(
 )
 
 
+@example([1e-5, 1.25e-4, 1e15, 1e16, 1.5e17, -1e-7, 5e-324, 1e-4, 0.00012, 123456789.125, "e1"])
 @given(JSON)
 def test_fast_text_is_the_canonical_one(value: Any) -> None:
     assert canonical_text(value) == canonical_json(value)
 
 
-@pytest.mark.parametrize(
-    "number", [1e-5, 1.25e-4, 1e15, 1e16, 1.5e17, -1e-7, 5e-324, 1e-4, 0.00012, 123456789.125]
-)
-def test_numbers_near_an_exponent_are_the_canonical_ones(number: float) -> None:
-    assert canonical_text([number, "e1"]) == canonical_json([number, "e1"])
+#: Lines that are no JSON, and why.
+NO_JSON = {
+    b'{"i": [1, 2': "truncated",
+    b"hello": "not JSON",
+    b"[1,,2]": "not JSON",
+    b'["\xff\xfe"]': "not UTF-8",
+    b"[NaN]": "a number is not finite",
+    b"[1, -Infinity]": "a number is not finite",
+    b"[" + b"{}," * 1_000_001 + b"1]": "too many values",
+    b"[" * 5000 + b"]" * 5000: "nested too deeply",
+    b'{"a":' * 100_000: "nested too deeply",
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"i": [1, 2', "truncated"),
-        (b"hello", "not JSON"),
-        (b"[1,,2]", "not JSON"),
-        (b'["\xff\xfe"]', "not UTF-8"),
-        (b"[NaN]", "a number is not finite"),
-        (b"[1, -Infinity]", "a number is not finite"),
-        (b"[" * 5000 + b"]" * 5000, "nested too deeply"),
-        (b"[" * 1_000_000, "nested too deeply"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-    ],
-)
-def test_lines_that_are_no_json_say_why(line: bytes, reason: str) -> None:
+def reason_of(read: Callable[[Any], object], value: Any) -> str:
     with pytest.raises(Rejected) as caught:
-        parse_line(line)
-    assert caught.value.reason == reason
+        read(value)
     assert len(caught.value.detail) < 100
+    return caught.value.reason
+
+
+def test_lines_that_are_no_json_say_why() -> None:
+    assert [reason_of(parse_line, line) for line in NO_JSON] == list(NO_JSON.values())
+    assert len(parse_line(b"[" + b"1," * 500_000 + b"1]")) == 500_001
+
+
+#: Results of a tuner that are no measurement, and why.
+NO_MEASUREMENTS = """
+[[0.0], 0, 0, 1]         | not measured
+[[0.1, 0], 0, 0, 1]      | not measured
+[[], 0, 0, 1]            | not measured
+[[1e9], 0, 0, 1]         | the mark of a failure, but no error_no
+[[0.1, 1e10], 0, 0, 1]   | the mark of a failure, but no error_no
+[[-1.0], 0, 0, 1]        | a cost is negative
+[[1e-10], 0, 1, 1]       | a cost is below a nanosecond
+[[NaN], 0, 0, 1]         | a number is not finite
+[[Infinity], 0, 0, 1]    | a number is not finite
+[["1"], 0, 0, 1]         | a cost is not a number
+[[true], 0, 0, 1]        | a cost is not a number
+[0.1, 0, 0, 1]           | costs are not a list
+[[0.1], 9, 0, 1]         | error_no is not known
+[[0.1], -1, 0, 1]        | error_no is not known
+[[0.1], "0", 0, 1]       | error_no is not a whole number
+[[0.1], false, 0, 1]     | error_no is not a whole number
+[[0.1], 0, "x", 1]       | all_cost is not a number
+[[0.1], 0, -1, 1]        | all_cost is out of range
+[[0.1], 0, 1e12, 1]      | all_cost is out of range
+[[0.1], 0, 0, null]      | timestamp is not a number
+[[0.1], 0, 0, 1e12]      | timestamp is out of range
+[[0.1], 0, 0]            | result is not [costs, error_no, all_cost, timestamp]
+null                     | result is not [costs, error_no, all_cost, timestamp]
+"""
+
+
+def test_what_is_no_measurement_is_rejected() -> None:
+    lines = [line.split("|") for line in NO_MEASUREMENTS.strip().splitlines()]
+    reasons = [reason_of(tuner_result, json.loads(text)) for text, _ in lines]
+    assert reasons == [reason.strip() for _, reason in lines]
+    assert reason_of(tuner_result, [[0.1] * 10_001, 0, 0, 1]) == "too many costs"
+    for value in (None, [0.0], []):
+        assert reason_of(database_result, value) == "not measured"
+
+
+#: By error number.
+OUTCOMES = dict.fromkeys((1, 2, 3), Outcome.BUILD_FAILED) | {
+    4: Outcome.RUN_FAILED,
+    5: Outcome.WRONG_OUTPUT,
+    6: Outcome.BUILD_TIMEOUT,
+    7: Outcome.RUN_TIMEOUT,
+    8: Outcome.RUN_FAILED,
+}
+
+
+def test_failures_have_an_outcome_and_no_latency() -> None:
+    for number, outcome in OUTCOMES.items():
+        for cost in (1e9, 1e10, 0.5, 0.0):
+            result = tuner_result([[cost], number, 10, 1_700_000_000.5])
+            assert (result.outcome, result.run_secs, result.all_secs) == (outcome, (), 10.0)
+            assert result.error.startswith(f"error_no {number}: ")
+    # A database marks them by their seconds.
+    assert database_result([0.5, 1]).run_secs == (0.5, 1.0)
+    failed = database_result([1e10])
+    assert (failed.outcome, failed.run_secs, failed.error) == (Outcome.RUN_FAILED, (), MARK_TEXT)
 
 
 def test_deep_values_are_rejected_and_not_walked() -> None:
@@ -62,63 +121,6 @@ def test_huge_and_deep_values_are_shown_short() -> None:
     deep = parse_line(b"[" * 1000 + b"]" * 1000)
     for value in (deep, [[]] * 1_000_000, {"k" * 10**6: deep}, "x" * 10**6, 10**18):
         assert len(str(excerpt(value))) <= 60
-
-
-@pytest.mark.parametrize(
-    ("number", "outcome"),
-    [
-        *((number, Outcome.BUILD_FAILED) for number in (1, 2, 3)),
-        *((number, Outcome.RUN_FAILED) for number in (4, 8)),
-        *((5, Outcome.WRONG_OUTPUT), (6, Outcome.BUILD_TIMEOUT), (7, Outcome.RUN_TIMEOUT)),
-    ],
-)
-def test_error_numbers_become_outcomes_without_latency(number: int, outcome: Outcome) -> None:
-    for cost in (1e9, 1e10, 0.5, 0.0):
-        result = tuner_result([[cost], number, 10, 1_700_000_000.5])
-        assert (result.outcome, result.run_secs, result.all_secs) == (outcome, (), 10.0)
-        assert result.error.startswith(f"error_no {number}: ")
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ([[0.0], 0, 0, 1], "not measured"),
-        ([[0.1, 0], 0, 0, 1], "not measured"),
-        ([[], 0, 0, 1], "not measured"),
-        ([[1e9], 0, 0, 1], "the mark of a failure, but no error_no"),
-        ([[0.1, 1e10], 0, 0, 1], "the mark of a failure, but no error_no"),
-        ([[-1.0], 0, 0, 1], "a cost is negative"),
-        ([[math.nan], 0, 0, 1], "a number is not finite"),
-        ([[math.inf], 0, 0, 1], "a number is not finite"),
-        ([["1"], 0, 0, 1], "a cost is not a number"),
-        ([[True], 0, 0, 1], "a cost is not a number"),
-        ([0.1, 0, 0, 1], "costs are not a list"),
-        ([[0.1], 9, 0, 1], "error_no is not known"),
-        ([[0.1], -1, 0, 1], "error_no is not known"),
-        ([[0.1], "0", 0, 1], "error_no is not a whole number"),
-        ([[0.1], False, 0, 1], "error_no is not a whole number"),
-        ([[0.1], 0, "x", 1], "all_cost is not a number"),
-        ([[0.1], 0, -1, 1], "all_cost is out of range"),
-        ([[0.1], 0, 0, None], "timestamp is not a number"),
-        ([[0.1], 0, 0, 1e12], "timestamp is out of range"),
-        ([[0.1], 0, 0], "result is not [costs, error_no, all_cost, timestamp]"),
-        (None, "result is not [costs, error_no, all_cost, timestamp]"),
-        ([[0.1] * 10_001, 0, 0, 1], "too many costs"),
-    ],
-)
-def test_what_is_no_measurement_is_rejected(value: Any, reason: str) -> None:
-    with pytest.raises(Rejected) as caught:
-        tuner_result(value)
-    assert caught.value.reason == reason
-
-
-def test_a_database_marks_failures_by_seconds() -> None:
-    assert database_result([0.5, 1]).run_secs == (0.5, 1.0)
-    failed = database_result([1e10])
-    assert (failed.outcome, failed.run_secs, failed.error) == (Outcome.RUN_FAILED, (), MARK_TEXT)
-    for value in (None, [0.0], []):
-        with pytest.raises(Rejected, match="not measured"):
-            database_result(value)
 
 
 def test_attempts_tell_measurements_apart_and_grow_with_time() -> None:

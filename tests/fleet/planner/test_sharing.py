@@ -146,7 +146,7 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     coverage.propose("cpu", workload_id, ids("a", "b"))
     told = excluding.exclusions("cpu", workload_id)
     assert excluding.exclusions("cpu", workload_id) is told, "many devices share it"
-    assert (set(told.ids), told.known) == (set(ids("a", "b")), 3)
+    assert (set(told.ids), told.known_count) == (set(ids("a", "b")), 3)
     measured = Candidate(workload_id=workload_id, trace=old.trace, dialect=old.dialect)
     assert measured.candidate_id == old.candidate_id
     assert drawn(old.trace, "c") == (["c"], False)

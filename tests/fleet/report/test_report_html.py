@@ -108,17 +108,6 @@ def test_the_same_report_gives_the_same_page_with_code_between_backticks(text: s
     assert "<code>&lt;b&gt;</code>" in render(complete({"caveats": ["`<b>`"]}))
 
 
-def test_the_page_uses_only_colours_that_it_defines_and_marks_lie_inside(text: str, page: Page) -> None:
-    used = set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--mark"}
-    assert {"--ink", "--faint", "--series-0", "--series-1"} <= used
-    # Once for light, dark and print.
-    assert all(len(re.findall(rf"{name}: #", text)) == 3 for name in used - {"--band"})
-    assert re.findall(r"<svg[^>]*>.*?(?:fill|stroke)=.*?</svg>", text, flags=re.DOTALL) == []
-    for _, attributes in page.elements:
-        places = [attributes[key] for key in ("cx", "cy", "x1", "x2", "y1", "y2") if key in attributes]
-        assert all(-1 <= float(place.rstrip("%")) <= 101 for place in places)
-
-
 def test_hostile_names_stay_text() -> None:
     names = (HOSTILE, "\x00\x1b[31m\ud800\u202e", "日本語 $x_1$ & <b>")
     report = full_report(

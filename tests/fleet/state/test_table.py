@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -22,6 +22,7 @@ from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from tests.disk_fixtures import failing
 
 DEVICE, LANE = DeviceId("bench"), 3
 
@@ -116,38 +117,14 @@ def test_a_kill_before_the_rows_leave_writes_nothing_twice(
     assert len(parquet) == 1, "the file of the version that was taken back is gone"
 
 
-def test_a_disk_that_fails_before_joined_files_count_doubles_nothing(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in (0, 5):
-        append(table, state, start, 5)
-
-    def fail(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet.state.table.fsync_all", fail)
-        with pytest.raises(StoreFull):
-            table.compact([DEVICE])
-    assert table.version == 2, "it does not count yet"
-    assert table.compact([DEVICE]) == 2
-    assert (table.version, state.table_version()) == (3, 3)
-    assert stored(folder / "records") == names(10)
-
-
 def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
     folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = RecordsTable(folder / "records", state)
     take_in(state, 0, 5)
-
-    def fail(_: object) -> None:
-        raise OSError(5, "Input/output error")
-
     for act in (table.checkpoint, lambda: table.delete_unused(0)):
         with monkeypatch.context() as patch:
-            patch.setattr("fleet.state.table.fsync_all", fail)
+            patch.setattr("fleet.state.table.fsync_all", failing(errno.EIO))
             with pytest.raises(StoreError):
                 table.flush([LANE])
         assert (table.version, table.snapshot().rows) == (0, 0)
@@ -155,27 +132,6 @@ def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
         assert (table.version, table.checkpointed, stored(folder / "records")) == (0, 0, [])
     again = RecordsTable(folder / "records", state)
     assert (again.flush([LANE]), again.notes, stored(folder / "records")) == (5, [], names(5))
-
-
-def test_rows_keep_their_order_of_arrival(folder: Path, state: StateFile) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in range(0, 3000, 300):
-        take_in(state, start, 300)
-    table.flush([LANE])
-    [file] = (folder / "records").glob("device_id=*/*.parquet")
-    rows = pq.read_table(file, columns=["record_id"], partitioning=None)
-    expected = [record.record_id for record in make_records(0, 3000)]
-    assert rows.column("record_id").to_pylist() == expected
-
-
-def test_no_commit_goes_by_the_date_of_its_file(folder: Path, state: StateFile) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in (0, 5):
-        append(table, state, start, 5)
-    for path in (folder / "records" / "_delta_log").iterdir():
-        os.utime(path, (1e9, 1e9))
-    table.checkpoint()
-    assert DeltaTable(folder / "records", version=1).to_pyarrow_table().num_rows == 5
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -217,16 +173,23 @@ def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
     assert (again.version, again.notes, stored(folder / "records")) == (6, [], names(25))
 
 
-def test_a_kill_before_joined_files_count_leaves_the_old_ones(
+def test_joined_files_that_do_not_count_yet_double_nothing(
     folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = RecordsTable(folder / "records", state)
     for start in (0, 5):
         append(table, state, start, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.state.table.fsync_all", failing())
+        with pytest.raises(StoreFull):
+            table.compact([DEVICE])
+    assert table.version == 2
     kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
-    again = RecordsTable(folder / "records", state)
-    assert (again.version, again.notes, stored(folder / "records")) == (2, [], names(10))
+    table = RecordsTable(folder / "records", state)
+    assert (table.version, table.notes, stored(folder / "records")) == (2, [], names(10))
     assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
+    assert table.compact([DEVICE]) == 2
+    assert (table.version, state.table_version(), stored(folder / "records")) == (3, 3, names(10))
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])
@@ -270,11 +233,3 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
             RecordsTable(folder / "records", other)
         other.close()
     assert stored(folder / "records") == names(5 * versions)
-
-
-def test_a_table_of_another_layout_is_refused(folder: Path, state: StateFile) -> None:
-    RecordsTable(folder / "records", state)
-    path = commit_of(folder, 0)
-    path.write_text(path.read_text().replace('storeSchema":"', 'storeSchema":"9'))
-    with pytest.raises(StoreError, match="has store layout 9"):
-        RecordsTable(folder / "records", state)

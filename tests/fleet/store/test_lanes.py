@@ -15,14 +15,6 @@ def lanes(**settings: int | float) -> Lanes:
     return Lanes(LaneSettings(**{"devices": 2, "rows_per_device": 10, "wait_secs": 60.0, **settings}))
 
 
-def test_devices_share_lanes_in_the_order_in_which_they_come_and_keep_them() -> None:
-    some = lanes()
-    assert [some.number(name) for name in (A, B, C, A, C)] == [0, 0, 1, 0, 1]
-    some.add(0, [A], 5, 100, 0.0)
-    some.drop([0])
-    assert [some.number(name) for name in (B, C)] == [0, 1]
-
-
 def test_a_lane_is_due_with_enough_rows_for_each_device_that_has_any() -> None:
     some = lanes()
     some.add(0, [A], 9, 100, 0.0)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import Outcome, Record
@@ -46,6 +46,7 @@ def test_readings_have_the_noise_floor_of_their_records(records: list[Record]) -
 _KEYS = ("suspect", "quarantined", "other")
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.dictionaries(

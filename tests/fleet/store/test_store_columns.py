@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import math
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +35,37 @@ def test_columns_are_kept_as_records_are_each_id_once(tmp_path: Path) -> None:
         assert list(store.records()) == records
 
 
-@pytest.mark.parametrize(
-    ("table", "match"),
-    [
-        (lambda: records_to_table(make_batch(0, 2)).drop_columns(["trace"]), "expected"),
-        (lambda: changed("trace", ["[]", None]), "column trace holds nulls"),
-        (lambda: changed("record_id", ["0" * 32, "0" * 31]), "32 digits"),
-        (lambda: changed("outcome", ["ok", "splendid"]), "unknown outcomes splendid"),
-        (lambda: changed("schema", [2, 99]), "record layout 99"),
-        (lambda: changed("protocol", ["{}", "{}"]), "protocol"),
-        (lambda: changed("protocol", ["junk", "junk"]), "cannot be stored"),
-        (lambda: changed("run_secs", [[1.0], [1.0], [1.0]]), "not the fastest"),
-        (lambda: changed("latency_secs", [None, None]), "none where it is"),
-        (lambda: changed("outcome", ["run_failed", "run_failed"]), "not ok"),
-        (lambda: changed("run_secs", [[1.0, None], [1.0]]), "hold nulls"),
-        (lambda: changed("run_secs", [[1.0], [1.0, math.nan]]), "holds nan, expected seconds"),
-        (lambda: changed("run_secs", [[1.0], [math.nan, 1.0]]), "column run_secs holds nan"),
-        (lambda: changed("run_secs", [[math.inf], [1.0]]), "column run_secs holds inf"),
-        (lambda: changed("run_secs", [[1.0, -0.5], [1.0]]), "column run_secs holds -0.5"),
-        (lambda: changed("warmup_secs", [[], [math.nan]]), "column warmup_secs holds nan"),
-        (lambda: changed("build_secs", [0.0, -1.0]), "column build_secs holds -1.0"),
-        (lambda: changed("wait_secs", [math.inf, 0.0]), "column wait_secs holds inf"),
-        (lambda: changed("timing_secs", [-math.inf, 0.0]), "column timing_secs holds -inf"),
-        (lambda: changed("measured_at", [math.nan, 0.0]), "column measured_at holds nan"),
-    ],
-)
-def test_rows_that_are_no_records_are_refused_whole(tmp_path: Path, table: Any, match: str) -> None:
+#: A column, its values as JSON, and words of the refusal.
+REFUSED = """
+trace        | ["[]", null]                      | column trace holds nulls
+record_id    | ["00", "1"]                       | 32 digits
+outcome      | ["ok", "splendid"]                | unknown outcomes splendid
+outcome      | ["run_failed", "run_failed"]      | not ok
+schema       | [2, 99]                           | record layout 99
+protocol     | ["{}", "{}"]                      | protocol
+protocol     | ["junk", "junk"]                  | cannot be stored
+run_secs     | [[1.0], [1.0], [1.0]]             | not the fastest
+run_secs     | [[1.0, null], [1.0]]              | hold nulls
+run_secs     | [[1.0], [1.0, NaN]]               | holds nan, expected seconds
+run_secs     | [[1.0], [NaN, 1.0]]               | column run_secs holds nan
+run_secs     | [[Infinity], [1.0]]               | column run_secs holds inf
+run_secs     | [[1.0, -0.5], [1.0]]              | column run_secs holds -0.5
+warmup_secs  | [[], [NaN]]                       | column warmup_secs holds nan
+latency_secs | [null, null]                      | none where it is
+build_secs   | [0.0, -1.0]                       | column build_secs holds -1.0
+wait_secs    | [Infinity, 0.0]                   | column wait_secs holds inf
+timing_secs  | [-Infinity, 0.0]                  | column timing_secs holds -inf
+measured_at  | [NaN, 0.0]                        | column measured_at holds nan
+"""
+
+
+def test_rows_that_are_no_records_are_refused_whole(tmp_path: Path) -> None:
+    tables = [(records_to_table(make_batch(0, 2)).drop_columns(["trace"]), "expected")]
+    for line in REFUSED.strip().splitlines():
+        name, values, words = (cell.strip() for cell in line.split("|"))
+        tables.append((changed(name, json.loads(values)), words))
     with Store.open(tmp_path) as store:
-        with pytest.raises(StoreError, match=match):
-            store.append_table("dev-a", table())
+        for table, words in tables:
+            with pytest.raises(StoreError, match=words):
+                store.append_table("dev-a", table)
         assert (store.version, list(store.records())) == (0, [])

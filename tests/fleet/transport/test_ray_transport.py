@@ -29,6 +29,7 @@ from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.conftest import each_below, run_code, until
+from tests.fleet.transport.test_transport_contract import TransportContract
 from tests.transport_fixtures import (
     batch_of,
     first,
@@ -49,7 +50,10 @@ QUICK = Protocol(repeat=2, extra_repeats=0, min_repeat_ms=1.0, check_share=0.0, 
 @pytest.fixture(scope="module")
 def transport(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayTransport]:
     made = RayTransport(
-        [generic_spec], tmp_path_factory.mktemp("spools"), QUICK, RayOptions(heartbeat_secs=0.2)
+        [generic_spec],
+        tmp_path_factory.mktemp("spools"),
+        QUICK,
+        RayOptions(heartbeat_secs=0.2, replay_heartbeat_secs=0.2),
     )
     yield made
     made.close(20.0)
@@ -246,7 +250,7 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
 ) -> None:
     recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
     names = [DeviceId(f"replay-{number}") for number in range(3)]
-    transport._options = replace(transport._options, replay_per_process=2)
+    before, transport._options = transport._options, replace(transport._options, replay_per_process=2)
     for name in names:
         transport.start(replay_spec(recorded, name), 1)
     poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
@@ -260,6 +264,11 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
     poll_until(transport, lambda found: first(found, Results) is not None)
     transport.stop(names[2], 1, kill=True)
     poll_until(transport, lambda found: first(found, AgentGone) is not None)
+    transport._options = before
+
+
+class TestOverRay(TransportContract):
+    """What every transport promises, with the Ray that has been started."""
 
 
 #: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
