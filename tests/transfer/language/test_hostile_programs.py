@@ -247,7 +247,9 @@ def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, 
 def test_plans_of_long_texts_are_not_all_kept() -> None:
     reader = MetaScheduleReader()
     for number in range(40):
-        reader.read(schedule(["Annotate", ["b0", "x" * 500_000], [f"note{number}"], []]))
+        sample = ["SampleCategorical", [], [[1], [1.0]], ["v0"]]
+        long = ["Annotate", ["b0", "x" * 500_000], [f"note{number}"], []]
+        reader.read(schedule(sample, long, decisions=[[2, 0]]))
     assert 0 < sum(len(text) for _, text in reader._plans) < 13_000_000
 
 
