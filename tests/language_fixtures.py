@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from transfer.language.primitives import Primitive
+from tests.table_fixtures import rows
+from transfer.language.primitives import Kind, Primitive
 
 
 def as_text(step: Primitive) -> str:
@@ -20,12 +21,13 @@ def as_lines(steps: Iterable[Primitive]) -> list[str]:
     return [as_text(step) for step in steps]
 
 
-def rows(table: str) -> list[tuple[str, str]]:
-    """The two columns of each line `left -> right`."""
-    return [
-        (left.strip(), right.strip())
-        for left, _, right in (line.partition("->") for line in table.strip().splitlines())
-    ]
+def step_of(text: str) -> Primitive:
+    """The step of such a line; of its names the first may be left out, and a dash is an empty one."""
+    what, names, stage, *places = [*text.split("|"), "", "", "", ""]
+    kind, _, numbers = what.strip().partition(" ")
+    block, role, detail = ("" if word == "-" else word for word in ["-", "-", "-", *names.split()][-3:])
+    integers = [tuple(map(int, part.split())) for part in (numbers, *places[:2])]
+    return Primitive(Kind(kind), integers[0], (block, role, detail), int(stage.strip() or -1), *integers[1:])
 
 
 def columns(table: str) -> tuple[str, list[str]]:

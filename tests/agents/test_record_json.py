@@ -23,7 +23,6 @@ from agents.codec import (
 )
 from agents.errors import AgentError
 from agents.records import Protocol, Record, as_json_dict
-from tests.language_fixtures import rows
 from tests.record_fixtures import (
     RECORD_TEXT,
     any_protocols,
@@ -33,6 +32,7 @@ from tests.record_fixtures import (
     make_spec,
     make_workload,
 )
+from tests.table_fixtures import rows
 
 
 @given(any_records())

@@ -42,8 +42,8 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.conftest import run_code
-from tests.language_fixtures import rows
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+from tests.table_fixtures import rows
 
 WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))
 OTHER = make_workload(2, (("a-network-of-others", 1),))

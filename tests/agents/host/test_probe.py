@@ -36,7 +36,7 @@ from tests.host_fixtures import (
     write_tree,
     x86_host,
 )
-from tests.language_fixtures import rows
+from tests.table_fixtures import rows
 
 STAT = (
     "cpu  9208 0 3532 169071 338 0 50 17 0 0\n"

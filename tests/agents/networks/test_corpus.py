@@ -15,8 +15,8 @@ from agents.networks.network_name import NetworkRefusedError, members, networks_
 from agents.networks.operator_kind import operator_kind
 from agents.networks.reader import network_workloads
 from agents.records import Family, as_json_dict
-from tests.language_fixtures import rows
 from tests.record_fixtures import make_workload
+from tests.table_fixtures import rows
 
 
 @pytest.fixture

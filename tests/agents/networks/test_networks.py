@@ -20,8 +20,8 @@ from agents.networks.network_name import (
 )
 from agents.networks.reader import ask, network_workloads
 from agents.records import Family
-from tests.language_fixtures import rows
 from tests.network_fixtures import rewritten, save_network, save_program, small_network
+from tests.table_fixtures import rows
 
 
 def test_a_network_is_one_of_ours_a_file_or_an_architecture(tmp_path: Path) -> None:

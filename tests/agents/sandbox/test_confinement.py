@@ -298,19 +298,18 @@ def run_here(workload: Workload) -> None:
 @pytest.mark.tvm
 @needs_landlock
 @needs_filter
-@pytest.mark.parametrize("function", ["system", "creat"])
-def test_a_program_that_writes_a_file_writes_none_when_it_is_measured(tmp_path: Path, function: str) -> None:
+def test_a_program_that_writes_a_file_writes_none_when_measured(pool: WorkerPool, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    arguments = (f"echo > {marker}",) if function == "system" else (str(marker), 0o600)
-    workload, candidate = writing(function, *arguments)
-    run_here(workload)
-    assert marker.exists(), "the program writes nothing at all"
-    marker.unlink()
+    writers = [writing("system", f"echo > {marker}"), writing("creat", str(marker), 0o600)]
+    for workload, _ in writers:
+        run_here(workload)
+        assert marker.exists(), "the program writes nothing at all"
+        marker.unlink()
     protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
-    job = CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
-    harmless, its_candidate = writing("abs", -3)
-    jobs = [job, replace(job, workload=harmless, candidate=its_candidate)]
-    with WorkerPool([child_settings()]) as own:
-        results = sorted(own.run(jobs), key=lambda result: result.job)
+    jobs = [
+        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
+        for workload, candidate in (*writers, writing("abs", -3))
+    ]
+    results = list(pool.run(jobs))
     assert not marker.exists()
-    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK], results
+    assert [result.outcome for result in results] == [Outcome.OK] * 3, results

@@ -94,11 +94,6 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
         # The others say what no trace may say, so TVM never sees them.
         for trace in (unknown_block, '[[["NoSuchInstruction",[],[],[]]],[]]', "[]")
     ]
-    # Arguments are not checked at the call: the program would read beyond their ends.
-    others = [
-        msgspec.structs.replace(matmul, arg_shapes=((1, 128, 128), (1, 128, 64), (1, 128, 128))),
-        msgspec.structs.replace(matmul, arg_dtypes=("float16",) * 3),
-    ]
     bad = [
         # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
         (jobs([calling("calls_free", "free", 64)]), Outcome.RUN_FAILED, "while timing: "),
@@ -109,15 +104,6 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
         (of(matmul, traces[:1]), Outcome.BUILD_FAILED, "does not replay"),
         (of(matmul, traces[1:2]), Outcome.BUILD_FAILED, "the trace is refused"),
         (of(matmul, traces[2:]), Outcome.BUILD_FAILED, "the trace is refused"),
-        *(
-            (
-                [dataclasses.replace(fine, workload=other, check=check)],
-                Outcome.BUILD_FAILED,
-                "the workload names arguments",
-            )
-            for other in others
-            for check in (False, True)
-        ),
     ]
     results = by_job(list(pool.run([*(job for [job], _, _ in bad), fine])))
     for result, (_, outcome, words) in zip(results, bad, strict=False):
@@ -130,6 +116,19 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
     assert last.outcome is Outcome.OK
     assert (wrong.quality["checked"], last.quality["checked"]) == (True, True)
     assert "strikes" not in last.quality
+
+
+def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> None:
+    """They are not checked at the call: the program would read beyond their ends."""
+    shapes, types = ((1, 128, 128), (1, 128, 64), (1, 128, 128)), ("float16",) * 3
+    for changes in ({"arg_shapes": shapes}, {"arg_dtypes": types}):
+        with WorkerPool([child_settings()]) as own:
+            for check in (False, True):
+                [job] = good(1, check=check)
+                wrong = msgspec.structs.replace(job.workload, **changes)
+                [result] = own.run([dataclasses.replace(job, workload=wrong)])
+                assert result.outcome is Outcome.BUILD_FAILED
+                assert "the workload names arguments" in result.error
 
 
 def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Good, tmp_path: Path) -> None:

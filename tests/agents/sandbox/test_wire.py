@@ -16,7 +16,7 @@ from agents.errors import AgentError, MessageError
 from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
 from agents.sandbox.worker_messages import MOST_EVENT_BYTES, most_answer_bytes, parse_answer, parse_event
 from tests.conftest import run_code
-from tests.language_fixtures import rows
+from tests.table_fixtures import rows
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
 values = scalars | st.lists(scalars, max_size=5)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
-from tests.language_fixtures import rows
 from tests.log_fixtures import ANSOR_LOGS
+from tests.table_fixtures import rows
 from transfer.features.published_features import (
     CPU_LAYOUT,
     GPU_LAYOUT,

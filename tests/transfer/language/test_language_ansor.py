@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.ansor_agreement import Agreement, agreement, axis_extents
-from tests.language_fixtures import as_lines, columns, rows
+from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import ANSOR_LOGS
+from tests.table_fixtures import rows
 from transfer.errors import TraceError
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import (

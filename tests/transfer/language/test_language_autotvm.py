@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from agents.records import Workload
 from benchmarks.interpreted_loops import LoopNest
-from tests.language_fixtures import as_lines, columns, rows
+from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.program_fixtures import program_workload
+from tests.table_fixtures import rows
 from transfer.errors import TraceError
 from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
@@ -208,6 +209,12 @@ def test_a_knob_gets_the_axes_and_extents_of_its_template(block: str) -> None:
     assert as_lines(reader.read(entity, task)) == steps
     assert not reader.unknown
     assert check_entity(json.loads(entity)) == ""
+
+
+def test_no_workload_is_as_one_that_nobody_knows() -> None:
+    task, table = task_of(TASKS.strip().split("\n\n")[-1])
+    entity, _ = columns(table)
+    assert AutoTVMReader().read(entity) == AutoTVMReader().read(entity, task)
 
 
 def test_loops_are_those_that_the_steps_of_a_template_make() -> None:

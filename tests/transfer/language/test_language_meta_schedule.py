@@ -19,8 +19,9 @@ from tests.dataset_fixtures import (
     gmm_trace,
     gmm_workload,
 )
-from tests.language_fixtures import as_lines, columns, rows
+from tests.language_fixtures import as_lines, columns
 from tests.program_fixtures import nrm_workload
+from tests.table_fixtures import rows
 from transfer.errors import TraceError
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import (
@@ -249,7 +250,7 @@ def test_any_well_formed_trace_is_read_or_refused(
     instructions: list[Any], decisions: list[Any], known: int
 ) -> None:
     try:
-        text = canonical_json([GMM_HEAD[:known] + instructions, GMM_DECISIONS + decisions])
+        text = json.dumps([GMM_HEAD[:known] + instructions, GMM_DECISIONS + decisions])
         steps = MetaScheduleReader().read(text)
     except TraceError:
         return
