@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
 from agents.device.batch import Batch, Part
@@ -70,7 +70,7 @@ class GatedWorker(ReplayWorker):
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         for number, one in enumerate(batch.candidates, 1):
             assert self._gate.acquire(timeout=60)
-            part = self.measure(msgspec.structs.replace(batch, candidates=(one,)), tag)
+            part = self.measure(replace(batch, candidates=(one,)), tag)
             yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
 
     def propose(
@@ -340,7 +340,7 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
 def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
     for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
         host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=0.0)
-        host.ask([msgspec.structs.replace(start_of(recorded), fleet_pids=fleet_pids)])
+        host.ask([replace(start_of(recorded), fleet_pids=fleet_pids)])
         assert host.work()
         assert (host._load is None) == (fleet_pids is None)
         heartbeats = only(Heartbeat, host.take(0, 0)[1])
@@ -358,7 +358,7 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
 
     class Measuring(ReplayWorker):
         def descriptor_in(self, environment_id: str) -> Descriptor:
-            return msgspec.structs.replace(self.descriptor, roofline=next(rooflines))
+            return replace(self.descriptor, roofline=next(rooflines))
 
     measured = [measure_of(number, number, 1) for number in (1, 2, 3)]
     host, said = done_by(lambda start: Measuring(start.spec), start_of(recorded), *measured)

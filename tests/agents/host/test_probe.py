@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -130,17 +129,6 @@ def test_the_snapshot_holds_what_the_host_shows(tmp_path: Path) -> None:
     assert snapshot["memory_pressure"] == 1.25
     assert snapshot["memory_available_bytes"] == 3000000 * 1024
     assert json.loads(canonical_json(snapshot)) == snapshot
-
-
-def test_the_snapshot_of_this_host_is_cheap() -> None:
-    environment((0,))
-    laps = []
-    for _ in range(20):
-        start = time.perf_counter()
-        environment((0,))
-        laps.append(time.perf_counter() - start)
-    # 0.3 ms on a core of 2.6 GHz; the least of twenty is free of neighbours.
-    assert min(laps) < 2e-3
 
 
 def test_the_snapshot_counts_stolen_ticks_of_the_timing_cores_only(tmp_path: Path) -> None:

@@ -198,15 +198,6 @@ def call(session: RpcSession, function: str, *numbers: int) -> None:
     session.load(compiled(workload))["main"](*arguments_on(session, workload))
 
 
-def test_magic_numbers_are_those_of_tvm() -> None:
-    from tvm.rpc import base
-
-    ours, codes = rpc_tracker, base.TrackerCode
-    magic = (ours.SESSION_MAGIC, ours.KEY_MISMATCH, ours.TRACKER_MAGIC)
-    assert magic == (base.RPC_MAGIC, base.RPC_CODE_MISMATCH, base.RPC_TRACKER_MAGIC)
-    assert (ours.SUCCESS, ours.REQUEST, ours.SUMMARY) == (codes.SUCCESS, codes.REQUEST, codes.SUMMARY)
-
-
 def test_asking_who_is_served_loads_no_tvm() -> None:
     code = (
         "import sys\nfrom agents.programs.rpc_session import served\n"

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from agents.errors import AgentError, MessageError
 from agents.programs.workloads import workload_from_module
@@ -87,7 +87,7 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
     # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
     # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
     eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
-    greedy = msgspec.structs.replace(QUICK, repeat=20, memory_limit_gib=1.0)
+    greedy = replace(QUICK, repeat=20, memory_limit_gib=1.0)
     unknown_block = '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]'
     traces = [
         Candidate(workload_id=matmul.workload_id, trace=trace)
@@ -125,7 +125,7 @@ def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> Non
         with WorkerPool([child_settings()]) as own:
             for check in (False, True):
                 [job] = good(1, check=check)
-                wrong = msgspec.structs.replace(job.workload, **changes)
+                wrong = replace(job.workload, **changes)
                 [result] = own.run([dataclasses.replace(job, workload=wrong)])
                 assert result.outcome is Outcome.BUILD_FAILED
                 assert "the workload names arguments" in result.error
@@ -150,7 +150,7 @@ def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Go
 
 def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process(pool: WorkerPool) -> None:
     bad = calling("sleeps", "sleep", 600)
-    short = msgspec.structs.replace(QUICK, run_timeout_secs=2.0)
+    short = replace(QUICK, run_timeout_secs=2.0)
     pool.ask(NOTHING)  # started: only the time-out is timed below
     worker = pool.pids[-1]
     started = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(
 ) -> None:
     slow = calling("calls_usleep", "usleep", 50_000)
     # Far more than the program takes with all its extra repeats, and less than the pause.
-    protocol = msgspec.structs.replace(QUICK, run_timeout_secs=4.0)
+    protocol = replace(QUICK, run_timeout_secs=4.0)
     paused: list[int] = []
     select = selectors.DefaultSelector.select
 
@@ -189,36 +189,45 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(
     assert result.outcome is Outcome.OK, result.error
 
 
-def test_a_program_that_starts_threads_without_end_is_ended(
-    pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stage", "held", "outcome", "words"),
+    [
+        (
+            WorkerStage.TIMING,
+            Footprint(memory_bytes=0, threads=2 * MOST_THREADS),
+            Outcome.RUN_FAILED,
+            "threads and processes; its worker process was ended",
+        ),
+        # The program has its seconds by then.
+        (WorkerStage.RETIMING, Footprint(memory_bytes=1 << 60, threads=1), Outcome.OK, ""),
+    ],
+    ids=["threads", "memory when it is timed again"],
+)
+def test_what_a_program_holds_beyond_its_limits_ends_its_process(
+    pool: WorkerPool,
+    good: Good,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: WorkerStage,
+    held: Footprint,
+    outcome: Outcome,
+    words: str,
 ) -> None:
-    own_footprint = WorkerProcess.footprint
+    ended: list[int] = []
 
-    def crowded(process: WorkerProcess) -> Footprint:
-        is_first = process.at is not None and process.at.job == 0
-        more = MOST_THREADS if is_first and process.stage is WorkerStage.TIMING else 0
-        held = own_footprint(process)
-        return dataclasses.replace(held, threads=held.threads + more)
+    def footprint(process: WorkerProcess) -> Footprint:
+        is_first = stage is WorkerStage.RETIMING or (process.at is not None and process.at.job == 0)
+        if process.stage is stage and is_first:
+            ended.append(process.pid)
+            return held
+        return Footprint(memory_bytes=0, threads=1)
 
-    monkeypatch.setattr(WorkerProcess, "footprint", crowded)
-    slow = msgspec.structs.replace(QUICK, repeat=20, min_repeat_ms=50.0)
+    monkeypatch.setattr(WorkerProcess, "footprint", footprint)
+    slow = replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
     results = by_job(list(pool.run(good(2, protocol=slow))))
-    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
-    assert "threads and processes; its worker process was ended" in results[0].error
-
-
-def test_memory_that_is_taken_when_a_program_is_timed_again_ends_its_process(
-    pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def grown(process: WorkerProcess) -> Footprint:
-        is_again = process.stage is WorkerStage.RETIMING
-        return Footprint(memory_bytes=1 << 60 if is_again else 0, threads=1)
-
-    monkeypatch.setattr(WorkerProcess, "footprint", grown)
-    again = msgspec.structs.replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
-    results = by_job(list(pool.run(good(2, protocol=again))))
-    assert pool.pids[1:] == []
-    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
+    assert [result.outcome for result in results] == [outcome, Outcome.OK]
+    assert words in results[0].error
+    assert ended
+    assert not set(ended) & set(pool.pids)
 
 
 def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() -> None:
@@ -228,12 +237,12 @@ def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() ->
         [first] = own.run(jobs(pairs[:1]))
         worker = psutil.Process(own.pids[-1])
         limit = (worker.memory_info().rss + (90 << 20)) / 2**30
-        room = msgspec.structs.replace(QUICK, memory_limit_gib=limit)
+        room = replace(QUICK, memory_limit_gib=limit)
         results = by_job(list(own.run(jobs(pairs[1:], protocol=room))))
         assert own.started > 1, "the limit was not met"
         # In a process of its own, too, the memory that is taken is the candidate's.
         started = own.started
-        tight = msgspec.structs.replace(QUICK, memory_limit_gib=0.05)
+        tight = replace(QUICK, memory_limit_gib=0.05)
         [refused] = own.run(jobs(pairs[:1], protocol=tight))
         assert own.started == started + 1
     assert [result.outcome for result in (first, *results)] == [Outcome.OK] * 6
@@ -258,7 +267,7 @@ def test_early_stop_flushed_caches_warm_up_and_cooldown_are_applied(pool: Worker
     best = {good()[0].workload.workload_id: 1e-6}
 
     def result_of(best_secs: dict[str, float], **changes: Any) -> JobResult:
-        protocol = msgspec.structs.replace(QUICK, **changes)
+        protocol = replace(QUICK, **changes)
         [result] = pool.run(good(1, protocol=protocol), best_secs)
         assert result.outcome is Outcome.OK
         return result
@@ -342,7 +351,7 @@ def test_a_process_that_cannot_start_says_what_to_do() -> None:
 def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(
     pool: WorkerPool, good: Good
 ) -> None:
-    often = msgspec.structs.replace(QUICK, visits=3, early_stop_ratio=0.0)
+    often = replace(QUICK, visits=3, early_stop_ratio=0.0)
     # A front-runner of its workload has timings on top of the others' (`test_retimed_programs.py`).
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
     before = pool.timed
@@ -364,7 +373,7 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
 
 def test_what_was_measured_survives_the_process_that_kept_the_program(pool: WorkerPool, good: Good) -> None:
     bad = calling("calls_abort", "abort")
-    often = msgspec.structs.replace(QUICK, visits=5)
+    often = replace(QUICK, visits=5)
     results = by_job(list(pool.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
     assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
@@ -375,7 +384,7 @@ def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
     # Without a lock the endless program does not wait for the other one, nor the other way round.
     settings = dataclasses.replace(child_settings(), lock_path="")
     with WorkerPool([settings, settings]) as own:
-        slow = msgspec.structs.replace(QUICK, run_timeout_secs=60.0)
+        slow = replace(QUICK, run_timeout_secs=60.0)
         endless = jobs([calling("sleeps", "sleep", 600)], protocol=slow)
         abandoned = own.run([*good(1, protocol=slow), *endless])
         assert next(abandoned).job == 0
@@ -397,7 +406,7 @@ def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: Worker
 
 
 def test_an_abandoned_batch_leaves_no_program_behind(pool: WorkerPool, good: Good) -> None:
-    often = msgspec.structs.replace(QUICK, visits=2, early_stop_ratio=0.0)
+    often = replace(QUICK, visits=2, early_stop_ratio=0.0)
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
     running = pool.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
     assert next(running).job == 0

@@ -201,15 +201,6 @@ def test_a_search_that_marks_its_post_processing_gives_the_same() -> None:
     assert_same_features(extractor.extract_live(workload, schedules), expected)
 
 
-@pytest.mark.tvm
-def test_candidates_of_one_space_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, schedules, _ = live_and_stored("GMM", (1, 32, 32, 32), Family.CPU, 30)
-    compiled = counted(monkeypatch)
-    Extractor().extract_live(workload, schedules)
-    # Three design spaces: with a write cache in one of two places, and without.
-    assert len(compiled) == 3
-
-
 @pytest.mark.parametrize("max_steps", [40, 9])
 def test_decisions_give_the_features_of_their_traces(max_steps: int) -> None:
     workload = gmm_workload()
