@@ -19,6 +19,7 @@ from agents.trust import DERIVED, is_imported
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
 from tests.log_fixtures import module_line, write_log
+from tests.program_fixtures import graph_of
 
 LAB, GENERIC = DeviceId("lab"), DeviceId("generic")
 #: What is tested here must not depend on how quiet the host is.
@@ -27,45 +28,42 @@ QUICK = Protocol(
 )
 TARGET = {"kind": "llvm", "num-cores": 4}
 
-_TYPE = {"span": 0, "ty": 1}
+_EVIL_INDEX_MAP = """
+     0 None
+     1 ir.PrimType {"span": 0, "dtype": "int64"}
+     2 ffi.String "b"
+     3 ir.Var {"span": 0, "ty": 1, "name": 2}
+     4 ffi.String "i"
+     5 ir.Var {"span": 0, "ty": 1, "name": 4}
+     6 ffi.String "j"
+     7 ir.Var {"span": 0, "ty": 1, "name": 6}
+     8 ffi.Array [3, 5, 7]
+     9 ir.PrimType {"span": 0, "dtype": "int32"}
+    10 ir.Op "tirx.call_extern"
+    11 ir.StringType {"span": 0}
+    12 ffi.String "system"
+    13 ir.StringImm {"span": 0, "ty": 11, "value": 12}
+    14 ir.StringType {"span": 0}
+    15 ffi.String "COMMAND"
+    16 ir.StringImm {"span": 0, "ty": 14, "value": 15}
+    17 ffi.Array [13, 16]
+    18 ffi.Array []
+    19 ir.Call {"span": 0, "ty": 9, "op": 10, "args": 17, "attrs": 0, "ty_args": 18}
+    20 prim.Cast {"span": 0, "ty": 1, "value": 19}
+    21 prim.Add {"span": 0, "ty": 1, "a": 7, "b": 20}
+    22 int 16
+    23 ir.IntImm {"span": 0, "ty": 1, "value": 22}
+    24 prim.FloorMod {"span": 0, "ty": 1, "a": 21, "b": 23}
+    25 ffi.Array [3, 5, 24]
+    26 tirx.IndexMap {"initial_indices": 8, "final_indices": 25, "inverse_index_map": 0}
+"""
 
 
 def evil_index_map(command: str) -> str:
     """An index map as TVM writes it, that runs a command wherever a program uses it: j becomes
     (j + system(command)) % 16."""
-    nodes: list[Any] = [
-        {"type": "None"},
-        {"type": "ir.PrimType", "data": {"span": 0, "dtype": "int64"}},
-        {"type": "ffi.String", "data": "b"},
-        {"type": "ir.Var", "data": {**_TYPE, "name": 2}},
-        {"type": "ffi.String", "data": "i"},
-        {"type": "ir.Var", "data": {**_TYPE, "name": 4}},
-        {"type": "ffi.String", "data": "j"},
-        {"type": "ir.Var", "data": {**_TYPE, "name": 6}},
-        {"type": "ffi.Array", "data": [3, 5, 7]},
-        {"type": "ir.PrimType", "data": {"span": 0, "dtype": "int32"}},
-        {"type": "ir.Op", "data": "tirx.call_extern"},
-        {"type": "ir.StringType", "data": {"span": 0}},
-        {"type": "ffi.String", "data": "system"},
-        {"type": "ir.StringImm", "data": {"span": 0, "ty": 11, "value": 12}},
-        {"type": "ir.StringType", "data": {"span": 0}},
-        {"type": "ffi.String", "data": command},
-        {"type": "ir.StringImm", "data": {"span": 0, "ty": 14, "value": 15}},
-        {"type": "ffi.Array", "data": [13, 16]},
-        {"type": "ffi.Array", "data": []},
-        {"type": "ir.Call", "data": {"span": 0, "ty": 9, "op": 10, "args": 17, "attrs": 0, "ty_args": 18}},
-        {"type": "prim.Cast", "data": {**_TYPE, "value": 19}},
-        {"type": "prim.Add", "data": {**_TYPE, "a": 7, "b": 20}},
-        {"type": "int", "data": 16},
-        {"type": "ir.IntImm", "data": {**_TYPE, "value": 22}},
-        {"type": "prim.FloorMod", "data": {**_TYPE, "a": 21, "b": 23}},
-        {"type": "ffi.Array", "data": [3, 5, 24]},
-        {
-            "type": "tirx.IndexMap",
-            "data": {"initial_indices": 8, "final_indices": 25, "inverse_index_map": 0},
-        },
-    ]
-    return json.dumps({"root_index": len(nodes) - 1, "nodes": nodes, "metadata": {"tvm_version": "0.27.0"}})
+    graph = graph_of(_EVIL_INDEX_MAP.replace('"COMMAND"', json.dumps(command)))
+    return json.dumps({**graph, "metadata": {"tvm_version": "0.27.0"}})
 
 
 def running_trace(command: str) -> list[Any]:

@@ -32,6 +32,7 @@ from tests.record_fixtures import (
     make_spec,
     make_workload,
 )
+from tests.table_fixtures import rows
 
 
 @given(any_records())
@@ -114,45 +115,52 @@ def test_each_key_is_needed_and_no_other(name: str) -> None:
         record_from_json(value | {name: kept, "colour": "red"})
 
 
-_NO_OBJECT = "record: quality: expected the text of a JSON object"
-_NO_QUALITIES = (
-    *("", "x", "[]", "null", "3", '"{}"', "{", "{}{}", '{"interval":NaN}', '{"a":-Infinity}'),
-    "[" * 100_000,
-)
+#: A value that no record has in this place, and what is said of it.
+NO_VALUES = """
+    run_secs: "0.1"         -> run_secs
+    run_secs: [true]        -> run_secs
+    run_secs: ["1"]         -> run_secs
+    number: 1.5             -> number
+    number: true            -> number
+    build_secs: "1"         -> build_secs
+    trace: 5                -> trace
+    outcome: "fine"         -> outcome
+    outcome: null           -> outcome
+    quality: {}             -> quality
+    quality: null           -> quality
+    quality: ""             -> quality: expected the text of a JSON object
+    quality: "x"            -> quality: expected the text of a JSON object
+    quality: "[]"           -> quality: expected the text of a JSON object
+    quality: "null"         -> quality: expected the text of a JSON object
+    quality: "3"            -> quality: expected the text of a JSON object
+    quality: "\\"{}\\""      -> quality: expected the text of a JSON object
+    quality: "{"            -> quality: expected the text of a JSON object
+    quality: "{}{}"         -> quality: expected the text of a JSON object
+    quality: "{\\"interval\\":NaN}" -> quality: expected the text of a JSON object
+    quality: "{\\"a\\":-Infinity}" -> quality: expected the text of a JSON object
+    protocol: []            -> protocol
+    protocol: {"repeat": 3} -> protocol
+    protocol.repeat: 0      -> repeat must be at least 1
+    protocol.early_stop_ratio: 1.0   -> early_stop_ratio must be 0
+    protocol.extra_repeats: 1.5      -> Expected `int`, got `float` .*extra_repeats
+    protocol.extra_repeats: true     -> Expected `int`, got `bool` .*extra_repeats
+    protocol.cache_flush: 0          -> Expected `bool`, got `int` .*cache_flush
+    protocol.check_share: "0.1"      -> Expected `float`, got `str` .*check_share
+    protocol.check_share: false      -> Expected `float`, got `bool` .*check_share
+    protocol.memory_limit_gib: null  -> Expected `float`, got `null` .*memory_limit_gib
+"""
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "words"),
-    [
-        ("run_secs", "0.1", "run_secs"),
-        ("run_secs", [True], "run_secs"),
-        ("run_secs", ["1"], "run_secs"),
-        ("number", 1.5, "number"),
-        ("number", True, "number"),
-        ("build_secs", "1", "build_secs"),
-        ("trace", 5, "trace"),
-        ("outcome", "fine", "outcome"),
-        ("outcome", None, "outcome"),
-        ("quality", {}, "quality"),
-        ("quality", None, "quality"),
-        *(("quality", text, _NO_OBJECT) for text in _NO_QUALITIES),
-        ("protocol", [], "protocol"),
-        ("protocol", {"repeat": 3}, "protocol"),
-        ("protocol.repeat", 0, "repeat must be at least 1"),
-        ("protocol.early_stop_ratio", 1.0, "early_stop_ratio must be 0"),
-        ("protocol.extra_repeats", 1.5, "Expected `int`, got `float` .*extra_repeats"),
-        ("protocol.extra_repeats", True, "Expected `int`, got `bool` .*extra_repeats"),
-        ("protocol.cache_flush", 0, "Expected `bool`, got `int` .*cache_flush"),
-        ("protocol.check_share", "0.1", "Expected `float`, got `str` .*check_share"),
-        ("protocol.check_share", False, "Expected `float`, got `bool` .*check_share"),
-        ("protocol.memory_limit_gib", None, "Expected `float`, got `null` .*memory_limit_gib"),
-    ],
-    ids=lambda one: str(one)[:20],
+    ("line", "words"),
+    [*rows(NO_VALUES), (f'quality: "{"[" * 100_000}"', "quality: expected the text of a JSON object")],
+    ids=lambda text: text[:30],
 )
-def test_a_value_that_no_record_has_is_refused(name: str, wrong: Any, words: str) -> None:
+def test_a_value_that_no_record_has_is_refused(line: str, words: str) -> None:
     value = record_to_json(make_record(1))
+    name, _, wrong = line.partition(": ")
     *inside, key = name.split(".")
-    (value[inside[0]] if inside else value)[key] = wrong
+    (value[inside[0]] if inside else value)[key] = json.loads(wrong)
     with pytest.raises(AgentError, match=words):
         record_from_json(value)
 

@@ -321,23 +321,6 @@ def test_the_guard_keeps_the_heads_order_where_learning_harms() -> None:
     assert learner.is_trusted
 
 
-def test_the_guard_is_asked_again_once_a_quarter_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = sample(80, 4)
-    asked: list[int] = []
-
-    def seen(features: np.ndarray, head: np.ndarray, values: np.ndarray) -> np.ndarray:
-        asked.append(len(values))
-        return left_out_means(features, head, values)
-
-    monkeypatch.setattr("transfer.search.learner.left_out_means", seen)
-    learner = Learner()
-    for first in range(0, 80, 8):
-        part = slice(first, first + 8)
-        learner.learn(x[part], y[part], np.exp(-y[part]))
-        learner.log_speeds(x, y)
-    assert asked == [16, 24, 32, 40, 56, 72]
-
-
 def test_the_guard_sees_what_the_head_is_wrong_about_though_rounds_are_narrow() -> None:
     """The head orders each round's neighbours, and is wrong about where the fast ones are."""
     random_ = np.random.default_rng(6)

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
 from agents.device.batch import Batch, Part
@@ -69,7 +70,7 @@ class GatedWorker(ReplayWorker):
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         for number, one in enumerate(batch.candidates, 1):
             assert self._gate.acquire(timeout=60)
-            part = self.measure(msgspec.structs.replace(batch, candidates=(one,)), tag)
+            part = self.measure(replace(batch, candidates=(one,)), tag)
             yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
 
     def propose(
@@ -118,6 +119,13 @@ class Fetcher:
         return found
 
 
+Kind = TypeVar("Kind", bound=Message)
+
+
+def only(kind: type[Kind], messages: list[Message]) -> list[Kind]:
+    return [message for message in messages if isinstance(message, kind)]
+
+
 @pytest.fixture
 def gate() -> threading.Semaphore:
     return threading.Semaphore(0)
@@ -147,7 +155,7 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
     served.until(Results)
 
     def heartbeat() -> Heartbeat:
-        return next(one for one in served.until(Heartbeat) if isinstance(one, Heartbeat))
+        return only(Heartbeat, served.until(Heartbeat))[0]
 
     running = next(one for one in (heartbeat() for _ in range(1000)) if one.done == 1)
     assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
@@ -171,9 +179,9 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
     gate.release()  # for the part that is at work
     said = served.until(Concluded)
     assert [len(one.records) for one in said if isinstance(one, Results)] == [1]
-    [end] = [one for one in said if isinstance(one, Concluded)]
+    [end] = only(Concluded, said)
     assert end.leases == (lease_of("again", 1).tag, lease_of("again", 2).tag)
-    heartbeats = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat)]
+    heartbeats = only(Heartbeat, served.until(Heartbeat))
     assert heartbeats[-1].held == ()
 
 
@@ -237,7 +245,7 @@ def test_who_makes_records_waits_while_nobody_fetches_them(
     gate.release(6)
     seen = 0
     while seen < 6:
-        found = [one for one in served.until(Results) if isinstance(one, Results)]
+        found = only(Results, served.until(Results))
         assert len(found) <= 2
         seen += len(found)
 
@@ -247,7 +255,7 @@ def test_nothing_comes_from_an_agent_that_was_stopped_at_once(
 ) -> None:
     served.host.ask([measure_of(1, 0, 2), Stop(device_id=AGAIN, incarnation=1, kill=True)])
     found = served.until(AgentGone)
-    assert not [one for one in found if isinstance(one, Results)]
+    assert not only(Results, found)
     gate.release(2)
     later = [served.host.take(number, 0.1) for number in range(served.number, served.number + 5)]
     assert [messages for _, messages in later] == [[]] * 5
@@ -332,14 +340,14 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
 def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
     for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
         host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=0.0)
-        host.ask([msgspec.structs.replace(start_of(recorded), fleet_pids=fleet_pids)])
+        host.ask([replace(start_of(recorded), fleet_pids=fleet_pids)])
         assert host.work()
         assert (host._load is None) == (fleet_pids is None)
-        heartbeats = [one for one in host.take(0, 0)[1] if isinstance(one, Heartbeat)]
+        heartbeats = only(Heartbeat, host.take(0, 0)[1])
         assert {one.is_host_idle for one in heartbeats} <= told
         if host._load is not None:
             host._load._is_idle = True
-            [heartbeat] = [one for one in host.take(1, 0)[1] if isinstance(one, Heartbeat)]
+            [heartbeat] = only(Heartbeat, host.take(1, 0)[1])
             assert heartbeat.is_host_idle is True
         host.close_workers()
 
@@ -350,7 +358,7 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
 
     class Measuring(ReplayWorker):
         def descriptor_in(self, environment_id: str) -> Descriptor:
-            return msgspec.structs.replace(self.descriptor, roofline=next(rooflines))
+            return replace(self.descriptor, roofline=next(rooflines))
 
     measured = [measure_of(number, number, 1) for number in (1, 2, 3)]
     host, said = done_by(lambda start: Measuring(start.spec), start_of(recorded), *measured)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from agents.codec import record_from_json, record_to_json
 from agents.device.batch import Batch
@@ -79,7 +79,7 @@ def replay(real: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         store.put_device(real.worker.spec, real.worker.descriptor)
         store.put_workloads([real.workload])
         store.append(records)
-    spec = msgspec.structs.replace(
+    spec = replace(
         real.worker.spec,
         device_id=DeviceId("again"),
         kind=DeviceKind.REPLAY,
@@ -162,7 +162,7 @@ def test_wishes_that_are_drawn_together_get_what_each_gets_alone(subject: Subjec
 
 
 def test_every_candidate_gives_a_record_that_says_what_was_asked(subject: Subject) -> None:
-    asked = tuple(msgspec.structs.replace(one, origin="model") for one in subject.candidates[:3])
+    asked = tuple(replace(one, origin="model") for one in subject.candidates[:3])
     records = measure(subject, asked, attempt=20, model_version="m-7")
     assert {record.candidate_id for record in records} == {one.candidate_id for one in asked}
     for record in records:

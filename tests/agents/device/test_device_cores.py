@@ -6,25 +6,26 @@ from agents.device.device_cores import process_cores, quiet_cores, worker_settin
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
 
+def cores(digits: str) -> tuple[int, ...]:
+    return tuple(map(int, digits))
+
+
 @pytest.mark.parametrize(
     ("timing", "usable", "groups", "quiet"),
     [
-        ((0,), (0, 1), ((0,), (1,)), (1,)),
-        ((0,), (0, 1, 2, 3), ((0, 2), (1, 3)), (1, 3)),
-        ((0,), (0, 2), ((0, 2),), (2,)),
-        ((0,), (0,), ((0,),), (0,)),
-        ((0, 1), (0, 1), ((0,), (1,)), (0, 1)),
-        ((0,), (0, 1), (), (1,)),
+        ("0", "01", "0 1", "1"),
+        ("0", "0123", "02 13", "13"),  # siblings stay free
+        ("0", "02", "02", "2"),  # only a sibling
+        ("0", "0", "0", "0"),
+        ("01", "01", "0 1", "01"),  # all time
+        ("0", "01", "", "1"),  # unknown groups
     ],
-    ids=["two cores", "siblings stay free", "only a sibling", "one core", "all time", "unknown groups"],
 )
 def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
-    timing: tuple[int, ...],
-    usable: tuple[int, ...],
-    groups: tuple[tuple[int, ...], ...],
-    quiet: tuple[int, ...],
+    timing: str, usable: str, groups: str, quiet: str
 ) -> None:
-    assert quiet_cores(timing, usable, groups) == quiet
+    found = quiet_cores(cores(timing), cores(usable), tuple(map(cores, groups.split())))
+    assert found == cores(quiet)
 
 
 def test_few_quiet_cores_have_one_process_more_for_the_cores_that_are_lent() -> None:

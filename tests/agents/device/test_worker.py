@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 import agents.device.worker
 from agents.device.batch import Batch
@@ -68,7 +68,7 @@ def measure(
 ) -> list[Record]:
     workloads = {workload.workload_id: workload}
     batch = Batch(candidates=tuple(candidates), workloads=workloads, protocol=QUICK, confirm_within=0.0)
-    return worker.measure(msgspec.structs.replace(batch, **changes))
+    return worker.measure(replace(batch, **changes))
 
 
 def test_every_record_says_how_far_it_can_be_trusted(
@@ -96,7 +96,7 @@ def test_every_record_says_how_far_it_can_be_trusted(
 def test_numbers_that_scatter_too_much_are_rejected(
     worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    picky = msgspec.structs.replace(QUICK, reject_interval=1e-9)
+    picky = replace(QUICK, reject_interval=1e-9)
     [record] = measure(worker, matmul, matmul_candidates[:1], attempt=8, protocol=picky)
     assert record.outcome is Outcome.REJECTED
     assert "reject_interval" in record.error
@@ -208,7 +208,7 @@ def test_a_gpu_whose_programs_cannot_be_compiled_is_refused(
 def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(
     generic_spec: DeviceSpec, tmp_path: Path, changes: dict[str, object], words: str
 ) -> None:
-    spec = msgspec.structs.replace(generic_spec, **changes)
+    spec = replace(generic_spec, **changes)
     with pytest.raises(DeviceRefusedError, match=words) as refusal:
         DeviceWorker(spec, tmp_path / "spool")
     assert "\n" not in str(refusal.value)

@@ -9,6 +9,7 @@ import pytest
 
 from agents.host.host_load import HostLoad, cpu_secs, program_of
 from agents.host.process_control import ProcessName, is_alive
+from tests.table_fixtures import rows
 
 
 class Host:
@@ -78,24 +79,24 @@ def test_a_process_with_any_name_is_counted() -> None:
         process.communicate(b"\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "program"),
-    [
-        ("/opt/venv/bin/python -P -m agents.sandbox.zygote 44 9104", "python -m agents.sandbox.zygote"),
-        ("python3.11 -Im pytest -x", "python3.11 -m pytest"),
-        ("python -mhttp.server 80", "python -m http.server"),
-        ("python -X importtime -W ignore /srv/train.py --token secret", "python train.py"),
-        ("python -Ximporttime -Wmodule /srv/train.py", "python train.py"),
-        ("python -Bc print(1)", "python -c"),
-        ("python -m", "python -m"),
-        ("python", "python"),
-        ("/bin/bash -e ./build.sh all", "bash build.sh"),
-        ("sh -lc sleep", "sh -c"),
-        ("node --expose-gc server.js", "node server.js"),
-        ("/usr/bin/ffmpeg -i film.mkv -passphrase secret", "ffmpeg"),
-        ("ray::IDLE", "ray::IDLE"),
-        ("", ""),
-    ],
-)
+#: What a process was started with, and how it is named.
+PROGRAMS = """
+    /opt/venv/bin/python -P -m agents.sandbox.zygote 44 9104           -> python -m agents.sandbox.zygote
+    python3.11 -Im pytest -x                                           -> python3.11 -m pytest
+    python -mhttp.server 80                                            -> python -m http.server
+    python -X importtime -W ignore /srv/train.py --token secret        -> python train.py
+    python -Ximporttime -Wmodule /srv/train.py                         -> python train.py
+    python -Bc print(1)                                                -> python -c
+    python -m                                                          -> python -m
+    python                                                             -> python
+    /bin/bash -e ./build.sh all                                        -> bash build.sh
+    sh -lc sleep                                                       -> sh -c
+    node --expose-gc server.js                                         -> node server.js
+    /usr/bin/ffmpeg -i film.mkv -passphrase secret                     -> ffmpeg
+    ray::IDLE                                                          -> ray::IDLE
+"""
+
+
+@pytest.mark.parametrize(("command", "program"), [*rows(PROGRAMS), ("", "")])
 def test_a_busy_program_is_named_by_what_it_runs(command: str, program: str) -> None:
     assert program_of(command.split()) == program

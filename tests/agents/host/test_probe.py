@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,6 +35,7 @@ from tests.host_fixtures import (
     write_tree,
     x86_host,
 )
+from tests.table_fixtures import rows
 
 STAT = (
     "cpu  9208 0 3532 169071 338 0 50 17 0 0\n"
@@ -133,17 +131,6 @@ def test_the_snapshot_holds_what_the_host_shows(tmp_path: Path) -> None:
     assert json.loads(canonical_json(snapshot)) == snapshot
 
 
-def test_the_snapshot_of_this_host_is_cheap() -> None:
-    environment((0,))
-    laps = []
-    for _ in range(20):
-        start = time.perf_counter()
-        environment((0,))
-        laps.append(time.perf_counter() - start)
-    # 0.3 ms on a core of 2.6 GHz; the least of twenty is free of neighbours.
-    assert min(laps) < 2e-3
-
-
 def test_the_snapshot_counts_stolen_ticks_of_the_timing_cores_only(tmp_path: Path) -> None:
     root = write_tree(tmp_path, laptop_files() | {"proc/stat": STAT})
     assert environment((1,), root)["steal_ticks"] == 11
@@ -185,77 +172,78 @@ def remote_spec(target: dict[str, object], tracker: str = "box:9190", key: str =
     )
 
 
-NEWER_DRIVER = {"versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "550.1"}}
-NEWER_TVM = {"versions": {"apache-tvm": "0.28.0"}}
-BOARD = remote_spec({"kind": "llvm", "mtriple": "aarch64-linux-gnu"})
-#: Rules about giving up and checking, and a whole number, which is how a file may spell it.
-OTHER_RULES = Protocol(
-    min_repeat_ms=10,
-    extra_repeats=0,
-    target_interval=0.1,
-    reject_interval=0.0,
-    early_stop_ratio=0.0,
-    check_share=1.0,
-    build_timeout_secs=1.0,
-    run_timeout_secs=1.0,
-    memory_limit_gib=1.0,
-)
+SPECS = {
+    "cpu": CPU_SPEC,
+    "gpu": cuda_spec(),
+    "board": remote_spec({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}),
+}
+#: A device, and what is changed of its snapshot, its protocol or its file.
+PASSING = """
+    cpu snapshot {"kernel": "6.2.0"}
+    cpu snapshot {"python": "3.12.1", "load": [9.0], "affinity": [3], "clock_mhz": []}
+    cpu snapshot {"temperature_c": 90.0, "steal_ticks": 4, "gpu": {}}
+    cpu snapshot {"governor": ["powersave", "performance", "powersave"]}
+    cpu snapshot {"versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "550.1"}}
+    # Rules about giving up and checking, and a whole number, which is how a file may spell it.
+    cpu protocol {"min_repeat_ms": 10, "extra_repeats": 0, "target_interval": 0.1, "reject_interval": 0.0}
+    cpu protocol {"early_stop_ratio": 0.0, "check_share": 1.0, "build_timeout_secs": 1.0}
+    cpu protocol {"run_timeout_secs": 1.0, "memory_limit_gib": 1.0}
+    cpu file {"note": "in the cellar", "protocol_changes": [["repeat", 9.0]]}
+    # A board behind a wire has the same environment from every host that builds.
+    board snapshot {"arch": "aarch64", "cpu_model": "Another CPU", "governor": ["schedutil"]}
+    # Whatever their protocol says, their programs are timed at one moment.
+    board protocol {"visits": 1}
+    gpu protocol {"visits": 1}
+"""
+LASTING = """
+    cpu snapshot {"arch": "aarch64"}
+    cpu snapshot {"cpu_model": "Another CPU"}
+    cpu snapshot {"governor": ["powersave"]}
+    cpu snapshot {"turbo": "off"}
+    cpu snapshot {"versions": {"apache-tvm": "0.28.0"}}
+    cpu protocol {"repeat": 4}
+    cpu protocol {"min_repeat_ms": 20.0}
+    cpu protocol {"max_number": 9}
+    cpu protocol {"warmup_ms": 5.0}
+    cpu protocol {"cooldown_ms": 5.0}
+    cpu protocol {"cache_flush": true}
+    cpu protocol {"visits": 1}
+    cpu protocol {"visits": 9}
+    cpu file {"target_json": "{\\"kind\\":\\"llvm\\",\\"mcpu\\":\\"x86-64-v2\\",\\"num-cores\\":1}"}
+    cpu file {"index": 1}
+    cpu file {"cores": [1]}
+    cpu file {"threads": 2}
+    gpu snapshot {"versions": {"apache-tvm": "0.27.0.post1", "cuda-driver": "550.1"}}
+    board snapshot {"versions": {"apache-tvm": "0.28.0"}}
+    board file {"key": "pi5"}
+    board file {"tracker": "lab:9190"}
+"""
 
 
-def lasting_id(
-    spec: DeviceSpec = CPU_SPEC, protocol: Protocol | None = None, snapshot: Mapping[str, Any] | None = None
-) -> str:
-    return environment_id(SNAPSHOT | dict(snapshot or {}), spec, protocol or Protocol())
+def lines_of(table: str) -> list[str]:
+    return [line.strip() for line in table.strip().splitlines() if not line.strip().startswith("#")]
 
 
-@pytest.mark.parametrize(
-    ("spec", "changes"),
-    [
-        (CPU_SPEC, {"snapshot": {"kernel": "6.2.0"}}),
-        (CPU_SPEC, {"snapshot": {"python": "3.12.1", "load": [9.0], "affinity": [3], "clock_mhz": []}}),
-        (CPU_SPEC, {"snapshot": {"temperature_c": 90.0, "steal_ticks": 4, "gpu": {}}}),
-        (CPU_SPEC, {"snapshot": {"governor": ["powersave", "performance", "powersave"]}}),
-        (CPU_SPEC, {"snapshot": NEWER_DRIVER}),
-        (CPU_SPEC, {"protocol": OTHER_RULES}),
-        (CPU_SPEC, {"spec": replace(CPU_SPEC, note="in the cellar", protocol_changes=(("repeat", 9.0),))}),
-        # A board behind a wire has the same environment from every host that builds.
-        (BOARD, {"snapshot": {"arch": "aarch64", "cpu_model": "Another CPU", "governor": ["schedutil"]}}),
-        # Whatever their protocol says, their programs are timed at one moment.
-        (BOARD, {"protocol": Protocol(visits=1)}),
-        (cuda_spec(), {"protocol": Protocol(visits=1)}),
-    ],
-)
-def test_what_passes_leaves_the_environment_id(spec: DeviceSpec, changes: dict[str, Any]) -> None:
-    assert lasting_id(**{"spec": spec, **changes}) == lasting_id(spec)
+def lasting_ids(line: str) -> tuple[str, str]:
+    """The environment id of a device before and after a change."""
+    name, part, text = line.split(maxsplit=2)
+    spec, changes = SPECS[name], json.loads(text)
+    snapshot = SNAPSHOT | (changes if part == "snapshot" else {})
+    protocol = Protocol(**changes) if part == "protocol" else Protocol()
+    changed = replace(spec, **changes) if part == "file" else spec
+    return environment_id(SNAPSHOT, spec, Protocol()), environment_id(snapshot, changed, protocol)
 
 
-@pytest.mark.parametrize(
-    ("spec", "changes"),
-    [
-        (CPU_SPEC, {"snapshot": {"arch": "aarch64"}}),
-        (CPU_SPEC, {"snapshot": {"cpu_model": "Another CPU"}}),
-        (CPU_SPEC, {"snapshot": {"governor": ["powersave"]}}),
-        (CPU_SPEC, {"snapshot": {"turbo": "off"}}),
-        (CPU_SPEC, {"snapshot": NEWER_TVM}),
-        *(
-            (CPU_SPEC, {"protocol": Protocol(**{name: value})})
-            for name, value in (
-                *(("repeat", 4), ("min_repeat_ms", 20.0), ("max_number", 9), ("warmup_ms", 5.0)),
-                *(("cooldown_ms", 5.0), ("cache_flush", True), ("visits", 1), ("visits", 9)),
-            )
-        ),
-        (CPU_SPEC, {"spec": local_spec({"mcpu": "x86-64-v2"})}),
-        (CPU_SPEC, {"spec": replace(CPU_SPEC, index=1)}),
-        (CPU_SPEC, {"spec": replace(CPU_SPEC, cores=(1,))}),
-        (CPU_SPEC, {"spec": replace(CPU_SPEC, threads=2)}),
-        (cuda_spec(), {"snapshot": NEWER_DRIVER}),
-        (BOARD, {"snapshot": NEWER_TVM}),
-        (BOARD, {"spec": replace(BOARD, key="pi5")}),
-        (BOARD, {"spec": replace(BOARD, tracker="lab:9190")}),
-    ],
-)
-def test_what_lasts_changes_the_environment_id(spec: DeviceSpec, changes: dict[str, Any]) -> None:
-    assert lasting_id(**{"spec": spec, **changes}) != lasting_id(spec)
+@pytest.mark.parametrize("line", lines_of(PASSING))
+def test_what_passes_leaves_the_environment_id(line: str) -> None:
+    before, after = lasting_ids(line)
+    assert after == before
+
+
+@pytest.mark.parametrize("line", lines_of(LASTING))
+def test_what_lasts_changes_the_environment_id(line: str) -> None:
+    before, after = lasting_ids(line)
+    assert after != before
 
 
 @pytest.mark.parametrize("key", LASTING_KEYS)
@@ -266,7 +254,7 @@ def test_an_environment_without_a_lasting_part_has_no_id(key: str) -> None:
 
 def test_ids_of_records_with_default_visits_stay() -> None:
     # As version 0.1 hashed it, which did not know of visits.
-    assert lasting_id() == "489ff828a13f554bffb564448d68b230"
+    assert environment_id(SNAPSHOT, CPU_SPEC, Protocol()) == "489ff828a13f554bffb564448d68b230"
 
 
 def test_this_hosts_own_snapshot_has_a_steady_id() -> None:
@@ -282,28 +270,24 @@ NOT_KNOWN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("target", "arch", "vector"),
-    [
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic"}, "aarch64", 16),
-        ({"kind": "llvm", "mtriple": "arm64-apple-darwin", "mattr": ["+dotprod"]}, "aarch64", 16),
-        ({"kind": "llvm", "mcpu": "x86-64-v4"}, "x86_64", 64),
-        ({"kind": "llvm", "mcpu": "x86-64-v2", "mattr": ["+avx2"]}, "x86_64", 16),
-        ({"kind": "llvm", "mcpu": "x86-64", "mattr": ["+avx512f"]}, "x86_64", 64),
-        # A name that no table holds, and an architecture that none describes.
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "aarch64", 0),
-        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "riscv64", 0),
-        (
-            {"kind": "cuda", "arch": "sm_87", "host": {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}},
-            "aarch64",
-            16,
-        ),
-    ],
-)
-def test_a_board_is_described_by_its_file(target: dict[str, object], arch: str, vector: int) -> None:
-    seen = remote_descriptor(remote_spec(target))
-    assert (seen.host, seen.arch, seen.vector_bytes) == ("box:9190/pi4", arch, vector)
-    assert seen.ansor_params == (0, vector, 0, 0, 0, 0, 0, 0)
+#: The target of a board, its architecture, and the bytes of its vectors.
+BOARDS = """
+    {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic"}        -> aarch64 16
+    {"kind": "llvm", "mtriple": "arm64-apple-darwin", "mattr": ["+dotprod"]}   -> aarch64 16
+    {"kind": "llvm", "mcpu": "x86-64-v4"}                                      -> x86_64 64
+    {"kind": "llvm", "mcpu": "x86-64-v2", "mattr": ["+avx2"]}                  -> x86_64 16
+    {"kind": "llvm", "mcpu": "x86-64", "mattr": ["+avx512f"]}                  -> x86_64 64
+    {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}     -> aarch64 0
+    {"kind": "llvm", "mtriple": "riscv64-linux-gnu"}                           -> riscv64 0
+    {"kind": "cuda", "host": {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}} -> aarch64 16
+"""
+
+
+@pytest.mark.parametrize(("target", "found"), rows(BOARDS))
+def test_a_board_is_described_by_its_file(target: str, found: str) -> None:
+    seen = remote_descriptor(remote_spec(json.loads(target)))
+    assert (seen.host, f"{seen.arch} {seen.vector_bytes}") == ("box:9190/pi4", found)
+    assert seen.ansor_params == (0, seen.vector_bytes, 0, 0, 0, 0, 0, 0)
     assert dict(seen.versions)["apache-tvm"]
     assert not [name for name in NOT_KNOWN if getattr(seen, name)]
 

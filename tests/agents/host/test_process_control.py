@@ -136,14 +136,10 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
         patched.setattr("agents.host.process_control._stat", failing(number))
         assert is_alive(name)
         assert end_process(name)
+        for gone in (errno.ENOENT, errno.ESRCH):
+            patched.setattr("agents.host.process_control._stat", failing(gone))
+            assert not is_alive(name)
     assert child.wait(10) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESRCH])
-def test_one_that_is_no_more_has_ended(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    name = ProcessName.of(os.getpid())
-    monkeypatch.setattr("agents.host.process_control._stat", failing(number))
-    assert not is_alive(name)
 
 
 def test_one_that_cannot_be_reached_is_not_said_to_be_ended(

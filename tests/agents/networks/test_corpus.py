@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agents.networks.operator_kind import operator_kind
 from agents.networks.reader import network_workloads
 from agents.records import Family, as_json_dict
 from tests.record_fixtures import make_workload
+from tests.table_fixtures import rows
 
 
 @pytest.fixture
@@ -41,34 +43,33 @@ def test_the_corpus_stands_for_its_members_and_another_list_is_another(
     assert corpus.label() != label
 
 
-_IMAGE, _ROWS = (1, 64, 8, 8), (64, 256)
+#: Name and shapes of a workload, and its kind.
+KINDS = """
+    fused_conv2d_add_relu [1,64,8,8] [32,64,3,3] [1,32,1,1] [1,32,8,8] -> conv2d
+    fused_conv2d1_add2 [1,64,8,8] [64,1,3,3] [1,64,1,1] [1,64,8,8] -> depthwise_conv2d
+    conv2d [1,64,8,8] [64,16,3,3] [1,64,8,8]                -> group_conv2d
+    conv2d [1,1,8,8] [4,1,3,3] [1,4,8,8]                    -> conv2d
+    fused_conv2d_transpose_add [1,64,8,8] [64,32,2,2] [1,32,16,16] -> conv_transpose
+    fused_conv3d_add [1,3,4,8,8] [8,3,2,2,2] [1,8,2,4,4]    -> conv3d
+    fused_conv1d_add [1,8,32] [8,2,1] [1,8,32]              -> group_conv1d
+    fused_matmul_add [64,256] [256,8] [8] [64,8]            -> dense
+    fused_matmul1_divide [4,16,8] [4,8,16] [4,16,16]        -> batch_matmul
+    matmul [4,16,8] [8,16] [4,16,16]                        -> dense
+    fused_softmax_reshape [64,256] [64,256]                 -> softmax
+    layer_norm2 [64,256] [256] [256] [64,256]               -> norm
+    fused_avg_pool2d_add [1,64,8,8] [1,64,8,8]              -> pool
+    fused_mean_add [64,256] [64,1]                          -> reduce
+    take [8192,256] [64] [64,256]                           -> gather
+    fused_reshape3_transpose1_reshape [64,256] [64,256]     -> data_movement
+    fused_reshape_gelu_reshape [64,256] [64,256]            -> elementwise
+    maximum_add [64,256] [64,256]                           -> elementwise
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes", "kind"),
-    [
-        ("fused_conv2d_add_relu", [_IMAGE, (32, 64, 3, 3), (1, 32, 1, 1), (1, 32, 8, 8)], "conv2d"),
-        ("fused_conv2d1_add2", [_IMAGE, (64, 1, 3, 3), (1, 64, 1, 1), _IMAGE], "depthwise_conv2d"),
-        ("conv2d", [_IMAGE, (64, 16, 3, 3), _IMAGE], "group_conv2d"),
-        ("conv2d", [(1, 1, 8, 8), (4, 1, 3, 3), (1, 4, 8, 8)], "conv2d"),
-        ("fused_conv2d_transpose_add", [_IMAGE, (64, 32, 2, 2), (1, 32, 16, 16)], "conv_transpose"),
-        ("fused_conv3d_add", [(1, 3, 4, 8, 8), (8, 3, 2, 2, 2), (1, 8, 2, 4, 4)], "conv3d"),
-        ("fused_conv1d_add", [(1, 8, 32), (8, 2, 1), (1, 8, 32)], "group_conv1d"),
-        ("fused_matmul_add", [_ROWS, (256, 8), (8,), (64, 8)], "dense"),
-        ("fused_matmul1_divide", [(4, 16, 8), (4, 8, 16), (4, 16, 16)], "batch_matmul"),
-        ("matmul", [(4, 16, 8), (8, 16), (4, 16, 16)], "dense"),
-        ("fused_softmax_reshape", [_ROWS, _ROWS], "softmax"),
-        ("layer_norm2", [_ROWS, (256,), (256,), _ROWS], "norm"),
-        ("fused_avg_pool2d_add", [_IMAGE, _IMAGE], "pool"),
-        ("fused_mean_add", [_ROWS, (64, 1)], "reduce"),
-        ("take", [(8192, 256), (64,), _ROWS], "gather"),
-        ("fused_reshape3_transpose1_reshape", [_ROWS, _ROWS], "data_movement"),
-        ("fused_reshape_gelu_reshape", [_ROWS, _ROWS], "elementwise"),
-        ("maximum_add", [_ROWS, _ROWS], "elementwise"),
-    ],
-)
-def test_a_workload_has_the_kind_of_its_weightiest_part(name: str, shapes: Any, kind: str) -> None:
-    assert operator_kind(name, shapes) == kind
+@pytest.mark.parametrize(("workload", "kind"), rows(KINDS))
+def test_a_workload_has_the_kind_of_its_weightiest_part(workload: str, kind: str) -> None:
+    name, *shapes = workload.split()
+    assert operator_kind(name, [tuple(json.loads(shape)) for shape in shapes]) == kind
 
 
 def test_what_was_read_is_kept_by_name_and_versions(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

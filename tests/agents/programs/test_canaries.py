@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any
@@ -17,9 +18,13 @@ from tests.conftest import run_code
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
 
 
-@pytest.fixture(scope="module")
+#: Those of a family are made once: TVM takes seconds for them.
+canaries_of = functools.cache(make_canaries)
+
+
+@pytest.fixture
 def cpu_canaries() -> dict[str, Canary]:
-    return {canary.name: canary for canary in make_canaries(Family.CPU)}
+    return {canary.name: canary for canary in canaries_of(Family.CPU)}
 
 
 def run_on_this_host(canary: Canary) -> tuple[list[Any], dict[int, Any], float]:
@@ -46,7 +51,7 @@ def test_a_family_has_three_canaries_which_are_the_same_in_every_process() -> No
         "                  for family in Family for c in make_canaries(family)]))\n"
     )
     elsewhere = run_code(source, env={**os.environ, "PYTHONHASHSEED": "5"})
-    canaries = [canary for family in Family for canary in make_canaries(family)]
+    canaries = [canary for family in Family for canary in canaries_of(family)]
     here = [[one.name, one.workload.workload_id, one.candidate.candidate_id] for one in canaries]
     assert json.loads(elsewhere.splitlines()[-1]) == here
     assert [one.name for one in canaries] == ["compute", "memory", "latency"] * 2
@@ -101,7 +106,7 @@ def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, 
 def test_gpu_canaries_are_bound_to_threads_exceed_their_caches_and_compile_without_a_gpu() -> None:
     import tvm
 
-    compute, memory, latency = made = make_canaries(Family.GPU)
+    compute, memory, latency = made = canaries_of(Family.GPU)
     target = tvm.target.Target(SPACE_TARGETS[Family.GPU])
     for canary in made:
         built = build(tvm.ir.load_json(canary.workload.module_json), canary.candidate.trace, target)
@@ -119,7 +124,7 @@ def test_a_roofline_counts_what_the_canaries_do(family: Family) -> None:
     """By TVM's own count of operations, and by the sizes of the arguments."""
     import tvm
 
-    by_name = {canary.name: canary.workload for canary in make_canaries(family)}
+    by_name = {canary.name: canary.workload for canary in canaries_of(family)}
     found = dict(roofline(family, {"compute": 0.5, "memory": 0.25, "latency": 2.0}))
     assert found["flops_per_sec"] == pytest.approx(by_name["compute"].flops / 0.5, rel=1e-3)
     assert found["bytes_per_sec"] == pytest.approx(by_name["memory"].bytes_moved / 0.25, rel=1e-5)

@@ -21,13 +21,8 @@ from agents.programs.check import (
 )
 from agents.programs.workloads import network_workloads, operator_workload
 
-NAN, INF = math.nan, math.inf
 #: That of a sum of 4,608 terms in float32, the longest of the known networks.
 TOLERANCE = 4.237e-5
-
-
-def floats(*values: float) -> dict[int, Any]:
-    return {0: np.array(values, "float32")}
 
 
 def total_module(terms: int, *, rows: int = 4, dtype: str = "float32", kept_in: str | None = None) -> Any:
@@ -81,37 +76,54 @@ def test_only_outputs_are_poisoned() -> None:
     assert [one.dtype for one in spoilt] == [value.dtype for value in values]
 
 
+#: What is expected, `=` or `!` for whether that agrees, and what is found, all in float32.
+AGREEMENTS = """
+    1 2      = 1 2
+    1 2      = 1.00001 2
+    1 2      ! 1.001 2
+    nan 1    = nan 1
+    nan 1    ! 0 1
+    0 1      ! nan 1
+    inf 1    = inf 1
+    inf 1    ! -inf 1
+    inf 1    ! 3e38 1
+    3e38 1   ! inf 1
+    3e38 1e38 ! 3e38 -1e38
+    1e-30 2e-30 ! 1e-30 2.1e-30
+    0 0      = 0 -0
+    0 0      ! 1e-9 0
+    100 0    = 100 1e-5
+"""
+
+
+@pytest.mark.parametrize("line", AGREEMENTS.strip().splitlines())
+def test_numbers_agree_to_the_tolerance(line: str) -> None:
+    agrees = "=" in line
+    expected, found = (np.array(part.split(), "float32") for part in line.split("=" if agrees else "!"))
+    assert (difference({0: expected}, {0: found}, tolerance=TOLERANCE) == "") is agrees
+
+
 @pytest.mark.parametrize(
     ("expected", "found", "agrees"),
     [
-        (floats(1.0, 2.0), floats(1.0, 2.0), True),
-        (floats(1.0, 2.0), floats(1.00001, 2.0), True),
-        (floats(1.0, 2.0), floats(1.001, 2.0), False),
-        (floats(NAN, 1.0), floats(NAN, 1.0), True),
-        (floats(NAN, 1.0), floats(0.0, 1.0), False),
-        (floats(0.0, 1.0), floats(NAN, 1.0), False),
-        (floats(INF, 1.0), floats(INF, 1.0), True),
-        (floats(INF, 1.0), floats(-INF, 1.0), False),
-        (floats(INF, 1.0), floats(3e38, 1.0), False),
-        (floats(3e38, 1.0), floats(INF, 1.0), False),
-        (floats(3e38, 1e38), floats(3e38, -1e38), False),
-        (floats(1e-30, 2e-30), floats(1e-30, 2.1e-30), False),
-        (floats(0.0, 0.0), floats(0.0, -0.0), True),
-        (floats(0.0, 0.0), floats(1e-9, 0.0), False),
-        (floats(100.0, 0.0), floats(100.0, 1e-5), True),  # 0 after cancellation among values of about 100
-        (floats(), floats(), True),
-        ({0: np.array([1, 2])}, {0: np.array([1, 2])}, True),
-        ({0: np.array([2**40, 2])}, {0: np.array([2**40 + 1, 2])}, False),
-        ({0: np.array([True])}, {0: np.array([False])}, False),
-        ({0: np.array(1.0)}, {0: np.array(2.0)}, False),
-        ({0: np.zeros(2)}, {0: np.zeros(3)}, False),
-        ({0: np.zeros(2)}, {0: np.zeros(2, "float32")}, False),
-        ({0: np.zeros(2)}, {}, False),
-        ({}, {0: np.zeros(2)}, True),
+        ([], [], True),
+        ([1, 2], [1, 2], True),
+        ([2**40, 2], [2**40 + 1, 2], False),
+        ([True], [False], False),
+        (1.0, 2.0, False),
+        ([0.0] * 2, [0.0] * 3, False),
+        ([0.0], np.zeros(1, "float32"), False),
     ],
 )
-def test_what_agrees(expected: dict[int, Any], found: dict[int, Any], agrees: bool) -> None:
-    assert (difference(expected, found, tolerance=TOLERANCE) == "") is agrees
+def test_integers_and_shapes_agree_exactly(expected: Any, found: Any, agrees: bool) -> None:
+    outputs = {0: np.array(expected)}, {0: np.array(found)}
+    assert (difference(*outputs, tolerance=TOLERANCE) == "") is agrees
+
+
+def test_every_output_of_the_program_is_looked_at_and_no_other() -> None:
+    output = {0: np.zeros(2)}
+    assert difference(output, {}, tolerance=TOLERANCE)
+    assert difference({}, output, tolerance=TOLERANCE) == ""
 
 
 def test_a_difference_is_told_in_one_sentence() -> None:

@@ -14,26 +14,20 @@ from agents.programs.workloads import operator_workload
 from agents.records import Family, Workload, canonical_json
 from tests.hostile_fixtures import linking_trace, of_other_host, running_trace, with_steps
 
-SPACE = [
+SPACE = json.loads("""[
     ["GetSBlock", [], ["Z", "main"], ["b0"]],
     ["Annotate", ["b0", 16], ["meta_schedule.parallel"], []],
     ["GetLoops", ["b0"], [], ["l1", "l2"]],
     ["SamplePerfectTile", ["l1"], [2, 64], ["v3", "v4"]],
-    ["Split", ["l1", "v3", "v4"], [True, False], ["l5", "l6"]],
-    ["SampleCategorical", [], [[0, 16], [0.5, 0.5]], ["v7"]],
-]
+    ["Split", ["l1", "v3", "v4"], [true, false], ["l5", "l6"]],
+    ["SampleCategorical", [], [[0, 16], [0.5, 0.5]], ["v7"]]
+]""")
 DECISIONS = [[3, [4, 4]], [5, 1]]
 MORE = ["GetLoops", ["b0"], [], ["l8", "l9"]]
 
 
 def matched(steps: Any, decisions: Any, *spaces: Any) -> Any:
     return match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
-
-
-def why(steps: Any, decisions: Any) -> str:
-    with pytest.raises(TraceRefusedError) as caught:
-        matched(steps, decisions)
-    return caught.value.reason
 
 
 def test_a_trace_is_matched_by_its_first_instructions() -> None:
@@ -55,15 +49,25 @@ def test_an_older_tvm_and_another_target_may_have_written_it() -> None:
     assert matched(older, DECISIONS) == (0, DECISIONS)
 
 
-def test_what_does_not_match_is_refused_with_its_reason() -> None:
-    other = json.loads(canonical_json(SPACE))
-    other[3][2] = [2, 16]
-    assert why(other, DECISIONS) == "its instructions are those of no design space of ours"
-    assert why(SPACE[:-1], DECISIONS[:1]) == "its instructions are those of no design space of ours"
-    assert why([], []) == "its instructions are those of no design space of ours"
-    assert why(SPACE, DECISIONS[:1]) == "its decisions are not one for each sampled number"
-    assert why(SPACE, [*DECISIONS, DECISIONS[0]]) == "its decisions are not one for each sampled number"
-    assert why(SPACE, [[3, [4, 0]], [5, 1]]) == "a decision does not fit its instruction"
+NO_SPACE = "its instructions are those of no design space of ours"
+NOT_ONE_EACH = "its decisions are not one for each sampled number"
+
+
+@pytest.mark.parametrize(
+    ("steps", "decisions", "reason"),
+    [
+        ([*SPACE[:3], ["SamplePerfectTile", ["l1"], [2, 16], ["v3", "v4"]], *SPACE[4:]], DECISIONS, NO_SPACE),
+        (SPACE[:-1], DECISIONS[:1], NO_SPACE),
+        ([], [], NO_SPACE),
+        (SPACE, DECISIONS[:1], NOT_ONE_EACH),
+        (SPACE, [*DECISIONS, DECISIONS[0]], NOT_ONE_EACH),
+        (SPACE, [[3, [4, 0]], [5, 1]], "a decision does not fit its instruction"),
+    ],
+)
+def test_what_does_not_match_is_refused_with_its_reason(steps: Any, decisions: Any, reason: str) -> None:
+    with pytest.raises(TraceRefusedError) as caught:
+        matched(steps, decisions)
+    assert caught.value.reason == reason
     with pytest.raises(TraceRefusedError, match="no design space"):
         match([], canonical_json([SPACE, DECISIONS]))
 

@@ -198,15 +198,6 @@ def call(session: RpcSession, function: str, *numbers: int) -> None:
     session.load(compiled(workload))["main"](*arguments_on(session, workload))
 
 
-def test_magic_numbers_are_those_of_tvm() -> None:
-    from tvm.rpc import base
-
-    ours, codes = rpc_tracker, base.TrackerCode
-    magic = (ours.SESSION_MAGIC, ours.KEY_MISMATCH, ours.TRACKER_MAGIC)
-    assert magic == (base.RPC_MAGIC, base.RPC_CODE_MISMATCH, base.RPC_TRACKER_MAGIC)
-    assert (ours.SUCCESS, ours.REQUEST, ours.SUMMARY) == (codes.SUCCESS, codes.REQUEST, codes.SUMMARY)
-
-
 def test_asking_who_is_served_loads_no_tvm() -> None:
     code = (
         "import sys\nfrom agents.programs.rpc_session import served\n"
@@ -304,34 +295,6 @@ def test_instructions_that_a_board_lacks_are_named(generic_spec: DeviceSpec) -> 
     assert "avx512f" in sentence
     assert "Board CPU" in sentence
     assert board_differences(msgspec.structs.replace(spec, target_json='{"kind":"cuda"}'), seen) == []
-
-
-def test_two_links_take_turns(lab: Lab) -> None:
-    order: list[str] = []
-
-    def second() -> None:
-        with lab.link("box").connect():
-            order.append("second")
-
-    with lab.link("box").connect():
-        waiting = threading.Thread(target=second)
-        waiting.start()
-        wait_until(lambda: is_waited_for(lab.tracker, "box"))
-        order.append("first")
-    waiting.join(30)
-    assert order == ["first", "second"]
-
-
-def is_waited_for(tracker: str, key: str) -> bool:
-    """Whether somebody waits at a tracker; asked as TVM's own client does."""
-    from tvm import rpc
-
-    host, _, port = tracker.rpartition(":")
-    session = rpc.connect_tracker(host, int(port))
-    try:
-        return bool(session.summary()["queue_info"][key]["pending"])
-    finally:
-        session.close()
 
 
 def test_a_session_ends_though_its_arguments_are_still_held(lab: Lab, matmul: tuple[Workload, str]) -> None:

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from agents.errors import AgentError, MessageError
 from agents.programs.workloads import workload_from_module
@@ -80,22 +80,42 @@ def test_real_candidates_are_built_and_timed(pool: WorkerPool, good: Good) -> No
         assert result.environment["versions"]["llvm"]
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "words"),
-    # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
-    [("free", (64,), "while timing: "), ("raise", (signal.SIGSEGV,), "SIGSEGV")],
-)
-def test_a_program_that_kills_its_process_three_times_is_quarantined_and_the_batch_goes_on(
-    good: Good, function: str, arguments: tuple[int, ...], words: str
+def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
+    pool: WorkerPool, good: Good, matmul: Workload
 ) -> None:
-    bad = calling(f"calls_{function}", function, *arguments)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*jobs([bad]), *good(1)])))
-        assert own.started == MAX_STRIKES
-    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
-    assert words in results[0].error
-    assert results[0].quality == {"strikes": MAX_STRIKES, "quarantined": True}
-    assert "strikes" not in results[1].quality
+    [fine] = good(1, check=True)
+    # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
+    # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
+    eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
+    greedy = replace(QUICK, repeat=20, memory_limit_gib=1.0)
+    unknown_block = '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]'
+    traces = [
+        Candidate(workload_id=matmul.workload_id, trace=trace)
+        # The others say what no trace may say, so TVM never sees them.
+        for trace in (unknown_block, '[[["NoSuchInstruction",[],[],[]]],[]]', "[]")
+    ]
+    bad = [
+        # glibc's free() of a pointer that it never gave out aborts and says so on stderr.
+        (jobs([calling("calls_free", "free", 64)]), Outcome.RUN_FAILED, "while timing: "),
+        (jobs([calling("calls_raise", "raise", signal.SIGSEGV)]), Outcome.RUN_FAILED, "SIGSEGV"),
+        (jobs([eats], protocol=greedy), Outcome.RUN_FAILED, "timing took more than 1 GiB of memory"),
+        # What libc's rand() adds to the output is different at every call.
+        (jobs([calling("adds_rand", "rand")], check=True), Outcome.WRONG_OUTPUT, "differs in"),
+        (of(matmul, traces[:1]), Outcome.BUILD_FAILED, "does not replay"),
+        (of(matmul, traces[1:2]), Outcome.BUILD_FAILED, "the trace is refused"),
+        (of(matmul, traces[2:]), Outcome.BUILD_FAILED, "the trace is refused"),
+    ]
+    results = by_job(list(pool.run([*(job for [job], _, _ in bad), fine])))
+    for result, (_, outcome, words) in zip(results, bad, strict=False):
+        assert result.outcome is outcome, result.error
+        assert words in result.error
+    for result in results[:2]:
+        assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
+    wrong, last = results[3], results[-1]
+    assert len(wrong.run_secs) >= QUICK.repeat  # it ran, so its seconds are kept
+    assert last.outcome is Outcome.OK
+    assert (wrong.quality["checked"], last.quality["checked"]) == (True, True)
+    assert "strikes" not in last.quality
 
 
 def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> None:
@@ -105,7 +125,7 @@ def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> Non
         with WorkerPool([child_settings()]) as own:
             for check in (False, True):
                 [job] = good(1, check=check)
-                wrong = msgspec.structs.replace(job.workload, **changes)
+                wrong = replace(job.workload, **changes)
                 [result] = own.run([dataclasses.replace(job, workload=wrong)])
                 assert result.outcome is Outcome.BUILD_FAILED
                 assert "the workload names arguments" in result.error
@@ -128,16 +148,15 @@ def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Go
     assert after.outcome is Outcome.OK
 
 
-def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None:
+def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process(pool: WorkerPool) -> None:
     bad = calling("sleeps", "sleep", 600)
-    short = msgspec.structs.replace(QUICK, run_timeout_secs=2.0)
-    with WorkerPool([child_settings()]) as own:
-        own.ask(NOTHING)  # started: only the time-out is timed below
-        worker = own.pids[-1]
-        started = time.monotonic()
-        [result] = own.run(jobs([bad], protocol=short))
-        seconds = time.monotonic() - started
-        assert not psutil.pid_exists(worker)
+    short = replace(QUICK, run_timeout_secs=2.0)
+    pool.ask(NOTHING)  # started: only the time-out is timed below
+    worker = pool.pids[-1]
+    started = time.monotonic()
+    [result] = pool.run(jobs([bad], protocol=short))
+    seconds = time.monotonic() - started
+    assert not psutil.pid_exists(worker)
     assert result.outcome is Outcome.RUN_TIMEOUT
     assert "more than 2 s" in result.error
     # Others may hold the host's timing lock for as long as they like, and building takes what it takes.
@@ -145,73 +164,70 @@ def test_an_endless_program_ends_at_its_time_out_and_leaves_no_process() -> None
     assert short.run_timeout_secs < seconds < short.run_timeout_secs + 2 + 10  # its reaction on a loaded host
 
 
-def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = calling("calls_usleep", "usleep", 50_000)
     # Far more than the program takes with all its extra repeats, and less than the pause.
-    protocol = msgspec.structs.replace(QUICK, run_timeout_secs=4.0)
-    with WorkerPool([child_settings()]) as own:
-        paused: list[int] = []
-        select = selectors.DefaultSelector.select
+    protocol = replace(QUICK, run_timeout_secs=4.0)
+    paused: list[int] = []
+    select = selectors.DefaultSelector.select
 
-        def paused_once(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
-            if WorkerStage.TIMING in own.stages and not paused:
-                paused.extend(own.pids[1:])
-                for pid in paused:
-                    os.kill(pid, signal.SIGSTOP)
-                time.sleep(4.5)
-                for pid in paused:
-                    os.kill(pid, signal.SIGCONT)
-            return select(selector, timeout)
+    def paused_once(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
+        if WorkerStage.TIMING in pool.stages and not paused:
+            paused.extend(pool.pids[1:])
+            for pid in paused:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(4.5)
+            for pid in paused:
+                os.kill(pid, signal.SIGCONT)
+        return select(selector, timeout)
 
-        monkeypatch.setattr(selectors.DefaultSelector, "select", paused_once)
-        (result,) = own.run(jobs([slow], protocol=protocol))
+    monkeypatch.setattr(selectors.DefaultSelector, "select", paused_once)
+    (result,) = pool.run(jobs([slow], protocol=protocol))
     assert paused
     assert result.outcome is Outcome.OK, result.error
 
 
-def test_a_program_that_takes_memory_without_end_is_ended(good: Good) -> None:
-    # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
-    # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
-    eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
-    greedy = msgspec.structs.replace(QUICK, repeat=20, memory_limit_gib=1.0)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*jobs([eats], protocol=greedy), *good(1)])))
-    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
-    assert "timing took more than 1 GiB of memory" in results[0].error
-
-
-def test_a_program_that_starts_threads_without_end_is_ended(
-    good: Good, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stage", "held", "outcome", "words"),
+    [
+        (
+            WorkerStage.TIMING,
+            Footprint(memory_bytes=0, threads=2 * MOST_THREADS),
+            Outcome.RUN_FAILED,
+            "threads and processes; its worker process was ended",
+        ),
+        # The program has its seconds by then.
+        (WorkerStage.RETIMING, Footprint(memory_bytes=1 << 60, threads=1), Outcome.OK, ""),
+    ],
+    ids=["threads", "memory when it is timed again"],
+)
+def test_what_a_program_holds_beyond_its_limits_ends_its_process(
+    pool: WorkerPool,
+    good: Good,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: WorkerStage,
+    held: Footprint,
+    outcome: Outcome,
+    words: str,
 ) -> None:
-    own_footprint = WorkerProcess.footprint
+    ended: list[int] = []
 
-    def crowded(process: WorkerProcess) -> Footprint:
-        is_first = process.at is not None and process.at.job == 0
-        more = MOST_THREADS if is_first and process.stage is WorkerStage.TIMING else 0
-        held = own_footprint(process)
-        return dataclasses.replace(held, threads=held.threads + more)
+    def footprint(process: WorkerProcess) -> Footprint:
+        is_first = stage is WorkerStage.RETIMING or (process.at is not None and process.at.job == 0)
+        if process.stage is stage and is_first:
+            ended.append(process.pid)
+            return held
+        return Footprint(memory_bytes=0, threads=1)
 
-    monkeypatch.setattr(WorkerProcess, "footprint", crowded)
-    slow = msgspec.structs.replace(QUICK, repeat=20, min_repeat_ms=50.0)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run(good(2, protocol=slow))))
-    assert [result.outcome for result in results] == [Outcome.RUN_FAILED, Outcome.OK]
-    assert "threads and processes; its worker process was ended" in results[0].error
-
-
-def test_memory_that_is_taken_when_a_program_is_timed_again_ends_its_process(
-    good: Good, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def grown(process: WorkerProcess) -> Footprint:
-        is_again = process.stage is WorkerStage.RETIMING
-        return Footprint(memory_bytes=1 << 60 if is_again else 0, threads=1)
-
-    monkeypatch.setattr(WorkerProcess, "footprint", grown)
-    again = msgspec.structs.replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run(good(2, protocol=again))))
-        assert own.pids[1:] == []
-    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
+    monkeypatch.setattr(WorkerProcess, "footprint", footprint)
+    slow = replace(QUICK, visits=3, repeat=20, min_repeat_ms=50.0)
+    results = by_job(list(pool.run(good(2, protocol=slow))))
+    assert [result.outcome for result in results] == [outcome, Outcome.OK]
+    assert words in results[0].error
+    assert ended
+    assert not set(ended) & set(pool.pids)
 
 
 def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() -> None:
@@ -221,12 +237,12 @@ def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() ->
         [first] = own.run(jobs(pairs[:1]))
         worker = psutil.Process(own.pids[-1])
         limit = (worker.memory_info().rss + (90 << 20)) / 2**30
-        room = msgspec.structs.replace(QUICK, memory_limit_gib=limit)
+        room = replace(QUICK, memory_limit_gib=limit)
         results = by_job(list(own.run(jobs(pairs[1:], protocol=room))))
         assert own.started > 1, "the limit was not met"
         # In a process of its own, too, the memory that is taken is the candidate's.
         started = own.started
-        tight = msgspec.structs.replace(QUICK, memory_limit_gib=0.05)
+        tight = replace(QUICK, memory_limit_gib=0.05)
         [refused] = own.run(jobs(pairs[:1], protocol=tight))
         assert own.started == started + 1
     assert [result.outcome for result in (first, *results)] == [Outcome.OK] * 6
@@ -246,23 +262,12 @@ def adding(size: int, constant: int) -> tuple[Workload, Candidate]:
     return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
 
 
-def test_wrong_output_is_an_outcome(good: Good) -> None:
-    # What libc's rand() adds to the output is different at every call.
-    random = calling("adds_rand", "rand")
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*jobs([random], check=True), *good(1, check=True)])))
-    assert [result.outcome for result in results] == [Outcome.WRONG_OUTPUT, Outcome.OK]
-    assert "differs in" in results[0].error
-    assert len(results[0].run_secs) >= QUICK.repeat  # it ran, so its seconds are kept
-    assert [result.quality["checked"] for result in results] == [True, True]
-
-
 def test_early_stop_flushed_caches_warm_up_and_cooldown_are_applied(pool: WorkerPool, good: Good) -> None:
     # 4.2 MFLOP in 1 us: everything is thousands of times slower.
     best = {good()[0].workload.workload_id: 1e-6}
 
     def result_of(best_secs: dict[str, float], **changes: Any) -> JobResult:
-        protocol = msgspec.structs.replace(QUICK, **changes)
+        protocol = replace(QUICK, **changes)
         [result] = pool.run(good(1, protocol=protocol), best_secs)
         assert result.outcome is Outcome.OK
         return result
@@ -290,32 +295,18 @@ def test_threads_and_cores_are_really_applied(good: Good) -> None:
     assert affinities == {cores}
 
 
-def test_traces_that_do_not_fit_are_build_failures(pool: WorkerPool, matmul: Workload) -> None:
-    bad = {
-        '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]': "does not replay",
-        # These say what no trace may say, so TVM never sees them.
-        '[[["NoSuchInstruction",[],[],[]]],[]]': "the trace is refused",
-        "[]": "the trace is refused",
-    }
-    candidates = [Candidate(workload_id=matmul.workload_id, trace=trace) for trace in bad]
-    results = list(pool.run(of(matmul, candidates)))
-    assert {result.outcome for result in results} == {Outcome.BUILD_FAILED}
-    assert all(word in result.error for word, result in zip(bad.values(), results, strict=True))
-
-
-def test_an_idle_process_or_zygote_that_was_killed_costs_no_candidate(good: Good) -> None:
-    with WorkerPool([child_settings()]) as own:
-        own.ask(NOTHING)
-        os.kill(own.pids[-1], signal.SIGKILL)
-        results = list(own.run(good(2)))
-        os.kill(own.pids[-1], signal.SIGKILL)
-        assert own.ask(NOTHING) == {"workloads": []}
-        zygote, worker = own.pids
-        os.kill(zygote, signal.SIGKILL)
-        results += own.run(good(2))
-        assert own.pids[0] != zygote
-        psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=10)
-        assert not psutil.pid_exists(worker)
+def test_an_idle_process_or_zygote_that_was_killed_costs_no_candidate(pool: WorkerPool, good: Good) -> None:
+    pool.ask(NOTHING)
+    os.kill(pool.pids[-1], signal.SIGKILL)
+    results = list(pool.run(good(2)))
+    os.kill(pool.pids[-1], signal.SIGKILL)
+    assert pool.ask(NOTHING) == {"workloads": []}
+    zygote, worker = pool.pids
+    os.kill(zygote, signal.SIGKILL)
+    results += pool.run(good(2))
+    assert pool.pids[0] != zygote
+    psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=10)
+    assert not psutil.pid_exists(worker)
     assert [result.outcome for result in results] == [Outcome.OK] * 4
 
 
@@ -343,11 +334,11 @@ def test_a_pool_that_nobody_asked_for_long_is_as_good_as_new(monkeypatch: pytest
         assert own.ask(NOTHING) == {"workloads": []}
 
 
-def test_processes_are_recycled(good: Good, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_recycled(pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agents.sandbox.pool._RECYCLE_AFTER", 2)
-    with WorkerPool([child_settings()]) as own:
-        results = list(own.run(good(5)))
-        assert own.started == 3
+    before = pool.started
+    results = list(pool.run(good(5)))
+    assert pool.started - before in {2, 3}
     assert [result.outcome for result in results] == [Outcome.OK] * 5
 
 
@@ -357,17 +348,19 @@ def test_a_process_that_cannot_start_says_what_to_do() -> None:
         own.ask(NOTHING)
 
 
-def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(good: Good) -> None:
-    often = msgspec.structs.replace(QUICK, visits=3, early_stop_ratio=0.0)
+def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_end(
+    pool: WorkerPool, good: Good
+) -> None:
+    often = replace(QUICK, visits=3, early_stop_ratio=0.0)
     # A front-runner of its workload has timings on top of the others' (`test_retimed_programs.py`).
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
-    with WorkerPool([child_settings()]) as own:
-        [alone] = own.run(good(1, protocol=often), nobody_leads)
-        assert own.timed == 1
-        # The pause between jobs is longer than that between visits
-        # (`agents.sandbox.retimed_programs.GAP_SECS`).
-        later = slowly(good(4, protocol=often), secs=3.6)
-        results = list(own.run(later, nobody_leads))
+    before = pool.timed
+    [alone] = pool.run(good(1, protocol=often), nobody_leads)
+    assert pool.timed == before + 1
+    # The pause between jobs is longer than that between visits
+    # (`agents.sandbox.retimed_programs.GAP_SECS`).
+    later = slowly(good(4, protocol=often), secs=3.6)
+    results = list(pool.run(later, nobody_leads))
     assert alone.quality["visits"] == 2, "its first and the last one of all"
     assert [result.job for result in results] == [0, 1, 2, 3], "who has had all visits is done first"
     assert [result.quality["visits"] for result in results] == [3, 3, 3, 2]
@@ -378,11 +371,10 @@ def test_programs_are_timed_again_while_others_are_built_and_a_last_time_at_the_
     assert results[0].ended_at - results[3].ended_at < -3, "its visits ended before the last was timed"
 
 
-def test_what_was_measured_survives_the_process_that_kept_the_program(good: Good) -> None:
+def test_what_was_measured_survives_the_process_that_kept_the_program(pool: WorkerPool, good: Good) -> None:
     bad = calling("calls_abort", "abort")
-    often = msgspec.structs.replace(QUICK, visits=5)
-    with WorkerPool([child_settings()]) as own:
-        results = by_job(list(own.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
+    often = replace(QUICK, visits=5)
+    results = by_job(list(pool.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
     assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
     assert len(results[0].run_secs) >= QUICK.repeat
@@ -392,7 +384,7 @@ def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
     # Without a lock the endless program does not wait for the other one, nor the other way round.
     settings = dataclasses.replace(child_settings(), lock_path="")
     with WorkerPool([settings, settings]) as own:
-        slow = msgspec.structs.replace(QUICK, run_timeout_secs=60.0)
+        slow = replace(QUICK, run_timeout_secs=60.0)
         endless = jobs([calling("sleeps", "sleep", 600)], protocol=slow)
         abandoned = own.run([*good(1, protocol=slow), *endless])
         assert next(abandoned).job == 0
@@ -413,14 +405,13 @@ def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: Worker
     assert [result.outcome for result in results] == [Outcome.OK] * 3
 
 
-def test_an_abandoned_batch_leaves_no_program_behind(good: Good) -> None:
-    often = msgspec.structs.replace(QUICK, visits=2, early_stop_ratio=0.0)
+def test_an_abandoned_batch_leaves_no_program_behind(pool: WorkerPool, good: Good) -> None:
+    often = replace(QUICK, visits=2, early_stop_ratio=0.0)
     nobody_leads = {good()[0].workload.workload_id: 1e-9}
-    with WorkerPool([child_settings()]) as own:
-        running = own.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
-        assert next(running).job == 0
-        running.close()
-        again = by_job(list(own.run(good(5, protocol=often)[3:], nobody_leads)))
+    running = pool.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
+    assert next(running).job == 0
+    running.close()
+    again = by_job(list(pool.run(good(5, protocol=often)[3:], nobody_leads)))
     assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
 
 
@@ -443,7 +434,7 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
     ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed", "stages without end"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
-    good: Good, monkeypatch: pytest.MonkeyPatch, garbage: list[dict[str, Any]] | None
+    pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch, garbage: list[dict[str, Any]] | None
 ) -> None:
     damaged: list[Channel] = []
     receive_ready = Channel.receive_ready
@@ -459,15 +450,18 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
         return messages, alive
 
     monkeypatch.setattr(Channel, "receive_ready", receive)
-    with WorkerPool([child_settings()]) as pool:
-        results = by_job(list(pool.run(good(2))))
-        assert damaged
-        assert pool.started == 2
+    pool.ask(NOTHING)
+    before = pool.started
+    results = by_job(list(pool.run(good(2))))
+    assert damaged
+    assert pool.started == before + 1
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
     assert sorted(result.quality.get("strikes", 0) for result in results) == [0, 1]
 
 
-def test_a_process_that_gives_a_damaged_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gives_a_damaged_answer_is_replaced(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     damaged: list[Channel] = []
     receive_ready = Channel.receive_ready
 
@@ -480,8 +474,9 @@ def test_a_process_that_gives_a_damaged_answer_is_replaced(monkeypatch: pytest.M
 
     monkeypatch.setattr(Channel, "receive_ready", receive)
     question = {"op": "canaries", "family": "cpu"}
-    with WorkerPool([child_settings()]) as pool:
-        with pytest.raises(MessageError, match=r"'canaries' as none does: Expected .array., got .int."):
-            pool.ask(question)
-        assert len(pool.ask(question)["canaries"]) == 3
-        assert pool.started == 2
+    pool.ask(NOTHING)
+    before = pool.started
+    with pytest.raises(MessageError, match=r"'canaries' as none does: Expected .array., got .int."):
+        pool.ask(question)
+    assert len(pool.ask(question)["canaries"]) == 3
+    assert pool.started == before + 1

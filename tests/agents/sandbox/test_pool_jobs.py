@@ -41,15 +41,18 @@ def done(number: int = 0, **changes: Any) -> JobDone:
     return JobDone(**{"job": number, "outcome": Outcome.OK, "build_secs": 0.1, **changes})
 
 
-@pytest.mark.parametrize(
-    ("stage", "outcome"),
-    [
-        (WorkerStage.BUILDING, Outcome.BUILD_FAILED),
-        (WorkerStage.TIMING, Outcome.RUN_FAILED),
-        (WorkerStage.CHECKING, Outcome.RUN_FAILED),
-    ],
-)
-def test_a_candidate_that_kills_its_processes_is_given_up(stage: WorkerStage, outcome: Outcome) -> None:
+#: A stage, and the outcomes of a candidate that kills its processes there, or takes too long.
+ENDS = [
+    (WorkerStage.BUILDING, Outcome.BUILD_FAILED, Outcome.BUILD_TIMEOUT),
+    (WorkerStage.TIMING, Outcome.RUN_FAILED, Outcome.RUN_TIMEOUT),
+    (WorkerStage.CHECKING, Outcome.RUN_FAILED, Outcome.RUN_TIMEOUT),
+]
+
+
+@pytest.mark.parametrize(("stage", "killed", "late"), ENDS)
+def test_a_candidate_that_kills_its_processes_or_takes_too_long_is_given_up(
+    stage: WorkerStage, killed: Outcome, late: Outcome
+) -> None:
     run = begun(job(0), job(1), job(2), processes=2)
     for _ in range(MAX_STRIKES - 1):
         assert run.process_died(at(stage), "killed") is None
@@ -58,9 +61,14 @@ def test_a_candidate_that_kills_its_processes_is_given_up(stage: WorkerStage, ou
     assert run.timed == 0
     result = run.process_died(at(stage), "killed")
     assert result is not None
-    assert (result.outcome, result.error, result.build_secs) == (outcome, "killed", 0.25)
+    assert (result.outcome, result.error, result.build_secs) == (killed, "killed", 0.25)
     assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
     assert run.timed == 1
+    protocol = Protocol(build_timeout_secs=3.0, run_timeout_secs=3.0)
+    result = begun(job(0, protocol=protocol)).overdue(at(stage))
+    assert result is not None
+    assert result.error == f"{stage} took more than 3 s; its worker process was ended"
+    assert (result.outcome, result.wait_secs) == (late, 0.5)
 
 
 def test_a_death_that_no_candidate_causes_is_no_strike() -> None:
@@ -70,6 +78,10 @@ def test_a_death_that_no_candidate_causes_is_no_strike() -> None:
     result = run.process_died(at(WorkerStage.WAITING), "killed")
     assert result is not None
     assert (result.outcome, result.quality) == (Outcome.LOST, {})
+    result = run.overdue(at(WorkerStage.WAITING))
+    assert result is not None
+    assert (result.outcome, result.wait_secs) == (Outcome.LOST, 0.5)
+    assert "took more than 600 s" in result.error
 
 
 @pytest.mark.parametrize("is_death", [True, False])
@@ -79,24 +91,6 @@ def test_a_program_whose_unscheduled_form_fails_is_measured_unchecked(is_death: 
     stage = at(WorkerStage.REFERENCE)
     assert (run.process_died(stage, "killed") if is_death else run.overdue(stage)) is None
     assert (run.todo.popleft(), run.is_checked(0)) == (0, False)
-
-
-@pytest.mark.parametrize(
-    ("stage", "outcome"),
-    [
-        (WorkerStage.BUILDING, Outcome.BUILD_TIMEOUT),
-        (WorkerStage.TIMING, Outcome.RUN_TIMEOUT),
-        (WorkerStage.CHECKING, Outcome.RUN_TIMEOUT),
-        (WorkerStage.WAITING, Outcome.LOST),
-    ],
-)
-def test_too_long_is_an_outcome_that_names_stage_and_limit(stage: WorkerStage, outcome: Outcome) -> None:
-    protocol = Protocol(build_timeout_secs=3.0, run_timeout_secs=3.0)
-    result = begun(job(0, protocol=protocol)).overdue(at(stage))
-    assert result is not None
-    limit = 600 if stage is WorkerStage.WAITING else 3
-    assert result.error == f"{stage} took more than {limit} s; its worker process was ended"
-    assert (result.outcome, result.wait_secs) == (outcome, 0.5)
 
 
 def test_memory_counts_against_a_candidate_only_in_a_process_of_its_own() -> None:

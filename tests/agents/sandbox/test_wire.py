@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from agents.errors import AgentError, MessageError
 from agents.sandbox.wire import MAX_MESSAGE_BYTES, Channel
 from agents.sandbox.worker_messages import MOST_EVENT_BYTES, most_answer_bytes, parse_answer, parse_event
 from tests.conftest import run_code
+from tests.table_fixtures import rows
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=50)
 values = scalars | st.lists(scalars, max_size=5)
@@ -135,37 +137,54 @@ def test_what_a_sound_process_says_is_believed(message: dict[str, Any]) -> None:
     assert {name: event[name] for name in message} == message
 
 
+#: What no sound process says: a message, or changes of the one that is named; and what is named of it.
+UNSOUND = """
+    {}                                    -> None
+    {"event": "proposed", "traces": []}   -> proposed
+    {"event": ["done"]}                   -> done
+    {"event": "ready", "pid": -1}         -> pid
+    {"event": "stage", "job": 3}          -> stage
+    STAGE {"stage": "dreaming"}           -> dreaming
+    STAGE {"stage": []}                   -> stage
+    STAGE {"stage": "idle"}               -> idle
+    STAGE {"stage": "starting"}           -> starting
+    STAGE {"stage": "retiming"}           -> retiming
+    STAGE {"build_secs": 1e300}           -> build_secs
+    STAGE {"wait_secs": -1.0}             -> wait_secs
+    DONE {"outcome": "fine"}              -> fine
+    DONE {"job": true}                    -> job
+    DONE {"run_secs": [1e-3, NaN]}        -> run_secs
+    DONE {"run_secs": "1"}                -> run_secs
+    DONE {"run_secs": []}                 -> run_secs
+    DONE {"run_secs": [1e-3, 0.0]}        -> run_secs
+    DONE {"outcome": "wrong_output"}      -> is_kept
+    DONE {"is_device_lost": true}         -> is_device_lost
+    DONE {"quality": {"visits": "x"}}     -> quality
+    DONE {"quality": {"suspect": true}}   -> quality
+    DONE {"error": null}                  -> error
+    DONE {"environment": []}              -> environment
+    DONE {"environment": {"load": Infinity}} -> environment
+    DONE {"is_kept": 1}                   -> is_kept
+    DONE {"ended_at": 1.0}                -> ended_at
+    {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2} -> left
+"""
+
+
+def unsound(line: str) -> dict[str, Any]:
+    for name, sound in (("STAGE", STAGE), ("DONE", DONE)):
+        if line.startswith(name):
+            return {**sound, **json.loads(line.removeprefix(name))}
+    return json.loads(line)
+
+
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        ({}, "None"),
-        ({"event": "proposed", "traces": []}, "proposed"),
-        ({"event": ["done"]}, "done"),
-        ({"event": "ready", "pid": -1}, "pid"),
-        ({"event": "stage", "job": 3}, "stage"),
-        ({**STAGE, "stage": "dreaming"}, "dreaming"),
-        ({**STAGE, "stage": []}, "stage"),
-        *(({**STAGE, "stage": stage}, stage) for stage in ("idle", "starting", "retiming")),
-        *(({**STAGE, "build_secs": secs}, "build_secs") for secs in (1e300, 10**400)),
-        ({**STAGE, "wait_secs": -1.0}, "wait_secs"),
-        ({**DONE, "outcome": "fine"}, "fine"),
-        ({**DONE, "job": True}, "job"),
-        ({**DONE, "run_secs": [1e-3, float("nan")]}, "run_secs"),
-        ({**DONE, "run_secs": "1"}, "run_secs"),
-        ({**DONE, "run_secs": []}, "run_secs"),
-        ({**DONE, "run_secs": [1e-3, 0.0]}, "run_secs"),
-        ({name: one for name, one in DONE.items() if name != "run_secs"}, "run_secs"),
-        ({**DONE, "outcome": "wrong_output"}, "is_kept"),
-        ({**DONE, "is_device_lost": True}, "is_device_lost"),
-        *(({**DONE, "quality": {key: one}}, "quality") for key, one in (("visits", "x"), ("suspect", True))),
-        ({**DONE, "error": None}, "error"),
+        *((unsound(line), named) for line, named in rows(UNSOUND)),
+        ({**STAGE, "build_secs": 10**400}, "build_secs"),
+        ({name: value for name, value in DONE.items() if name != "run_secs"}, "run_secs"),
         ({**DONE, "error": "x" * (2 << 20)}, "error"),
-        ({**DONE, "environment": []}, "environment"),
-        ({**DONE, "environment": {"load": float("inf")}}, "environment"),
         ({**DONE, "quality": {"x": "y" * (2 << 20)}}, "quality"),
-        ({**DONE, "is_kept": 1}, "is_kept"),
-        ({**DONE, "ended_at": 1.0}, "ended_at"),
-        ({"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2}, "left"),
     ],
 )
 def test_what_no_sound_process_says_is_refused(message: dict[str, Any], named: str) -> None:

@@ -47,32 +47,6 @@ def test_acknowledged_records_do_not_come_back_unless_they_are_put_again(tmp_pat
         assert spool.pending() == [records[3], records[1]]
 
 
-def test_a_put_looks_at_no_other_pending_record_and_the_bytes_held_are_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Pending(dict[str, Any]):
-        def values(self) -> Any:
-            raise AssertionError("a long spool is gone through at each put")
-
-        items = __iter__ = values
-
-    def held(spool: Spool) -> int:
-        return sum(place.length for place in dict.values(spool._pending))
-
-    records = make_batch(0, 20)
-    with Spool(tmp_path) as spool:
-        spool.put(records[:10])
-        spool._pending = Pending(spool._pending)
-        spool.put(records[5:], LeaseTag(job_id="j", fencing_token=2))  # half of them take the place of others
-        spool.acknowledge([one.record_id for one in records[:7]] * 2)
-        assert spool._held_bytes == held(spool) > 0
-        monkeypatch.setattr(spool, "_pending", dict(dict.items(spool._pending)))
-    with Spool(tmp_path) as spool:
-        assert spool._held_bytes == held(spool) > 0
-        spool.acknowledge([one.record_id for one in records])
-        assert spool._held_bytes == 0
-
-
 def test_growth_is_bounded(tmp_path: Path) -> None:
     with Spool(tmp_path, max_bytes=6000) as spool:
         spool.put(make_batch(0, 4))

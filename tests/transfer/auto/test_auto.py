@@ -200,9 +200,21 @@ DEVICE_SCORES = LeaveOneOutScores(
 )
 
 
-@pytest.mark.parametrize(("k", "best"), [(0, "a"), (32, "a"), (256, "b"), (4096, "b")])
-def test_the_best_changes_with_the_number_of_samples(k: int, best: str) -> None:
-    assert DEVICE_SCORES.best((LikeNearest("a"), LikeNearest("b")), k).name == best
+@pytest.mark.parametrize(
+    ("strategies", "k", "best"),
+    [
+        ("ab", 0, "a"),
+        ("ab", 32, "a"),
+        ("ab", 256, "b"),
+        ("ab", 4096, "b"),
+        # A first that could not run leaves the choice to the others.
+        ("ba", 0, "a"),
+        ("cb", 32, "b"),
+        ("cd", 32, "c"),
+    ],
+)
+def test_the_best_changes_with_the_number_of_samples(strategies: str, k: int, best: str) -> None:
+    assert DEVICE_SCORES.best(tuple(map(LikeNearest, strategies)), k).name == best
 
 
 def test_between_numbers_of_samples_the_logarithm_counts() -> None:
@@ -256,12 +268,6 @@ def test_gains_are_means_over_devices_of_what_both_were_judged_on() -> None:
     told = replace(DEVICE_SCORES, by_judged=rows)
     np.testing.assert_allclose(told.gains("b", "a", 32), [0.2, 0.1, 0.1])
     assert len(told.gains("unknown", "a", 32)) == 0
-
-
-def test_a_first_that_could_not_run_leaves_the_choice_to_the_others() -> None:
-    assert DEVICE_SCORES.best((LikeNearest("b"), LikeNearest("a")), 0).name == "a"
-    assert DEVICE_SCORES.best((LikeNearest("c"), LikeNearest("b")), 32).name == "b"
-    assert DEVICE_SCORES.best((LikeNearest("c"), LikeNearest("d")), 32).name == "c"
 
 
 def test_a_check_of_few_workloads_does_not_outweigh_what_is_known() -> None:

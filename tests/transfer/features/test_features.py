@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from agents.records import Candidate, Workload, WorkloadId
+from agents.records import Candidate
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
-from tests.model_fixtures import assert_same_features
+from tests.model_fixtures import DENSE, assert_same_features
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
@@ -43,49 +44,33 @@ def summary(block: FeatureBlock, row: int = 0) -> dict[str, float]:
     return dict(zip(DEFAULT_SPEC.summary_names, block.summary[row].tolist(), strict=True))
 
 
-def test_shapes_and_types_are_those_of_the_spec() -> None:
-    block = extract(gmm_trace(), NRM_TRACE, gmm_trace(unroll=0))
-    spec = DEFAULT_SPEC
-    assert block.categories.shape == (3, spec.max_steps, len(spec.category_sizes))
-    assert block.numbers.shape == (3, spec.max_steps, len(spec.number_names))
-    assert block.workload.shape == (3, len(spec.workload_names))
-    assert block.summary.shape == (3, len(spec.summary_names))
-    assert [block.categories.dtype, block.numbers.dtype] == [np.int16, np.float32]
-    assert [block.mask.dtype, block.workload.dtype, block.summary.dtype] == [np.bool_, np.float32, np.float32]
+def test_arrays_are_those_of_the_spec_and_categories_of_their_vocabularies() -> None:
+    block, spec = extract(gmm_trace(), NRM_TRACE, gmm_trace(unroll=0)), DEFAULT_SPEC
+    assert {name: (getattr(block, name).shape[1:], getattr(block, name).dtype) for name in DENSE} == {
+        "categories": ((spec.max_steps, len(spec.category_sizes)), np.int16),
+        "numbers": ((spec.max_steps, len(spec.number_names)), np.float32),
+        "mask": ((spec.max_steps,), np.bool_),
+        "workload": ((len(spec.workload_names),), np.float32),
+        "summary": ((len(spec.summary_names),), np.float32),
+    }
     assert block.mask.sum(axis=1).tolist() == [11, 8, 11]
     assert len(set(spec.summary_names)) == len(spec.summary_names)
-
-
-def test_categories_stay_inside_their_vocabularies_and_padding_is_zero() -> None:
-    block = extract(gmm_trace(), NRM_TRACE)
-    sizes = np.array(DEFAULT_SPEC.category_sizes)
-    assert (block.categories >= 0).all()
-    assert (block.categories < sizes).all()
-    assert (block.categories[~block.mask] == 0).all()
+    assert (block.categories < np.array(spec.category_sizes)).all()
+    # Padding is zero, and nothing else is.
+    assert ((block.categories > 0).all(axis=2) == block.mask).all()
     assert (block.numbers[~block.mask] == 0).all()
-    assert (block.categories[block.mask] > 0).all()
 
 
-def test_a_candidate_has_the_same_features_in_any_company() -> None:
+def test_a_candidate_has_the_same_features_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, together = extract(gmm_trace(unroll=1)), extract(NRM_TRACE, gmm_trace(), gmm_trace(unroll=1))
     assert_same_features(alone, together.take(np.array([2])))
-
-
-def test_a_used_extractor_gives_what_a_fresh_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_features(extract(gmm_trace(tail=False)), extract(gmm_trace()))
+    # ...and after any others.
     monkeypatch.setattr("transfer.features.extractor._TABLE_LIMIT", 5)
-    workload = gmm_workload()
-    used = Extractor()
+    workload, used = gmm_workload(), Extractor()
     for candidate in gmm_candidates(workload, 4):
         block = used.extract([workload], [candidate])
-        fresh = Extractor().extract([workload], [candidate])
-        np.testing.assert_array_equal(block.numbers, fresh.numbers)
-        np.testing.assert_array_equal(block.categories, fresh.categories)
-
-
-def test_post_processing_does_not_change_features() -> None:
-    with_tail, without = extract(gmm_trace(tail=True)), extract(gmm_trace(tail=False))
-    np.testing.assert_array_equal(with_tail.numbers, without.numbers)
-    np.testing.assert_array_equal(with_tail.summary, without.summary)
+        assert_same_features(block, Extractor().extract([workload], [candidate]))
 
 
 def test_tile_factors_are_aligned_at_the_innermost_level() -> None:
@@ -97,15 +82,11 @@ def test_tile_factors_are_aligned_at_the_innermost_level() -> None:
     assert number(step._replace(numbers=(3, 128, 16, 8)), "factor_2") == 0
 
 
-def test_an_unrolling_of_zero_differs_from_none() -> None:
+def test_zero_differs_from_what_is_not_there() -> None:
     zero, none = Primitive(Kind.PR, (0,)), Primitive(Kind.PR)
-    assert number(zero, "value") == number(none, "value") == 0
-    assert (number(zero, "has_value"), number(none, "has_value")) == (1, 0)
-
-
-def test_depth_zero_differs_from_an_unknown_depth() -> None:
-    assert number(Primitive(Kind.CA, (0, 8, 4)), "has_depth") == 1
-    assert number(Primitive(Kind.CA, (-1, 0, 0)), "has_depth") == 0
+    assert [(number(step, "value"), number(step, "has_value")) for step in (zero, none)] == [(0, 1), (0, 0)]
+    depths = Primitive(Kind.CA, (0, 8, 4)), Primitive(Kind.CA, (-1, 0, 0))
+    assert [number(step, "has_depth") for step in depths] == [1, 0]
 
 
 def test_every_primitive_has_finite_slots() -> None:
@@ -125,35 +106,30 @@ def test_a_long_sequence_keeps_its_telling_steps_in_order() -> None:
     assert extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=3)).mask.tolist() == [[True] * 3]
 
 
-def test_summary_of_a_matrix_product() -> None:
-    found = summary(extract(gmm_trace()))
-    assert found["spatial_0_factor_0"] == 5  # 32 columns
-    assert found["spatial_1_factor_0"] == 2  # 4 rows
-    assert found["reduction_0_factor_0"] == 3
-    assert found["cut_0_spatial"] == 7
-    assert found["cut_5_spatial"] == 14
-    assert found["cut_5_reduction"] == 7
-    assert found["waste_16_lanes"] == 0
-    assert found["accumulators_8_lanes"] == 4
-    assert found["unroll"] == pytest.approx(np.log2(65))
-    assert found["unrolled_cut_1"] == 1  # 4 rows * 8 steps of the reduction <= 64
-    assert found["unrolled_cut_2"] == 1
-    assert found["write_cache"] == 1
-    assert found["tiled"] == 1
-    assert found["steps"] == 11
-
-
-def test_loops_of_one_iteration_are_skipped_for_the_innermost_loops() -> None:
-    found = summary(extract(gmm_trace(i=(128, 1, 1, 1), j=(64, 1, 1, 1))))
-    assert (found["loop_0_extent"], found["loop_0_reduction"]) == (3, 1)
-    assert found["scalar"] == 1
-
-
-def test_a_schedule_without_tiling_has_no_tile_numbers() -> None:
-    found = summary(extract(NRM_TRACE))
-    assert found["tiled"] == found["cut_5_spatial"] == found["scalar"] == 0
-    assert found["rfactors"] == 1
-    assert (found["inlined"], found["at_root"]) == (1, 1)
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        # 4 rows, 32 columns and 8 steps of the reduction in registers; 4 * 8 <= 64 are unrolled.
+        (
+            gmm_trace(),
+            "spatial_0_factor_0=5 spatial_1_factor_0=2 reduction_0_factor_0=3 cut_0_spatial=7"
+            " cut_5_spatial=14 cut_5_reduction=7 waste_16_lanes=0 accumulators_8_lanes=4 unroll=6.0224"
+            " unrolled_cut_1=1 unrolled_cut_2=1 write_cache=1 tiled=1 steps=11",
+        ),
+        # Loops of one iteration are skipped for the innermost ones.
+        (
+            gmm_trace(i=(128, 1, 1, 1), j=(64, 1, 1, 1)),
+            "loop_0_extent=3 loop_0_reduction=1 scalar=1",
+        ),
+        (NRM_TRACE, "tiled=0 cut_5_spatial=0 scalar=0 rfactors=1 inlined=1 at_root=1"),
+    ],
+    ids=["matrix product", "loops of one iteration", "no tiling"],
+)
+def test_a_summary_tells_of_tiles_and_of_where_blocks_are(trace: str, expected: str) -> None:
+    found = summary(extract(trace))
+    for pair in expected.split():
+        name, _, value = pair.partition("=")
+        assert found[name] == pytest.approx(float(value), abs=1e-4), name
 
 
 def test_absurd_factors_give_finite_features() -> None:
@@ -251,45 +227,30 @@ def test_the_hash_of_a_spec_changes_with_any_slot() -> None:
     assert FeatureSpec().hash == DEFAULT_SPEC.hash
 
 
-def test_slots_that_nobody_can_fill_are_refused() -> None:
-    with pytest.raises(TransferError, match="train the model again"):
-        Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
-
-
-def test_a_bad_trace_is_named_by_its_candidate() -> None:
+def test_what_cannot_be_extracted_is_named() -> None:
     workload = gmm_workload()
     bad = Candidate(workload_id=workload.workload_id, trace="nonsense")
     with pytest.raises(TraceError, match=bad.candidate_id):
         Extractor().extract([workload], [bad])
-
-
-def test_a_dialect_without_reader_and_a_missing_workload_are_refused() -> None:
-    workload = gmm_workload()
     strange = Candidate(workload_id=workload.workload_id, trace="", dialect="klingon")
-    with pytest.raises(TransferError, match="klingon"):
-        Extractor().extract([workload], [strange])
-    with pytest.raises(TransferError, match="workloads are not given"):
-        Extractor().extract({}, [strange])
-    with pytest.raises(TransferError, match="give one each"):
-        Extractor().extract([], [strange])
-    with pytest.raises(TransferError, match="got workload"):
-        Extractor().extract([gmm_workload("another")], [strange])
+    for workloads, words in (
+        ([workload], "klingon"),
+        ({}, "workloads are not given"),
+        ([], "give one each"),
+        ([gmm_workload("another")], "got workload"),
+    ):
+        with pytest.raises(TransferError, match=words):
+            Extractor().extract(workloads, [strange])
+    with pytest.raises(TransferError, match="train the model again"):
+        Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
 
 
-def test_a_mapping_of_workloads_gives_what_a_sequence_gives() -> None:
+def test_workloads_come_in_a_row_or_by_their_id() -> None:
     one, other = gmm_workload("one"), gmm_workload("other")
     candidates = [*gmm_candidates(one, 2), *gmm_candidates(other, 1)]
-    mapping: dict[WorkloadId, Workload] = {workload.workload_id: workload for workload in (one, other)}
-    np.testing.assert_array_equal(
-        Extractor().extract(mapping, candidates).workload,
-        Extractor().extract([one, one, other], candidates).workload,
-    )
-
-
-def test_no_candidates_give_an_empty_block() -> None:
-    block = Extractor().extract([], [])
-    assert len(block) == 0
-    assert block.summary.shape == (0, len(DEFAULT_SPEC.summary_names))
+    by_id = Extractor().extract({workload.workload_id: workload for workload in (one, other)}, candidates)
+    assert_same_features(by_id, Extractor().extract([one, one, other], candidates))
+    assert Extractor().extract([], []).summary.shape == (0, len(DEFAULT_SPEC.summary_names))
 
 
 def test_workload_vectors_tell_operators_and_work_apart() -> None:
@@ -305,6 +266,13 @@ def test_workload_vectors_tell_operators_and_work_apart() -> None:
     assert first[names.index("flops")] == pytest.approx(22, abs=1e-3)
     assert sum(second[names.index(f"operator_bucket_{bucket}")] for bucket in range(4)) == 1
     assert np.isfinite(second).all()
+
+
+def slots(name: str = "x86-64-v3", target: str = "", **changes: Any) -> dict[str, float]:
+    """What is known of a device by the name of its CPU, its target and its descriptor."""
+    spec, descriptor = cpu_device("dev", name, **changes)
+    spec = msgspec.structs.replace(spec, target_json=target) if target else spec
+    return dict(zip(SLOTS, hardware_vector(spec, descriptor).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +291,7 @@ def test_workload_vectors_tell_operators_and_work_apart() -> None:
 def test_hardware_follows_the_target_and_not_the_host(
     mcpu: str, vector_bytes: int, fma: int, avx512: int
 ) -> None:
-    vector = dict(zip(SLOTS, hardware_vector(*cpu_device("dev", mcpu)).tolist(), strict=True))
+    vector = slots(mcpu)
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + vector_bytes))
     assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
     assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
@@ -331,80 +299,45 @@ def test_hardware_follows_the_target_and_not_the_host(
 
 
 def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v4")
-    less = msgspec.structs.replace(
-        spec, target_json='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}'
-    )
-    vector = dict(zip(SLOTS, hardware_vector(less, descriptor).tolist(), strict=True))
+    vector = slots(target='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}')
     assert (vector["target_avx512"], vector["target_fma"]) == (0, 0)
     assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
 
 
-@pytest.mark.parametrize("mattr", ["null", "7", "[]", '""'])
-def test_a_target_of_a_stranger_may_hold_anything(mattr: str) -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v3")
-    plain = hardware_vector(spec, descriptor)
-    odd = msgspec.structs.replace(spec, target_json=f'{{"kind":"llvm","mattr":{mattr},"mcpu":"x86-64-v3"}}')
-    np.testing.assert_array_equal(hardware_vector(odd, descriptor), plain)
-
-
-def test_sizes_of_a_stranger_may_be_any_whole_numbers() -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v3")
-    unknown = hardware_vector(spec, msgspec.structs.replace(descriptor, memory_bytes=0, l2_bytes=0))
-    odd = hardware_vector(
-        spec, msgspec.structs.replace(descriptor, memory_bytes=10**400, l2_bytes=-(10**400))
-    )
-    np.testing.assert_array_equal(odd, unknown)
-
-
-def test_a_target_without_a_cpu_name_may_say_so() -> None:
-    spec, descriptor = cpu_device("dev", "")
-    odd = msgspec.structs.replace(spec, target_json='{"kind":"llvm","mattr":null,"mcpu":null}')
-    np.testing.assert_array_equal(hardware_vector(odd, descriptor), hardware_vector(spec, descriptor))
+def test_a_target_and_sizes_of_a_stranger_may_be_anything() -> None:
+    for mattr in ("null", "7", "[]", '""'):
+        assert slots(target=f'{{"kind":"llvm","mattr":{mattr},"mcpu":"x86-64-v3"}}') == slots()
+    assert slots(target='{"kind":"llvm","mattr":null,"mcpu":null}') == slots("")
+    odd = slots(memory_bytes=10**400, l2_bytes=-(10**400))
+    assert odd == slots(memory_bytes=0, l2_bytes=0)
 
 
 def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
-    changes = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
-    vector = dict(
-        zip(SLOTS, hardware_vector(*cpu_device("pi", "cortex-a72", **changes)).tolist(), strict=True)
-    )
+    board = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
+    vector = slots("cortex-a72", **board)
     assert (vector["arch_arm"], vector["arch_x86"], vector["target_fma"]) == (1, 0, 1)
     assert vector["clock_mhz"] == pytest.approx(np.log2(2501))
-    assert hardware_vector(*cpu_device("pi", "a64fx", **changes))[
-        HARDWARE_NAMES.index("target_vector_bytes")
-    ] == pytest.approx(np.log2(65))
+    assert slots("a64fx", **board)["target_vector_bytes"] == pytest.approx(np.log2(65))
 
 
 ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_sec", 2.0**28))
 
 
-def test_measured_speeds_follow_what_is_claimed() -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v3")
-    plain = hardware_vector(spec, descriptor)
-    measured = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
-    assert np.array_equal(measured[: len(HARDWARE_NAMES)], plain[: len(HARDWARE_NAMES)])
-    assert measured[len(HARDWARE_NAMES) :].tolist() == pytest.approx([36, 33, 28])
-    assert not plain[len(HARDWARE_NAMES) :].any()
-
-
-def test_a_table_has_measured_speeds_only_where_each_device_has_all() -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v3")
-    plain = hardware_vector(spec, descriptor)
-    measured = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
-    partly = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE[:2]))
+def test_measured_speeds_follow_what_is_claimed_where_each_device_has_all() -> None:
     named = len(HARDWARE_NAMES)
+    plain, partly, measured = (
+        hardware_vector(*cpu_device("dev", roofline=roofline)) for roofline in ((), ROOFLINE[:2], ROOFLINE)
+    )
+    assert np.array_equal(measured[:named], plain[:named])
+    assert measured[named:].tolist() == pytest.approx([36, 33, 28])
+    assert not plain[named:].any()
     assert np.array_equal(hardware_table([measured, measured]), np.stack([measured, measured]))
     for mixed in ([plain, plain], [measured, plain], [measured, partly], [measured, plain[:named]]):
-        assert np.array_equal(hardware_table(mixed), np.stack([one[:named] for one in mixed]))
-
-
-def test_a_vector_is_fitted_to_models_with_and_without_measured_speeds() -> None:
-    spec, descriptor = cpu_device("dev", "x86-64-v3")
-    whole = hardware_vector(spec, msgspec.structs.replace(descriptor, roofline=ROOFLINE))
-    named = len(HARDWARE_NAMES)
-    assert np.array_equal(fitted_hardware(whole, named), whole[:named])
-    longer = fitted_hardware(whole[:named], len(whole))
-    assert np.array_equal(longer[:named], whole[:named])
+        assert np.array_equal(hardware_table(mixed), np.stack([vector[:named] for vector in mixed]))
+    # A model reads them or not.
+    assert np.array_equal(fitted_hardware(measured, named), measured[:named])
+    longer = fitted_hardware(measured[:named], len(measured))
+    assert np.array_equal(longer[:named], measured[:named])
     assert np.isnan(longer[named:]).all()
     # Whoever reads another number of slots reads other slots: it is not for us to make them fit.
-    assert fitted_hardware(whole, named + 1) is whole
+    assert fitted_hardware(measured, named + 1) is measured

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -58,37 +58,31 @@ def steps_of(reader: LiveReader, trace: Any, workload: Workload) -> Any:
     return found.space.fill(found.decisions)
 
 
-def test_a_space_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_alike(traces: Iterable[str]) -> None:
+    """One reader says of each live trace what is said of its stored form."""
     reader, workload = LiveReader(FORM), gmm_workload()
-    compiled = counted(monkeypatch)
-    for k in (1, 2, 8):
-        for unroll in range(4):
-            trace = gmm_trace(i=(2, 2, 2, 16), k=(128 // k, k), unroll=unroll)
-            found = steps_of(reader, FakeTrace.of(trace), workload)
-            assert found == MetaScheduleReader().read(trace, workload)
-    assert len(compiled) == 1
-
-
-def test_spaces_do_not_mix() -> None:
-    reader, workload = LiveReader(FORM), gmm_workload()
-    for trace in (gmm_trace(), NRM_TRACE, gmm_trace(tail=False), NRM_TRACE, gmm_trace(unroll=0)):
+    for trace in traces:
         found = steps_of(reader, FakeTrace.of(trace), workload)
         assert found == MetaScheduleReader().read(trace, workload)
+
+
+def test_a_space_is_compiled_once_and_spaces_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = counted(monkeypatch)
+    tiles = [
+        gmm_trace(i=(2, 2, 2, 16), k=(128 // k, k), unroll=unroll) for k in (1, 2, 8) for unroll in range(4)
+    ]
+    read_alike(tiles)
+    assert len(compiled) == 1
+    read_alike([gmm_trace(), NRM_TRACE, gmm_trace(tail=False), NRM_TRACE, gmm_trace(unroll=0)])
 
 
 def test_a_note_taken_off_before_post_processing_is_no_end() -> None:
-    def with_note(key: str) -> str:
-        instructions, decisions = json.loads(gmm_trace())
-        place = next(place for place, one in enumerate(instructions) if one[0] == "Unannotate")
-        instructions.insert(place, ["Unannotate", ["b36"], [key], []])
-        return json.dumps([instructions, decisions])
-
-    reader, workload = LiveReader(FORM), gmm_workload()
-    plain, noted = gmm_trace(), with_note("meta_schedule.of_the_user")
-    assert MetaScheduleReader().read(plain, workload) != MetaScheduleReader().read(noted, workload)
-    for trace in (plain, noted, plain):
-        found = steps_of(reader, FakeTrace.of(trace), workload)
-        assert found == MetaScheduleReader().read(trace, workload)
+    instructions, decisions = json.loads(gmm_trace())
+    place = next(place for place, step in enumerate(instructions) if step[0] == "Unannotate")
+    instructions.insert(place, ["Unannotate", ["b36"], ["meta_schedule.of_the_user"], []])
+    plain, noted = gmm_trace(), json.dumps([instructions, decisions])
+    assert MetaScheduleReader().read(plain) != MetaScheduleReader().read(noted)
+    read_alike((plain, noted, plain))
 
 
 def test_a_trace_that_lacks_a_decision_is_refused() -> None:
@@ -205,15 +199,6 @@ def test_a_search_that_marks_its_post_processing_gives_the_same() -> None:
     extractor = Extractor()
     expected = extractor.extract([workload] * len(stored), stored)
     assert_same_features(extractor.extract_live(workload, schedules), expected)
-
-
-@pytest.mark.tvm
-def test_candidates_of_one_space_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, schedules, _ = live_and_stored("GMM", (1, 32, 32, 32), Family.CPU, 30)
-    compiled = counted(monkeypatch)
-    Extractor().extract_live(workload, schedules)
-    # Three design spaces: with a write cache in one of two places, and without.
-    assert len(compiled) == 3
 
 
 @pytest.mark.parametrize("max_steps", [40, 9])

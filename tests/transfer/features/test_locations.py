@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tests.dataset_fixtures import NRM_TRACE
+from tests.language_fixtures import step_of
 from tests.transfer.features.test_place import extract
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.features.flat import flat_inputs
 from transfer.features.locations import LOCATION_NAMES, describe_locations
 from transfer.features.slots import StepTable, laid_out
-from transfer.language.primitives import Kind, Primitive, Role
+from transfer.language.primitives import Primitive
 
 
 def told(*candidates: tuple[Primitive, ...]) -> dict[str, list[float]]:
@@ -23,22 +24,24 @@ def told(*candidates: tuple[Primitive, ...]) -> dict[str, list[float]]:
     return {name: column.tolist() for name, column in zip(LOCATION_NAMES, columns, strict=True)}
 
 
-def step(kind: Kind, *numbers: int, block: str = "sum", role: Role = Role.OTHER) -> Primitive:
-    return Primitive(kind, numbers, (block, role, ""))
+def steps_of(table: str) -> tuple[Primitive, ...]:
+    return tuple(map(step_of, table.strip().splitlines()))
+
+
+CHOSEN = """
+    CI            | sum other -
+    SP 0 64 8 8   | sum other -
+    RF 3 3 8      | sum other -
+    AN -1 16      | root other -
+    CA 1 31 7     | sum write_cache -
+    CA 2 63 15    | sum other -
+    CR            | sum other -
+    CI            | pad other -
+"""
 
 
 def test_producers_are_told_apart_in_the_order_of_the_steps() -> None:
-    chosen = (
-        step(Kind.CI),
-        step(Kind.SP, 0, 64, 8, 8),
-        step(Kind.RF, 3, 3, 8),
-        step(Kind.AN, -1, 16, block="root"),
-        step(Kind.CA, 1, 31, 7, role=Role.WRITE_CACHE),
-        step(Kind.CA, 2, 63, 15),
-        step(Kind.CR),
-        step(Kind.CI, block="pad"),
-    )
-    found = told(chosen, (step(Kind.SP, 0, 64, 8, 8, role=Role.TILED),))
+    found = told(steps_of(CHOSEN), steps_of("SP 0 64 8 8 | sum tiled -"))
     first = {name.removeprefix("producer_0_"): value for name, value in found.items() if "producer_0" in name}
     assert {name: values[0] for name, values in first.items()} == {
         **{"at": 1, "root": 0, "inlined": 0},
@@ -54,9 +57,12 @@ def test_producers_are_told_apart_in_the_order_of_the_steps() -> None:
 
 
 def test_two_reductions_that_swap_their_places_are_two_candidates() -> None:
-    here, there = step(Kind.CA, 1, 31, 7), step(Kind.CA, 3, 1023, 1)
-    first = (step(Kind.AN, -1, 16), here, there)
-    found = told(first, (first[0], there, here))
+    first, here, there = steps_of("""
+        AN -1 16    | sum other -
+        CA 1 31 7   | sum other -
+        CA 3 1023 1 | sum other -
+    """)
+    found = told((first, here, there), (first, there, here))
     assert found["producer_0_around"] == found["producer_1_around"][::-1] == [5, 10]
 
 

@@ -85,6 +85,7 @@ def test_loops_of_no_program_have_no_place(extent: float) -> None:
 def test_a_place_is_the_same_in_any_company() -> None:
     alone, together = extract(gmm_trace(unroll=1)), extract(NRM_TRACE, gmm_trace(), gmm_trace(unroll=1))
     np.testing.assert_array_equal(alone.place[0], together.place[2])
+    assert not together.place[0].any(), "without tiles it is in no place"
     assert np.abs(alone.place).max() > 0
     workload = gmm_workload()
     used = Extractor()
@@ -105,11 +106,6 @@ def test_scales_of_ever_new_loops_are_not_kept_for_ever(monkeypatch: pytest.Monk
     for trace, block in zip(traces, blocks, strict=True):
         assert block.place.any()
         np.testing.assert_array_equal(block.place, extract(trace).place)
-
-
-def test_a_candidate_without_tiles_is_in_no_place() -> None:
-    block = extract(NRM_TRACE)
-    assert not block.place.any()
 
 
 def test_blocks_keep_their_places() -> None:
@@ -151,21 +147,18 @@ def test_a_model_with_places_reads_them_and_refuses_features_without() -> None:
         model.score(replace(block, place_rows=None, place_scales=None), "board")
 
 
-def test_a_checkpoint_that_says_nothing_of_places_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "v", model_of(block_of(), use_place=False), {})
-    path = tmp_path / "v" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["model"]["place_size"], manifest["model"]["place_hash"]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="it lacks keys of a configuration"):
-        checkpoint.load(tmp_path / "v", DEFAULT_SPEC)
-
-
-def test_places_by_other_samples_are_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_places_or_by_other_samples_is_refused(tmp_path: Path) -> None:
     model = model_of(block_of(), use_place=True)
     checkpoint.save(tmp_path / "v", model, {})
     assert checkpoint.load(tmp_path / "v", DEFAULT_SPEC)[0].config == model.config
     path = tmp_path / "v" / "manifest.json"
-    path.write_text(path.read_text().replace(PLACE_HASH, "0" * len(PLACE_HASH)))
-    with pytest.raises(CheckpointError, match="other samples of design spaces"):
-        checkpoint.load(tmp_path / "v", DEFAULT_SPEC)
+    sound = path.read_text()
+    lacking = json.loads(sound)
+    del lacking["model"]["place_size"], lacking["model"]["place_hash"]
+    for text, words in (
+        (json.dumps(lacking), "it lacks keys of a configuration"),
+        (sound.replace(PLACE_HASH, "0" * len(PLACE_HASH)), "other samples of design spaces"),
+    ):
+        path.write_text(text)
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.load(tmp_path / "v", DEFAULT_SPEC)

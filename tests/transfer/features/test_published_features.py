@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.log_fixtures import ANSOR_LOGS
+from tests.table_fixtures import rows
 from transfer.features.published_features import (
     CPU_LAYOUT,
     GPU_LAYOUT,
-    PublishedLayout,
     published_features,
     step_vector,
 )
@@ -27,52 +26,36 @@ def one_hot(place: int) -> list[int]:
     return [int(place == slot) for slot in range(1, 12)]
 
 
-@pytest.mark.parametrize(
-    ("step", "cpu", "gpu", "tail"),
-    [
-        (["AN", 3, 2, 6], 3, 1, [3, 2, 6]),
-        (["FU", 3, [0, 1, 2]], 9, 8, [3, 0, 1, 2]),
-        (["RE", 3, [1, 0]], 2, 9, [3, 1, 0]),
-        (["SP", 3, 0, 512, [1, 8, 4], 1], 6, 7, [3, 0, 512, 1, 8, 4, 1]),
-        (["FSP", 3, 0, 2, 3], 10, 11, [3, 0, 2, 3]),
-        (["FFSP", 3, 0, [2, 4], 1, 1], 0, 6, [3, 0, 2, 4, 1, 1]),
-        (["SA", 3, 0, 8, 4], 0, 0, [3, 0, 8, 4]),
-        (["CA", 2, 3, 5], 8, 5, [2, 3, 5]),
-        (["CI", 1], 1, 4, [1]),
-        (["CR", 1], 7, 0, [1]),
-        (["RF", 3, 4, 2], 4, 0, [3, 4, 2]),
-        (["CHW", 3, "local"], 5, 3, [3, 1]),
-        (["CHW", 3, "global"], 5, 3, [3, 3]),
-        (["CHR", 0, "shared", [3, 4]], 0, 2, None),
-        (["PR", 3, 0, "auto_unroll_max_step$64"], 11, 10, None),
-    ],
-)
-def test_rows_of_single_steps(step: list[Any], cpu: int, gpu: int, tail: list[int] | None) -> None:
-    tails = (tail, tail)
-    if step[0] == "CHR":
-        tails = ([0, 0, 3, 4], [0, 1, 3, 4])
-    elif step[0] == "PR":
-        tails = ([3, 0, 4], [3, 0, 3])
-    for layout, place, rest in zip((CPU_LAYOUT, GPU_LAYOUT), (cpu, gpu), tails, strict=True):
-        assert rest is not None
-        assert step_vector(step, layout) == [*one_hot(place), *rest]
+#: A step; its place among the tags of the CPU's layout with the numbers behind; the same of the GPU's.
+ROWS = """
+    ["AN", 3, 2, 6]                 -> 3: 3 2 6             | 1: 3 2 6
+    ["FU", 3, [0, 1, 2]]            -> 9: 3 0 1 2           | 8: 3 0 1 2
+    ["RE", 3, [1, 0]]               -> 2: 3 1 0             | 9: 3 1 0
+    ["SP", 3, 0, 512, [1, 8, 4], 1] -> 6: 3 0 512 1 8 4 1   | 7: 3 0 512 1 8 4 1
+    ["FSP", 3, 0, 2, 3]             -> 10: 3 0 2 3          | 11: 3 0 2 3
+    ["FFSP", 3, 0, [2, 4], 1, 1]    -> 0: 3 0 2 4 1 1       | 6: 3 0 2 4 1 1
+    ["SA", 3, 0, 8, 4]              -> 0: 3 0 8 4           | 0: 3 0 8 4
+    ["CA", 2, 3, 5]                 -> 8: 2 3 5             | 5: 2 3 5
+    ["CI", 1]                       -> 1: 1                 | 4: 1
+    ["CR", 1]                       -> 7: 1                 | 0: 1
+    ["RF", 3, 4, 2]                 -> 4: 3 4 2             | 0: 3 4 2
+    ["CHW", 3, "local"]             -> 5: 3 1               | 3: 3 1
+    ["CHW", 3, "global"]            -> 5: 3 3               | 3: 3 3
+    ["CHR", 0, "shared", [3, 4]]    -> 0: 0 0 3 4           | 2: 0 1 3 4
+    ["CHR", 2, "local", [3]]        -> 0: 2 0 3             | 2: 2 0 3
+    ["PR", 3, 0, "auto_unroll_max_step$0"]    -> 11: 3 0 2  | 10: 3 0 1
+    ["PR", 3, 0, "auto_unroll_max_step$16"]   -> 11: 3 0 1  | 10: 3 0 2
+    ["PR", 3, 0, "auto_unroll_max_step$64"]   -> 11: 3 0 4  | 10: 3 0 3
+    ["PR", 3, 0, "auto_unroll_max_step$512"]  -> 11: 3 0 3  | 10: 3 0 5
+    ["PR", 3, 0, "auto_unroll_max_step$1024"] -> 11: 3 0 0  | 10: 3 0 4
+"""
 
 
-@pytest.mark.parametrize(
-    ("layout", "numbers"),
-    [(CPU_LAYOUT, {16: 1, 0: 2, 512: 3, 64: 4}), (GPU_LAYOUT, {0: 1, 16: 2, 64: 3, 1024: 4, 512: 5})],
-)
-def test_unrolling_limits_have_the_published_numbers(
-    layout: PublishedLayout, numbers: dict[int, int]
-) -> None:
-    for limit, number in numbers.items():
-        assert step_vector(["PR", 0, 0, f"auto_unroll_max_step${limit}"], layout)[-1] == number
-
-
-def test_what_is_outside_of_the_vocabularies_is_zero() -> None:
-    assert step_vector(["PR", 2, 0, "auto_unroll_max_step$1024"], CPU_LAYOUT) == [*one_hot(11), 2, 0, 0]
-    assert step_vector(["CHR", 2, "local", [3]], CPU_LAYOUT) == [*one_hot(0), 2, 0, 3]
-    assert step_vector(["CHR", 2, "local", [3]], GPU_LAYOUT) == [*one_hot(2), 2, 0, 3]
+@pytest.mark.parametrize(("step", "expected"), rows(ROWS))
+def test_rows_of_single_steps_are_the_published_ones(step: str, expected: str) -> None:
+    for layout, row in zip((CPU_LAYOUT, GPU_LAYOUT), expected.split("|"), strict=True):
+        place, _, numbers = row.partition(":")
+        assert step_vector(json.loads(step), layout) == [*one_hot(int(place)), *map(int, numbers.split())]
 
 
 def test_a_schedule_is_cut_and_padded_to_the_layout() -> None:

@@ -5,71 +5,82 @@ from typing import Any
 
 import pytest
 
-from agents.records import Workload, WorkloadId, canonical_json
+from agents.records import canonical_json
+from tests.language_fixtures import as_lines
+from tests.program_fixtures import program_workload
 from transfer.errors import TraceError
 from transfer.language.knobs import KnobReader, check_knobs
-from transfer.language.primitives import Kind, Primitive, Role
+
+#: The problem of a kernel, a configuration of it, and the steps that this means.
+CONFIGURATIONS = """
+# Blocks and tiles become splits of the problem.
+[4096, 2048]
+{"block_size_x": 32, "block_size_y": 4, "tile_size_x": 2, "tile_size_y": 3}
+SP 1 2048 4 3 | tiled spatial | -1
+SP 2 4096 32 2 | tiled spatial | -1
+AN -1 128 | threads tiled threadIdx.x | -1
+AN -1 6 | elements tiled none | -1
+AN -1 768 | area tiled tiling_structure | -1
+
+# Shared memory of a stencil: 24 * 12 numbers of 4 bytes.
+null
+{"use_shmem":1, "block_size_x": 16, "block_size_y": 8, "tile_size_x": 1, "filter_width": 9,"filter_height": 5}
+SP 1 0 8 1 | tiled spatial | -1
+SP 2 0 16 1 | tiled spatial | -1
+AN -1 128 | threads tiled threadIdx.x | -1
+AN -1 1 | elements tiled none | -1
+AN -1 128 | area tiled tiling_structure | -1
+AN -1 1152 | shared tiled shared | -1
+AN -1 5 | filter_height none | -1
+AN -1 9 | filter_width none | -1
+AN -1 1 | use_shmem=1 none | -1
+
+null
+{"use_shmem":0, "block_size_x": 16, "block_size_y": 8, "tile_size_x": 1, "filter_width": 9,"filter_height": 5}
+SP 1 0 8 1 | tiled spatial | -1
+SP 2 0 16 1 | tiled spatial | -1
+AN -1 128 | threads tiled threadIdx.x | -1
+AN -1 1 | elements tiled none | -1
+AN -1 128 | area tiled tiling_structure | -1
+AN -1 5 | filter_height none | -1
+AN -1 9 | filter_width none | -1
+AN -1 1 | use_shmem=0 none | -1
+
+# ...and of a matrix product in float16: (64 + 32) * 16 numbers in three stages.
+["64", "torch.float16"]
+{"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 16, "num_stages": 3, "num_warps": 4}
+SP 5 0 16 | tiled reduction | -1
+SP 3 0 64 | tiled spatial | -1
+SP 4 0 32 | tiled spatial | -1
+AN -1 128 | threads tiled threadIdx.x | -1
+AN -1 2048 | area tiled tiling_structure | -1
+AN -1 9216 | shared tiled shared | -1
+AN -1 3 | num_stages none | -1
+AN -1 4 | num_warps none | -1
+
+null
+{"shared_memory_bytes": 4096}
+AN -1 4096 | shared tiled shared | -1
+AN -1 4096 | shared_memory_bytes none | -1
+
+# Other knobs keep name and number.
+null
+{"GROUP": 8, "use_padding": 0, "mode": "fast", "loop_unroll_factor": 4, "vector_width": 2, "warps": [3, null]}
+AN -1 8 | GROUP none | -1
+PR 4 | loop_unroll_factor tiled auto_unroll_max_step | -1
+AN -1 1 | mode=fast none | -1
+AN -1 1 | use_padding=0 none | -1
+AN -1 2 | vector_width tiled vectorize | -1
+AN -1 3 | warps[0] none | -1
+AN -1 1 | warps[1]=None none | -1
+"""
 
 
-def workload(problem: Any) -> Workload:
-    return Workload(
-        workload_id=WorkloadId("0" * 16),
-        name="",
-        operator="",
-        arg_shapes=(),
-        arg_dtypes=(),
-        flops=0.0,
-        networks=(),
-        module_json=canonical_json({"dialect": "knobs", "kernel": "k", "problem": problem}),
-    )
-
-
-def read(problem: Any = None, **knobs: Any) -> tuple[Primitive, ...]:
-    return KnobReader().read(json.dumps(knobs), workload(problem))
-
-
-def derived(steps: tuple[Primitive, ...]) -> dict[str, int]:
-    names = ("threads", "elements", "area", "shared")
-    return {step.names[0]: step.numbers[1] for step in steps if step.names[0] in names}
-
-
-def test_blocks_and_tiles_become_splits_of_the_problem() -> None:
-    steps = read([4096, 2048], block_size_x=32, block_size_y=4, tile_size_x=2, tile_size_y=3)
-    splits = [step for step in steps if step.kind is Kind.SP]
-    assert [(step.numbers, step.names) for step in splits] == [
-        ((1, 2048, 4, 3), ("", Role.TILED, "spatial")),
-        ((2, 4096, 32, 2), ("", Role.TILED, "spatial")),
-    ]
-    assert derived(steps) == {"threads": 128, "elements": 6, "area": 768}
-
-
-def test_shared_memory_of_a_stencil_and_of_a_matrix_product() -> None:
-    stencil = {
-        "block_size_x": 16,
-        "block_size_y": 8,
-        "tile_size_x": 1,
-        "filter_width": 15,
-        "filter_height": 15,
-    }
-    assert derived(read(use_shmem=1, **stencil))["shared"] == 30 * 22 * 4
-    assert "shared" not in derived(read(use_shmem=0, **stencil))
-    product = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 16, "num_stages": 3, "num_warps": 4}
-    found = derived(read(["64", "torch.float16"], **product))
-    assert found == {"threads": 128, "area": 2048, "shared": (64 + 32) * 16 * 2 * 3}
-    assert derived(read(shared_memory_bytes=4096))["shared"] == 4096
-
-
-def test_other_knobs_keep_name_and_number() -> None:
-    steps = read(GROUP=8, use_padding=0, mode="fast", loop_unroll_factor=4, vector_width=2, warps=[3, None])
-    assert {(step.kind, step.numbers, step.names[0], step.names[2]) for step in steps} == {
-        (Kind.AN, (-1, 8), "GROUP", "none"),
-        (Kind.AN, (-1, 1), "use_padding=0", "none"),
-        (Kind.AN, (-1, 1), "mode=fast", "none"),
-        (Kind.PR, (4,), "loop_unroll_factor", "auto_unroll_max_step"),
-        (Kind.AN, (-1, 2), "vector_width", "vectorize"),
-        (Kind.AN, (-1, 3), "warps[0]", "none"),
-        (Kind.AN, (-1, 1), "warps[1]=None", "none"),
-    }
+@pytest.mark.parametrize("block", CONFIGURATIONS.strip().split("\n\n"))
+def test_a_configuration_is_read_knob_by_knob(block: str) -> None:
+    problem, knobs, *steps = [line for line in block.splitlines() if not line.startswith("#")]
+    kernel = {"dialect": "knobs", "kernel": "k", "problem": json.loads(problem)}
+    assert as_lines(KnobReader().read(knobs, program_workload(canonical_json(kernel)))) == steps
 
 
 @pytest.mark.parametrize(

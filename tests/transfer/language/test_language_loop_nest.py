@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from agents.records import WorkloadId, canonical_json
 from benchmarks.interpreted_loops import Loop, LoopNest
+from tests.language_fixtures import step_of
 from tests.log_fixtures import ANSOR_LOGS
 from tests.program_fixtures import nrm_module, program_workload, shared_nest_module
+from tests.table_fixtures import rows
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import CREATED, Kind, Primitive
 from transfer.language.program import program_stages
@@ -62,46 +64,46 @@ def test_a_tiled_product_keeps_its_axes() -> None:
     assert nest.determined == {Kind.SP: 2, Kind.RE: 1}
 
 
-def test_an_open_factor_takes_what_remains() -> None:
-    assert extents(run(LoopNest({0: (100,)}), split(0, 0, 0, 32))) == [4, 32]
-    assert extents(run(LoopNest({0: (0,)}), split(0, 100, 0, 10, 5))) == [2, 10, 5]
-    unknown = run(LoopNest({0: (0,)}), split(0, 0, 0, 32))
-    assert extents(unknown) == [0, 32]
-    assert (unknown.determined, unknown.inferred) == ({}, {Kind.SP: 1})
-
-
-def test_factors_above_the_extent_are_a_guarded_split() -> None:
-    nest = run(LoopNest({0: (100,)}), split(0, 0, 4, 32))
-    assert extents(nest) == [4, 32]
-    assert nest.mismatches == []
-
-
 @pytest.mark.parametrize(
-    ("bad", "what", "expected", "got"),
+    ("initial", "made", "expected"),
     [
-        (split(0, 127, 127, 1), "extent", 128, 127),
-        (split(0, 128, 16, 4), "product of factors", 128, 64),
-        (split(2, 8, 4, 2), "position", 2, 2),
-        (split(-1, 8, 4, 2), "position", 2, -1),
-        (fuse(0, 2), "loops that follow each other", 2, 3),
-        (fuse(1, 2), "position", 2, 2),
-        (step(Kind.FU, 2, 100, loops=(0, 1)), "extent", 8192, 100),
-        (step(Kind.RE, 2, loops=(0, 0)), "a permutation", 2, 1),
-        (step(Kind.RE, 1, loops=(0,)), "loops to reorder", 2, 1),
-        (step(Kind.AN, 0, 0, loops=(7,), detail="unroll"), "position", 2, 7),
-        (compute_at(0, 0, 1), "a target outside of the stage", 0, 0),
+        # An open factor takes what remains.
+        (100, split(0, 0, 0, 32), [4, 32]),
+        (0, split(0, 100, 0, 10, 5), [2, 10, 5]),
+        (0, split(0, 0, 0, 32), [0, 32]),
+        # Factors above the extent are a guarded split.
+        (100, split(0, 0, 4, 32), [4, 32]),
     ],
 )
-def test_contradictions_are_noted(bad: Primitive, what: str, expected: int, got: int) -> None:
-    nest = run(LoopNest({0: (128, 64)}), step(Kind.AN, -1, 0), bad)
+def test_a_split_fills_its_loop(initial: int, made: Primitive, expected: list[int]) -> None:
+    nest = run(LoopNest({0: (initial,)}), made)
+    assert extents(nest) == expected
+    assert nest.mismatches == []
+    assert (Kind.SP in nest.inferred) is (expected[0] == 0)
+
+
+#: A step that contradicts the loops of 128 and 64; what is wrong with it, what it must be, and what it is.
+CONTRADICTIONS = """
+    SP 0 127 127 1 | | 0 | 0 -> extent: 128 127
+    SP 0 128 16 4 | | 0 | 0  -> product of factors: 128 64
+    SP 0 8 4 2 | | 0 | 2     -> position: 2 2
+    SP 0 8 4 2 | | 0 | -1    -> position: 2 -1
+    FU 2 0 | | 0 | 0 2       -> loops that follow each other: 2 3
+    FU 2 0 | | 0 | 1 2       -> position: 2 2
+    FU 2 100 | | 0 | 0 1     -> extent: 8192 100
+    RE 2 | | 0 | 0 0         -> a permutation: 2 1
+    RE 1 | | 0 | 0           -> loops to reorder: 2 1
+    AN 0 0 | unroll | 0 | 7  -> position: 2 7
+    CA 1 0 0 | | 0 | 1 | 0   -> a target outside of the stage: 0 0
+"""
+
+
+@pytest.mark.parametrize(("bad", "contradiction"), rows(CONTRADICTIONS))
+def test_contradictions_are_noted(bad: str, contradiction: str) -> None:
+    nest = run(LoopNest({0: (128, 64)}), step(Kind.AN, -1, 0), step_of(bad))
     [found] = nest.mismatches
-    assert (found.step, found.kind, found.what, found.expected, found.got) == (
-        1,
-        bad.kind,
-        what,
-        expected,
-        got,
-    )
+    assert (found.step, found.kind) == (1, step_of(bad).kind)
+    assert f"{found.what}: {found.expected} {found.got}" == contradiction
 
 
 def test_a_stage_of_unknown_loops_learns_them_from_its_steps() -> None:

@@ -8,61 +8,61 @@ import pytest
 from hypothesis import given
 
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace
+from tests.language_fixtures import step_of
 from tests.log_fixtures import ANSOR_LOGS
-from tests.transfer.language.test_language_ansor import CACHED, GPU, logged_steps, tame_steps, wild_steps
+from tests.table_fixtures import rows
+from tests.transfer.language.test_language_ansor import (
+    SCHEDULES,
+    logged_steps,
+    schedule,
+    tame_steps,
+    wild_steps,
+)
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import check_steps, check_text
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import CREATED, Kind, Primitive
+from transfer.language.primitives import Kind, Primitive
 from transfer.language.to_ansor import to_ansor_steps
 
-FACTORED = [
-    ["FU", 1, [1, 2]],
-    ["SP", 1, 1, 64, [8], 1],
-    ["RF", 1, 2, 1],
-    ["RE", 1, [0, 2, 1]],
-    ["CA", 1, 2, 0],
-    ["SA", 2, 1, 32, 8],
-    ["CR", 0],
-    ["CI", 3],
-    ["PR", 2, 0, "debug_skip_region"],
-    ["SP", 2, 0, 10, [6], 0],
-    ["FU", 4, []],
-]
+#: Here steps are written in other ways than Ansor's of today.
+OLD = {"early versions", "both orders of factors"}
 
 
-def read(steps: list[Any]) -> tuple[Primitive, ...]:
-    return AnsorReader().read(json.dumps(steps))
+def read(text: str) -> tuple[Primitive, ...]:
+    return AnsorReader().read(text)
 
 
-@pytest.mark.parametrize("steps", [CACHED, GPU, FACTORED], ids=["cached", "gpu", "factored"])
-def test_ansors_own_steps_come_back_as_they_were(steps: list[Any]) -> None:
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - OLD))
+def test_ansors_own_steps_come_back_as_they_were(name: str) -> None:
     left_out: Counter[str] = Counter()
-    assert to_ansor_steps(read(steps), left_out) == steps
+    assert to_ansor_steps(read(schedule(name)), left_out) == json.loads(schedule(name))
     assert not left_out
 
 
 def test_a_metaschedule_candidate_becomes_ansor_steps() -> None:
     left_out: Counter[str] = Counter()
-    steps = to_ansor_steps(MetaScheduleReader().read(gmm_trace()), left_out)
-    assert steps == [
-        ["SP", 0, 0, 2, [1, 1, 1], 1],
-        ["SP", 0, 4, 128, [2, 1, 4], 1],
-        ["SP", 0, 8, 64, [1, 2, 32], 1],
-        ["SP", 0, 12, 128, [8], 1],
-        ["RE", 0, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]],
-        ["CHW", 0, "global"],
-        ["CA", 1, 0, 2],
-        ["PR", 0, 0, "auto_unroll_max_step$64"],
-    ]
+    candidate = MetaScheduleReader().read(gmm_trace())
+    steps = to_ansor_steps(candidate, left_out)
+    assert (
+        "\n".join(map(json.dumps, steps))
+        == """\
+["SP", 0, 0, 2, [1, 1, 1], 1]
+["SP", 0, 4, 128, [2, 1, 4], 1]
+["SP", 0, 8, 64, [1, 2, 32], 1]
+["SP", 0, 12, 128, [8], 1]
+["RE", 0, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]]
+["CHW", 0, "global"]
+["CA", 1, 0, 2]
+["PR", 0, 0, "auto_unroll_max_step$64"]"""
+    )
     # Notes for TVM's post-processors are no steps of Ansor's.
     assert left_out == {"AN SSRSRS": 1, "AN parallel": 1, "AN vectorize": 1}
     # The tiling is the same in both languages.
-    splits = [step for step in MetaScheduleReader().read(gmm_trace()) if step.kind is Kind.SP]
-    again = [step for step in read(steps) if step.kind is Kind.SP]
-    assert [(step.numbers, step.names[1:], step.loops) for step in again] == [
-        (step.numbers, step.names[1:], step.loops) for step in splits
-    ]
+    here, there = (
+        [(step.numbers, step.names[1:], step.loops) for step in some if step.kind is Kind.SP]
+        for some in (candidate, read(json.dumps(steps)))
+    )
+    assert here == there
 
 
 def test_a_factored_reduction_of_metaschedule_is_well_formed() -> None:
@@ -71,46 +71,40 @@ def test_a_factored_reduction_of_metaschedule_is_well_formed() -> None:
     assert [step[0] for step in steps].count("RF") == 1
 
 
-def test_caches_of_arguments_get_stages_in_front() -> None:
-    tiled = ("Z", "tiled")
-    steps = [
-        Primitive(Kind.CHR, (0,), (*tiled, "shared"), 0, (), (0,)),
-        Primitive(Kind.CHR, (1,), (*tiled, "shared"), 0, (), (0,)),
-        Primitive(Kind.CA, (3, 8, 8), ("Z", "read_cache", "Z"), CREATED, (3,), (0,)),
-        Primitive(Kind.CI, (), ("", "other", ""), 1),
-    ]
+#: Steps, what they become in Ansor's language, and what is left out of it.
+WRITTEN = {
     # Arguments stand at 0 and 1, the reader at 2; each cache moves it by one.
-    assert to_ansor_steps(steps) == [
-        ["CHR", 0, "shared", [2]],
-        ["CHR", 2, "shared", [3]],
-        ["CA", 1, 4, 3],
-        ["CI", 5],
-    ]
+    "caches of arguments get stages in front": """
+        CHR 0 | Z tiled shared | 0 | | 0         -> ["CHR", 0, "shared", [2]]
+        CHR 1 | Z tiled shared | 0 | | 0         -> ["CHR", 2, "shared", [3]]
+        CA 3 8 8 | Z read_cache Z | 1000 | 3 | 0 -> ["CA", 1, 4, 3]
+        CI | - other - | 1                       -> ["CI", 5]
+    """,
+    "what Ansor lacks is left out": """
+        UNK                                                 -> UNK
+        TZ 16 16 16 | - tiled - | 0                         -> TZ
+        AN 0 4 | - tiled software_pipeline_stage | 0 | 0    -> AN software_pipeline_stage
+        SP 0 8 2 4 | - tiled spatial | -1 | 0               -> SP spatial
+        SP 0 8 2 4 | - tiled spatial | 0                    -> SP spatial
+        CA 0 1 1 | - other - | 1007 | 0 | 0                 -> CA
+        CI | - other - | 3                                  -> ["CI", 3]
+    """,
+    "a stage that cannot be placed keeps its number": """
+        CHW 0 | - tiled local | -1 -> CHW local
+        CHW 0 | - tiled local | 0  -> ["CHW", 0, "local"]
+        CI | - other - | 1001      -> CI
+        CI | - other - | 1000      -> ["CI", 1]
+    """,
+}
 
 
-def test_what_ansor_lacks_is_left_out_and_counted() -> None:
+@pytest.mark.parametrize("table", WRITTEN.values(), ids=WRITTEN)
+def test_a_step_becomes_one_of_ansor_or_is_left_out_and_counted(table: str) -> None:
     left_out: Counter[str] = Counter()
-    steps = [
-        Primitive(Kind.UNK),
-        Primitive(Kind.TENSORIZE, (16, 16, 16), ("", "tiled", ""), 0),
-        Primitive(Kind.AN, (0, 4), ("", "tiled", "software_pipeline_stage"), 0, (0,)),
-        Primitive(Kind.SP, (0, 8, 2, 4), ("", "tiled", "spatial"), -1, (0,)),
-        Primitive(Kind.SP, (0, 8, 2, 4), ("", "tiled", "spatial"), 0, ()),
-        Primitive(Kind.CA, (0, 1, 1), ("", "other", ""), CREATED + 7, (0,), (0,)),
-        Primitive(Kind.CI, (), ("", "other", ""), 3),
-    ]
-    assert to_ansor_steps(steps, left_out) == [["CI", 3]]
-    assert left_out == {"UNK": 1, "TZ": 1, "AN software_pipeline_stage": 1, "SP spatial": 2, "CA": 1}
-
-
-def test_a_stage_that_cannot_be_placed_keeps_its_number() -> None:
-    steps = [
-        Primitive(Kind.CHW, (0,), ("", "tiled", "local"), -1),
-        Primitive(Kind.CHW, (0,), ("", "tiled", "local"), 0),
-        Primitive(Kind.CI, (), ("", "other", ""), CREATED + 1),
-        Primitive(Kind.CI, (), ("", "other", ""), CREATED),
-    ]
-    assert to_ansor_steps(steps) == [["CHW", 0, "local"], ["CI", 1]]
+    steps, written = zip(*rows(table), strict=True)
+    found = to_ansor_steps([step_of(step) for step in steps], left_out)
+    assert [json.dumps(step) for step in found] == [line for line in written if line.startswith("[")]
+    assert left_out == Counter(line for line in written if not line.startswith("["))
 
 
 def same_but_for_pointers(first: Primitive, second: Primitive) -> bool:
@@ -123,12 +117,12 @@ def same_but_for_pointers(first: Primitive, second: Primitive) -> bool:
 
 @given(tame_steps)
 def test_what_was_read_reads_the_same_when_written_again(steps: list[Any]) -> None:
-    known = [step for step in read(steps) if step.kind is not Kind.UNK]
+    known = [step for step in read(json.dumps(steps)) if step.kind is not Kind.UNK]
     left_out: Counter[str] = Counter()
     written = to_ansor_steps(known, left_out)
     assert check_steps(written) == ""
     assert not left_out
-    again = read(written)
+    again = read(json.dumps(written))
     if [step.kind for step in again] == [step.kind for step in known]:
         assert again == tuple(known)
     else:
@@ -138,7 +132,7 @@ def test_what_was_read_reads_the_same_when_written_again(steps: list[Any]) -> No
 
 @given(wild_steps)
 def test_no_sequence_crashes_the_writer(steps: list[Any]) -> None:
-    written = to_ansor_steps(read(steps), Counter())
+    written = to_ansor_steps(read(json.dumps(steps)), Counter())
     assert check_steps(written) == ""
 
 
