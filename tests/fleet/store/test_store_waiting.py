@@ -62,9 +62,9 @@ def test_what_is_taken_comes_with_the_turn_and_is_seen_then(store: Store, tmp_pa
     batch = make_batch(0, 4)
     assert store.take([*batch, batch[0]]) == batch
     assert store.take(batch[2:] + make_batch(4, 1)) == make_batch(4, 1), "it is as good as there"
-    assert store.known(make_batch(0, 6)) == [True] * 5 + [False]
+    assert store.are_stored(make_batch(0, 6)) == [True] * 5 + [False]
     with Store.open(killed(store.path, tmp_path / "killed")) as again:
-        assert again.known(batch) == [False] * 4, "nobody was told"
+        assert again.are_stored(batch) == [False] * 4, "nobody was told"
     with store.state.turn() as turn:
         store.write(turn)
         assert (store.rows, list(Store.read(store.path).records())) == (0, [])
@@ -137,7 +137,7 @@ def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch:
         ):
             with pytest.raises(OSError, match="No space"):
                 append()
-    assert (store.known(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
+    assert (store.are_stored(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
     assert store.append(make_batch(0, 3)).appended == 3
 
 
@@ -344,8 +344,8 @@ class Stores(RuleBasedStateMachine):
         assert {name: one.records for name, one in self.store.counts().items()} == {
             name: len(some) for name, some in self.expected.items()
         }
-        assert all(self.store.known(list(expected)))
-        assert not any(self.store.known([make_record(self.next + 1)]))
+        assert all(self.store.are_stored(list(expected)))
+        assert not any(self.store.are_stored([make_record(self.next + 1)]))
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
