@@ -132,7 +132,7 @@ class FaultPoints:
                 if at < plan.at + plan.fault_steps and what in steps:
                     if not self._has_begun:
                         self._has_begun = True
-                        self._coordinator_settings()
+                        self._told()
                     raise OSError(number, os.strerror(number), path)
                 return
             if at > plan.at:
