@@ -17,24 +17,21 @@ There is no other side to compare with: the bounds are those of the project.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.scale import fill
 from benchmarks.scale_fleet import RECORDED_WORKLOADS, recorded_file
 from benchmarks.scale_transport import ProcessTransport
@@ -352,20 +349,21 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
     return lags
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="50 devices and 20,000 records")
-    arguments = parser.parse_args()
-    size = {"devices": 50, "records": 20_000} if arguments.quick else {"devices": 1000, "records": 1_000_000}
-    try:
-        with tempfile.TemporaryDirectory(prefix="fleet-dashboard-") as folder:
-            found = run(Path(folder), **size)
-    except FleetError as error:
-        sys.exit(f"benchmarks.dashboard: {error}")
-    print(json.dumps(found, indent=None if arguments.json else 1))
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How large the fleet is."""
 
+    quick: Annotated[bool, Option("50 devices and 20,000 records")] = False
+
+
+def measure(options: Options) -> Figures:
+    """Do all of it in a temporary folder."""
+    devices, records = (50, 20_000) if options.quick else (1000, 1_000_000)
+    with working_folder() as folder:
+        return run(folder, devices=devices, records=records)
+
+
+main = benchmark("dashboard", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

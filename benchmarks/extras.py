@@ -41,7 +41,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hosts": ("daemon",),
     "imports": ("measure",),
     "learning": ("daemon",),
-    "loop_nests": ("measure",),
     "many_devices": ("daemon",),
     "networks": ("daemon", "networks"),
     "networks_corpus": ("daemon", "networks"),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from benchmarks.harness import cell, markdown_table
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each
 from transfer.train.config import TrainConfig
@@ -121,10 +121,9 @@ def _told(
 
 def failures_table(found: Sequence[FailuresTold]) -> list[str]:
     """As Markdown."""
-    lines = [f"| device | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
+    rows = []
     for one in found:
-        figures: list[Any] = [one.area, one.area_within, one.area_by_score]
-        cells = [str(one.candidates), str(one.failed), *(f"{figure:.3f}" for figure in figures)]
-        cells += [f"{one.error:.4f}", f"{one.guess_error:.4f}"]
-        lines.append(f"| {one.device_id} | {' | '.join(cells)} |")
-    return lines
+        areas = map(cell, (one.area, one.area_within, one.area_by_score))
+        errors = (f"{one.error:.4f}", f"{one.guess_error:.4f}")
+        rows.append((one.device_id, one.candidates, one.failed, *areas, *errors))
+    return markdown_table(("device", *_COLUMNS), rows)

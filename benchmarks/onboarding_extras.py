@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import interval
 from benchmarks.onboarding_curve import CurvePlan, run_curve
-from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
+from benchmarks.onboarding_parts import DeviceSet, narrowed
 from benchmarks.onboarding_table import CurveTable
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Strategy
@@ -131,7 +132,7 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name in (selector.name for selector in ways):
         top1 = {k: table.estimate(regime, _told(name), k) for k in ks}
-        less = {k: listed(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
+        less = {k: interval(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
         needed = table.samples_for(regime, _told(name), wanted.value)
         rows[name] = {
             "top1": {str(k): None if found is None else round(found.value, 4) for k, found in top1.items()},
@@ -169,7 +170,7 @@ def breadth(one: DeviceSet, how: How, samples: Sequence[int]) -> dict[str, Any]:
             break
         table = how.curve(one, cases, contenders, samples)
         found[str(there)] = {
-            contender.name: {str(k): listed(table.estimate(regime, contender.name, k)) for k in samples}
+            contender.name: {str(k): interval(table.estimate(regime, contender.name, k)) for k in samples}
             for contender in contenders
         }
     return {"set": one.name, "k": list(samples), "seeds": len(how.seeds), "workloads": found}
@@ -289,7 +290,7 @@ def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[st
                         "top1": _value(told["siblings"]),
                         "scratch": _value(told["scratch"]),
                         "nearest": _value(told["nearest"]),
-                        "less_scratch": listed(table.difference(regime, "siblings", "scratch", k)),
+                        "less_scratch": interval(table.difference(regime, "siblings", "scratch", k)),
                         "tau": _value(tau["siblings"]),
                         "scratch_tau": _value(tau["scratch"]),
                     }

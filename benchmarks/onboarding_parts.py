@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
+from benchmarks.harness import interval
 from benchmarks.onboarding_ceilings import ceilings
 from benchmarks.onboarding_table import MEASURES, RANDOM, CurveTable
 from benchmarks.training import LOGS
@@ -22,7 +23,6 @@ from fleet.models.versions import load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import Estimate
 from transfer.data.splits import few_of_each
 from transfer.evaluate.onboarding_cases import Regime
 
@@ -108,7 +108,7 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: in
             continue
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
         dataset = whole.take(few_of_each(whole, measured, most, seed))
-        is_own = any(row.dialect == "meta_schedule" for row in _few_rows(reader, members[0]))
+        is_own = _dialect(reader, members[0]) == "meta_schedule"
         name = "ISA profiles of one host" if is_own else "Devices of imported logs"
         found.append(
             DeviceSet(
@@ -122,16 +122,12 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: in
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    dialect: str
-
-
-def _few_rows(reader: StoreReader, device_id: DeviceId) -> list[_Row]:
+def _dialect(reader: StoreReader, device_id: DeviceId) -> str:
+    """The dialect of a device's first record; empty where it has none."""
     for _, batch in reader.columns(("dialect",), device_ids=[device_id], version=reader.version):
         if batch.num_rows:
-            return [_Row(str(batch.column("dialect")[0]))]
-    return []
+            return str(batch.column("dialect")[0])
+    return ""
 
 
 def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
@@ -142,7 +138,7 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
         for k in table.samples(regime):
             rows = {}
             for name in table.contenders(regime):
-                values = {measure: listed(table.estimate(regime, name, k, measure)) for measure in MEASURES}
+                values = {measure: interval(table.estimate(regime, name, k, measure)) for measure in MEASURES}
                 if values["top1"] is None:
                     continue
                 best = table.best_baseline(regime, k)
@@ -150,11 +146,11 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
                     **values,
                     "less_best_baseline": None
                     if best is None
-                    else listed(table.difference(regime, name, best, k)),
-                    "less_scratch": listed(table.difference(regime, name, "scratch", k)),
+                    else interval(table.difference(regime, name, best, k)),
+                    "less_scratch": interval(table.difference(regime, name, "scratch", k)),
                     "adapt_seconds": table.seconds(name, k, regime),
                     "by_device": {
-                        target: listed(table.estimate(regime, name, k, "top1", (target,)))
+                        target: interval(table.estimate(regime, name, k, "top1", (target,)))
                         for target in table.targets
                     },
                 }
@@ -183,13 +179,6 @@ def measured_mean(table: CurveTable, regime: Regime, k: int | None) -> float:
         if point.regime is regime and point.k == k and point.contender != RANDOM
     ]
     return float(np.mean(found)) if found else 0.0
-
-
-def listed(estimate: Estimate | None) -> list[float] | None:
-    """An estimate as [value, low, high], rounded."""
-    return (
-        None if estimate is None else [round(one, 4) for one in (estimate.value, estimate.low, estimate.high)]
-    )
 
 
 def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:

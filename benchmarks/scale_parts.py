@@ -1,4 +1,4 @@
-"""Pieces of `benchmarks.scale`: rows and records made up for load, memory of this process, children.
+"""Pieces of `benchmarks.scale`: rows and records made up for load, memory of this process.
 
 The rows are made up: ids are random, latencies are random, traces look like AutoTVM's in length and in how
 well they compress. Nothing is learned from them; they only weigh as much as real ones.
@@ -6,10 +6,6 @@ well they compress. Nothing is learned from them; they only weigh as much as rea
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,32 +158,3 @@ def memory_mb() -> dict[str, float]:
     lines = Path("/proc/self/status").read_text().splitlines()
     found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "RssAnon"))}
     return {"resident": int(found["VmRSS"]) / 1024, "own": int(found["RssAnon"]) / 1024}
-
-
-#: Run in a process of its own: a fresh interpreter has nothing of the store in its memory.
-_CHILD = """
-import json, pathlib, sys, time
-from fleet.store.store import Store
-def memory():
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines
-            if line.startswith(("VmHWM", "RssAnon", "VmRSS"))}
-before = memory()
-wall, cpu = time.perf_counter(), time.process_time()
-%(work)s
-wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-after = memory()
-print(json.dumps({"secs": round(wall, 3), "cpu_secs": round(cpu, 3),
-                  "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
-                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}))
-"""
-
-
-def in_child(work: str, *arguments: str) -> dict[str, Any]:
-    """Run lines of Python that leave a dictionary `found`; add what they took to it."""
-    program = _CHILD % {"work": work}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
-    )
-    value: Mapping[str, Any] = json.loads(done.stdout)
-    return dict(value)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
-from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
+from benchmarks.harness import in_child
+from benchmarks.scale_parts import WORKLOADS, made_up_rows
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices

@@ -10,8 +10,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
@@ -36,6 +34,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
+from benchmarks.harness import child_json
 from benchmarks.search_figures import DAY_ZERO, MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, select_devices
@@ -240,15 +239,8 @@ class SearchBench:
         }
         os.sched_setaffinity(0, self._cores)
         clock = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tvm_search"],
-            input=json.dumps(question),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=_SECS_LIMIT,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        command = ["-m", "benchmarks.tvm_search"]
+        answer: dict[str, Any] = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
         return {**answer, "secs": time.perf_counter() - clock}
 
     def _worker(self, name: str) -> DeviceWorker:

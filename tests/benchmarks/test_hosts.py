@@ -59,7 +59,7 @@ def until(is_so: Callable[[], bool]) -> None:
 )
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_when_the_link_to_another_host_is_down_for_a_while(possible: None) -> None:
-    found = hosts.measure(is_short=True)
+    found = hosts.measure(hosts.Options(short=True))
     assert "failure" not in found, found
     assert found["records"]["far-cpu"] > 0
     assert found["spooled_in_partition"] > 0
@@ -134,19 +134,8 @@ def test_without_root_it_is_skipped_with_the_reason(
     monkeypatch.setattr(sys, "argv", ["hosts", "--json"])
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(SystemExit) as ended:
-            hosts.main()
+        hosts.main()
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert ended.value.code == 0
     said = json.loads(capsys.readouterr().out)
     assert said == {"benchmark": "hosts", "skipped": "only root may make network namespaces"}
-
-
-def test_what_the_kernel_says_against_namespaces_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("benchmarks.hosts_network._program", lambda: "/bin/false")
-    monkeypatch.setattr("benchmarks.hosts_network.shutil.which", lambda *_, **__: "/bin/false")
-    reason = why_not()
-    assert reason is not None
-    assert reason.startswith("`ip netns add fleet-hosts-")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
-from benchmarks.interpreted_loops import LoopNest
 from tests.log_fixtures import AUTOTVM_LOGS
+from tests.transfer.language.interpreted_loops import LoopNest
 from transfer.errors import TraceError
 from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
