@@ -37,7 +37,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hostile": ("daemon",),
     "hostile_child": ("daemon",),
     "hostile_live": ("daemon",),
-    "hostile_network_child": ("daemon",),
     "hosts": ("daemon",),
     "imports": ("measure",),
     "learning": ("daemon",),

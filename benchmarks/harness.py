@@ -28,6 +28,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from agents.files import write_durably
 from fleet.errors import FleetError
 from transfer.data.intervals import Estimate
 from transfer.errors import TransferError
@@ -197,6 +198,15 @@ def working_folder(folder: Path | None = None, *, beside: Path | None = None) ->
         return
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=beside) as made:
         yield Path(made)
+
+
+def kept(path: Path, make: Callable[[], Figures]) -> Figures:
+    """What was found in an earlier run, from its file; else it is found now, and the file is there whole."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, json.dumps(make()).encode())
+    found: Figures = json.loads(path.read_bytes())
+    return found
 
 
 def child_json(command: Sequence[str], *, question: object = None, timeout_secs: float | None = None) -> Any:

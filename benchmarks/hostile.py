@@ -22,19 +22,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark
-from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
-from benchmarks.hostile_files import make_case
+from benchmarks.hostile_files import CORPUS, corpus_case, corpus_names, make_case
 from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
-from benchmarks.hostile_found import SLOW_STAGES, Found
 from benchmarks.hostile_live import run_live
-from benchmarks.hostile_network_child import FILES as NETWORK_FILES
-from benchmarks.hostile_network_child import network_questions
-from benchmarks.hostile_run import Question, run, split_by_training, stages_of
+from benchmarks.hostile_networks import is_network_case, network_names, network_stages
+from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training, stages_of
 
 #: Cases of a run; they hold over 100,000 lines.
 FILES = 3_000
-#: Folders of strangers in a run.
-FOLDERS = 400
+#: Folders of strangers, and network files, in a run.
+FOLDERS, NETWORKS = 400, 600
 #: Cases between two looks at the clock, where the run goes on for some minutes.
 _ROUND = 300
 #: Stages of a find of the corpus.
@@ -45,7 +42,7 @@ _KEPT = Path("runs/hostile")
 
 
 def _case(text: str) -> str:
-    if not text.isdigit() and not is_folder_case(text):
+    if not text.isdigit() and not is_folder_case(text) and not is_network_case(text):
         if text not in corpus_names():
             raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
         corpus_case(text, "")
@@ -58,7 +55,7 @@ class Options:
 
     files: Annotated[int, Option("generated cases", least=0)] = FILES
     folders: Annotated[int, Option("generated folders of strangers", least=0)] = FOLDERS
-    networks: Annotated[int, Option("generated network files", least=0)] = NETWORK_FILES
+    networks: Annotated[int, Option("generated network files", least=0)] = NETWORKS
     minutes: Annotated[float, Option("go on with new cases for so long")] = 0.0
     seed: Annotated[int, Option("of all cases")] = 0
     workers: Annotated[int, Option("child processes at once", least=1)] = min(2, len(os.sched_getaffinity(0)))
@@ -67,15 +64,22 @@ class Options:
     keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
 
 
+def _stages(name: str) -> tuple[str, ...]:
+    """Stages of a case that has a name, or that is run alone."""
+    if is_folder_case(name):
+        return folder_stages(name)
+    return network_stages(name) if is_network_case(name) else _CORPUS_STAGES
+
+
 def questions(options: Options) -> Iterator[list[Question]]:
     """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
     if options.only is not None:
         case = int(options.only) if options.only.isdigit() else options.only
-        is_folder = is_folder_case(case)
-        yield [Question(case=case, stages=folder_stages(str(case)) if is_folder else _CORPUS_STAGES)]
+        yield [Question(case=case, stages=_stages(options.only))]
         return
     yield [Question(case=name, stages=_CORPUS_STAGES) for name in corpus_names()]
-    yield [Question(case=name, stages=folder_stages(name)) for name in folder_names(options.folders)]
+    yield [Question(case=name, stages=_stages(name)) for name in folder_names(options.folders)]
+    yield [Question(case=name, stages=_stages(name)) for name in network_names(options.networks)]
     until = time.monotonic() + 60 * options.minutes
     for start in itertools.count(0, _ROUND):
         stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
@@ -90,7 +94,7 @@ def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
     if case in corpus_names():
         find["kept"] = str(CORPUS / case)
         return
-    if not case.isdigit() and not is_folder_case(case):
+    if not case.isdigit() and not is_folder_case(case) and not is_network_case(case):
         return
     find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
     if not case.isdigit():
@@ -117,20 +121,6 @@ def measure(options: Options) -> Figures:
                 place = folder / f"round-{number}"
                 found.merge(run(part, place, seed=options.seed, markers=markers, workers=options.workers))
                 shutil.rmtree(place, ignore_errors=True)
-        if options.only is None:
-            networks = network_questions(options.networks)
-            module = "benchmarks.hostile_network_child"
-            place = folder / "networks"
-            found.merge(
-                run(
-                    networks,
-                    place,
-                    seed=options.seed,
-                    markers=markers,
-                    workers=options.workers,
-                    module=module,
-                )
-            )
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:
             live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)

@@ -48,7 +48,7 @@ from fleet.requests.session import EngineSession
 if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker
     from agents.programs.derivation import Derivation
-    from benchmarks.hostile_found import Found
+    from benchmarks.hostile_run import Found
     from fleet.collection.settings import Pools
     from fleet.store.reader import StoreReader
     from fleet.store.store import Store

@@ -24,10 +24,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -35,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
@@ -57,6 +55,7 @@ from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Case, Regime, shown
 from transfer.evaluate.onboarding_contenders import situation_of
+from transfer.processes import run_each
 
 Rows = NDArray[np.int64]
 
@@ -279,14 +278,13 @@ def _kept(
     folder: Path, cases: Sequence[_Case], run: Callable[[_Case], dict[str, Any]], workers: int
 ) -> dict[str, dict[str, Any]]:
     """What each case found, by its name; those that the folder has are not run again."""
-    folder.mkdir(exist_ok=True)
-    waiting = [one for one in cases if not (folder / f"{one.name}.json").exists()]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {one: pool.submit(run, one) for one in waiting}
-        for one, future in futures.items():
-            (folder / f"{one.name}.json").write_text(json.dumps(future.result()))
-            print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
-    return {one.name: json.loads((folder / f"{one.name}.json").read_text()) for one in cases}
+    paths = {one: folder / f"{one.name}.json" for one in cases}
+    waiting = [one for one, path in paths.items() if not path.exists()]
+    made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
+    for one in waiting:
+        kept(paths[one], lambda: next(made))
+        print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+    return {one.name: json.loads(path.read_text()) for one, path in paths.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,12 +356,12 @@ def _run(options: Options, folder: Path) -> Figures:
         strategies=options.strategies,
         contenders=tuple(one for one in CONTENDERS if one in {CONTENDERS[0], *options.contenders}),
     )
-    kept = folder / f"cases-{sums}-{asked.name}"
-    done = _kept(kept, cases, partial(run_case, store, asked=asked), options.workers)
+    cases_in = folder / f"cases-{sums}-{asked.name}"
+    done = _kept(cases_in, cases, partial(run_case, store, asked=asked), options.workers)
     if names := sorted(options.baselines):
-        kept = folder / "-".join(("baselines", sums, *map(str, samples), *names))
+        baselines_in = folder / "-".join(("baselines", sums, *map(str, samples), *names))
         how = partial(run_baselines, store, names=names, samples=samples)
-        for name, found in _kept(kept, cases, how, options.workers).items():
+        for name, found in _kept(baselines_in, cases, how, options.workers).items():
             for measure in ("top1", "top5"):
                 done[name][measure] |= found[measure]
     result: dict[str, Any] = {

@@ -29,9 +29,9 @@ import numpy as np
 
 from agents.records import Record
 from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, working_folder
+from benchmarks.made_up import RecordMaker, device_name, made_up_rows, memory_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
-from benchmarks.scale_parts import RecordMaker, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
 from fleet.daemon.garbage_collection import seldom_collected
@@ -51,7 +51,7 @@ WARM_UP_RECORDS = 300_000
 def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     """Take in records, turn by turn, until there are enough."""
     maker = RecordMaker()
-    names = [f"dev-{number:05d}" for number in range(devices)]
+    names = [device_name(number) for number in range(devices)]
     turns = max(2, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
     ours: list[float] = []
     durable: list[float] = []
@@ -142,7 +142,7 @@ def fill(folder: Path, *, records: int, devices: int, seed: int = 1) -> float:
     with Store.open(folder) as store:
         for first in range(0, devices, together):
             chosen = range(first, min(devices, first + together))
-            store.append_tables({f"dev-{number:05d}": made_up_rows(rng, each) for number in chosen})
+            store.append_tables({device_name(number): made_up_rows(rng, each) for number in chosen})
     return time.perf_counter() - started
 
 

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 from deltalake import write_deltalake
 
-from agents.records import Candidate, DeviceId, Outcome, Protocol, Record, WorkloadId, canonical_json
+from agents.records import Candidate, Record, WorkloadId, canonical_json
 from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, working_folder
+from benchmarks.made_up import record_of
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
@@ -41,25 +42,11 @@ def _record(number: int) -> Record:
     candidate = Candidate(
         workload_id=WorkloadId(f"{number % 50:016x}"), trace=canonical_json([instructions, decisions, number])
     )
-    return Record(
-        device_id=DeviceId("bench"),
-        workload_id=candidate.workload_id,
-        candidate_id=candidate.candidate_id,
-        dialect=candidate.dialect,
-        trace=candidate.trace,
-        origin="random",
-        outcome=Outcome.OK,
+    return record_of(
+        candidate,
         run_secs=(1e-3 + number * 1e-9, 1.01e-3, 1.02e-3),
-        warmup_secs=(1.5e-3,),
-        number=10,
-        build_secs=0.1,
-        wait_secs=0.0,
-        timing_secs=0.2,
-        error="",
-        protocol=Protocol(),
         environment=canonical_json({"load": number % 7, "clock_mhz": 2100 + number % 11, "tvm": "0.27"}),
         environment_id="0" * 32,
-        attempt=0,
         measured_at=1.7e9 + number,
     )
 

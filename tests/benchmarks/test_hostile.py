@@ -19,12 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import hostile
-from benchmarks.hostile_corpus import CORPUS, corpus_names
-from benchmarks.hostile_files import DIALECTS, make_case
+from benchmarks.hostile_files import CORPUS, DIALECTS, corpus_names, make_case
 from benchmarks.hostile_folders import FOLDER_STAGES, folder_names, folder_stages
-from benchmarks.hostile_found import Found
 from benchmarks.hostile_modules import module
-from benchmarks.hostile_run import Question, run
+from benchmarks.hostile_run import Found, Question, run
 from benchmarks.hostile_traces import KINDS, trace
 from benchmarks.hostile_tuners import STEPS, ansor_steps, entity
 from benchmarks.hostile_values import deep_text
@@ -192,7 +190,7 @@ def test_the_benchmark_prints_what_scripts_read(
 ) -> None:
     monkeypatch.setattr(hostile, "corpus_names", lambda: ["target-dashes.json"])
     monkeypatch.setattr(hostile, "_CORPUS_STAGES", ("import", "command", "dataset"))
-    words = ("--files", "3", "--folders", "0", "--live", "0", "--keep", str(tmp_path))
+    words = ("--files", "3", "--folders", "0", "--networks", "3", "--live", "0", "--keep", str(tmp_path))
     code, told = run_main(monkeypatch, capsys, *words)
     assert code == 0, told["finds"]
     zeros = ("executed", "crashes", "hangs", "unaccounted_lines")
@@ -204,7 +202,7 @@ def test_the_benchmark_prints_what_scripts_read(
     assert told["longest_secs"] > 0
     assert 50 < told["peak_memory_mb"] <= 1_024
     # One case again, and a find makes the exit code 1.
-    monkeypatch.setattr("benchmarks.hostile_found.TARGET_MB", 1.0)
+    monkeypatch.setattr("benchmarks.hostile_run.TARGET_MB", 1.0)
     code, told = run_main(monkeypatch, capsys, "--only", "2", "--keep", str(tmp_path))
     assert code == 1
     assert sum(counts["cases"] for counts in told["by_dialect"].values()) == 1

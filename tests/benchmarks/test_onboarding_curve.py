@@ -154,19 +154,6 @@ def test_all_baselines_answer_where_they_can(monkeypatch: pytest.MonkeyPatch) ->
             assert nobody_knows - {RANDOM} == everywhere | alone
 
 
-def test_a_run_out_of_time_keeps_whole_seeds_only() -> None:
-    told: list[int] = []
-    points = run_curve(
-        DATASET,
-        None,
-        plan([oracle(DATASET)], seeds=(0, 1, 2)),
-        until=0.0,
-        on_case=lambda done, *_: told.append(done),
-    )
-    assert {point.seed for point in points} == {0}
-    assert len(told) == len({(p.regime, p.split, p.target) for p in points})
-
-
 def point(contender: str, k: int | None, top1: list[float], **changes: object) -> Point:
     values: dict[str, object] = {
         "contender": contender,

@@ -15,7 +15,6 @@ from benchmarks.pretrained import (
     architecture,
     cases_of,
     groups_of,
-    run_baselines,
     run_case,
 )
 from benchmarks.pretrained_figures import expectations, figures
@@ -33,17 +32,6 @@ def test_all_sizes_of_an_architecture_are_in_one_group() -> None:
     for members in groups.values():
         for one in members:
             assert {other for other in networks if architecture(other) == architecture(one)} <= {*members}
-
-
-def test_quick_holds_each_group_out_once_a_seed_with_another_profile_each_time() -> None:
-    groups, targets = [f"group-{place}" for place in range(5)], ["a", "b", "c", "d"]
-    quick = cases_of(groups, targets, seeds=1, is_quick=True)
-    assert [one.group for one in quick] == groups
-    assert {one.target for one in quick} == set(targets)
-    every = cases_of(groups, targets, seeds=2, is_quick=False)
-    assert len(every) == 40
-    four = cases_of(groups, targets, seeds=4, is_quick=True)
-    assert {one[:2] for one in four} == {one[:2] for one in every}
 
 
 def test_gains_are_paired_by_workload() -> None:
@@ -89,16 +77,6 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     assert found["workloads"]["shipped"] == len(workloads) - len(judged)
     values = np.array(list(found["top1"]["shipped/64"].values()))
     assert ((values > 0) & (values <= 1)).all()
-
-
-def test_baselines_are_judged_on_the_same_programs_and_see_none_of_their_measurements(tmp_path: Path) -> None:
-    store = fill(tmp_path / "store", *SOURCES, NEW)
-    case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    shipped = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))
-    found = run_baselines(store, case, ["xgboost", "xgboost-pooled", "mean-rank"], [64])
-    # Alone it needs samples; ranks of source devices need their measurements of what is judged.
-    assert set(found["top1"]) == {"xgboost/64", "xgboost-pooled/0", "xgboost-pooled/64"}
-    assert all(set(one) == set(shipped["top1"]["shipped/0"]) for one in found["top1"].values())
 
 
 def test_what_it_ships_is_read_back(tmp_path: Path) -> None:

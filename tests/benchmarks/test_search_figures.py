@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agents.records import Outcome, Record
 from benchmarks.search_figures import (
-    curves,
-    final_losses,
     gain,
-    noise_floor,
-    scoring_share,
     trials_ratios,
 )
 from benchmarks.search_sides import _settled_curve
@@ -41,13 +35,6 @@ def test_trials_until_the_rivals_best() -> None:
     assert trials_ratios(runs, {A: {"xgb": {4: None}, "ours": {1: 3.0}}}) == []
 
 
-def test_the_figures_are_about_the_first_head_where_no_other_searched() -> None:
-    runs = {"xgb": {A: run(2)}, "ours": {A: run(1)}, "ours_day_zero": {A: run(2)}}
-    led = {A: {"xgb": {1: 5.0, 2: 3.0}, "ours": {1: 3.0}, "ours_day_zero": {1: 4.0, 2: 3.0}}}
-    assert trials_ratios(runs, led) == [2.0]
-    assert trials_ratios({side: found for side, found in runs.items() if side != "ours"}, led) == [1.0]
-
-
 def test_gains_count_workloads_not_seeds() -> None:
     timed = {
         A: {"ours": 1.0, "random": 2.0},
@@ -59,24 +46,6 @@ def test_gains_count_workloads_not_seeds() -> None:
     assert (found["value"], found["workloads"], found["won"]) == (1.0, 2, 1)
     assert found["interval"] == [0.5, 2.0]
     assert gain({A: {"ours": 1.0, "random": None}}, "random") is None
-
-
-def test_losses_share_and_noise() -> None:
-    assert final_losses({A: {"ours": 1.1, "xgb": 1.0}, B: {"ours": 1.0, "xgb": None}}) == {
-        "a": pytest.approx(0.1),
-        "b": 0.0,
-    }
-    parts = {"rank": 1.0, "learn": 0.5, "draw": 1.0, "measure": 27.5, "probe": 99.0}
-    assert scoring_share({"ours": {A: run(1, parts=parts)}}) == 0.05
-    assert scoring_share({"xgb": {A: run(1)}}) is None
-    assert noise_floor([{"x": [1.0, 1.02, 1.02]}, {"y": [1.0]}]) == pytest.approx(0.01)
-    led = {A: {"ours": {1: 2.0, 2: 1.0}, "xgb": {1: 4.0}}}
-    runs = {"ours": {A: run(2)}, "xgb": {A: run(2, secs=20.0), B: run(1)}, "random": {B: run(1)}}
-    found = curves(runs, led, [1, 2])
-    assert set(found) == {"ours", "xgb"}  # what was not timed again is not compared
-    assert found["ours"]["speed_by_trials"] == {"1": 0.5, "2": 1.0}
-    assert found["xgb"]["speed_by_secs"]["15"] == 0.0
-    assert found["xgb"]["speed_by_secs"]["30"] == 0.25
 
 
 def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:
