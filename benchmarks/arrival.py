@@ -16,20 +16,19 @@ The folder is kept where one is given, and a second run goes on from what is mea
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
+from benchmarks.harness import Figures, Option, benchmark, interval, working_folder
 from benchmarks.live_daemon import START_SECS, fleet, onboarded, running, until
 from fleet.api.client import DaemonClient
 from fleet.config.settings import load_fleet, select_devices
@@ -47,13 +46,22 @@ CANDIDATES = 24
 _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
 
 
-def run(folder: Path, samples: int) -> dict[str, Any]:
-    """Do all of it in a folder.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the new device comes, and where."""
 
-    Args:
-        folder: Gets device files, store, models and the daemon's folder.
-        samples: Candidates that the new device measures for its head.
-    """
+    samples: Annotated[int, Option("candidates that the new device measures for its head", least=1)] = 64
+    folder: Annotated[Path | None, Option("where to work, and to go on (a temporary one)")] = None
+
+
+def measure(options: Options) -> Figures:
+    """Do all of it in a folder."""
+    with working_folder(options.folder) as folder:
+        return _run(folder, options.samples)
+
+
+def _run(folder: Path, samples: int) -> Figures:
+    """Do all of it: the folder gets device files, store, models and the daemon's folder."""
     sources, target = choose_devices(list(select_devices(load_fleet(None).config).values()))
     known = [spec.device_id for spec in sources[-3:]]
     files, away = folder / "configs" / "hardware", folder / "away"
@@ -187,7 +195,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
             "top1": round(ours.top1, 4),
             "scratch_top1": round(theirs.top1, 4),
             "random_top1": round(ours.random_top1, 4),
-            "top1_minus_scratch": [round(one, 4) for one in (gain.value, gain.low, gain.high)],
+            "top1_minus_scratch": interval(gain),
             "judged_workloads": len(ours.groups),
             "judged_candidates": len(rows),
         }
@@ -223,23 +231,7 @@ def _file_of(name: str) -> Path:
     return ROOT / "configs" / "hardware" / f"{name}.yaml"
 
 
-def main() -> None:
-    """Run it and print what came of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--samples", type=int, default=64, help="candidates for the new head (64)")
-    parser.add_argument("--folder", type=Path, help="where to work, and to go on (a temporary one)")
-    asked = parser.parse_args()
-    if asked.folder is not None:
-        asked.folder.mkdir(parents=True, exist_ok=True)
-        found = run(asked.folder.absolute(), asked.samples)
-    else:
-        with tempfile.TemporaryDirectory(prefix="arrival-") as folder:
-            found = run(Path(folder), asked.samples)
-    print(json.dumps(found) if asked.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
-
+main = benchmark("arrival", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

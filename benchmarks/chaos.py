@@ -13,22 +13,21 @@ folder of such a run is kept and named.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import shutil
-import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks.chaos_campaigns import Campaign, Campaigns
 from benchmarks.chaos_children import ChildError
 from benchmarks.chaos_real import RealFleet
 from benchmarks.chaos_run import Run
 from benchmarks.chaos_wreck import Wreck, local_profiles
+from benchmarks.harness import Figures, Option, benchmark
 
 
 class Bench(Campaigns):
@@ -95,22 +94,25 @@ class Bench(Campaigns):
             next(campaign)
 
 
-def measure(*, kills: int, real: int, seed: int, folder: Path | None, only: str = "") -> dict[str, Any]:
-    """Run until there were so many kills.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is killed, and where."""
 
-    Args:
-        kills: How many.
-        only: What the names of the campaigns begin with.
-        real: How often each process of a real `fleet up` is killed; these kills count.
-        seed: Of the choice of moments and steps.
-        folder: Where the runs have their folders; memory if there is room, else the system's default.
-    """
+    kills: Annotated[int, Option("processes to kill", least=0, metavar="N")] = 1000
+    real: Annotated[int, Option("times to kill each process of a real `fleet up`", least=0, metavar="N")] = 2
+    seed: Annotated[int, Option("of steps and moments")] = 0
+    folder: Annotated[Path | None, Option("where to work (memory if there is room, or the default)")] = None
+    only: Annotated[str, Option("campaigns whose name begins so (all)", metavar="NAME")] = ""
+
+
+def measure(options: Options) -> Figures:
+    """Run until there were so many kills; those of a real `fleet up` count."""
     started = time.monotonic()
-    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=folder or _fast_folder()))
-    bench = Bench(base, seed)
+    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.folder or _fast_folder()))
+    bench = Bench(base, options.seed)
     try:
-        measured = {"real": bench.real(real)} if real else {}
-        bench.run(kills, only)
+        measured = {"real": bench.real(options.real)} if options.real else {}
+        bench.run(options.kills, options.only)
     finally:
         bench.close()
     if not bench.tally.failures:
@@ -126,28 +128,7 @@ def _fast_folder() -> Path | None:
     return None
 
 
-def main() -> None:
-    """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--kills", type=int, default=1000, metavar="N", help="processes to kill (1000)")
-    parser.add_argument(
-        "--real", type=int, default=2, metavar="N", help="times to kill each process of a real `fleet up` (2)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of steps and moments (0)")
-    parser.add_argument("--folder", type=Path, default=None, help="where to work (memory, or the default)")
-    parser.add_argument("--only", default="", metavar="NAME", help="campaigns whose name begins so (all)")
-    options = parser.parse_args()
-    result = measure(
-        kills=options.kills,
-        real=options.real,
-        seed=options.seed,
-        folder=options.folder,
-        only=options.only,
-    )
-    print(json.dumps(result, indent=None if options.json else 2))
-    sys.exit(1 if result["failures"] else 0)
-
+main = benchmark("chaos", __doc__, Options, measure, fails=lambda result: result["failures"])
 
 if __name__ == "__main__":
     main()

@@ -23,18 +23,20 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 #: States of a job in which it is accounted for, and those that are final.
 ENDED = frozenset({"done", "quarantined", "cancelled"})
 KNOWN = ENDED | {"queued", "leased"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the log; which fields matter depends on `kind`."""
 
     kind: str
@@ -43,9 +45,9 @@ class Event:
     records: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     #: Of a `look`: what each place holds, with repetitions. A place that is missing was not looked at.
-    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    places: dict[str, tuple[str, ...]] = {}
     #: Of a `look`: state of each job; None if nobody looked.
-    states: Mapping[str, str] | None = None
+    states: dict[str, str] | None = None
     #: Of a `look`: how many results the system says it has counted; None if it does not say. Of `seen`: the
     #: same of the records that it says it has.
     counted: int | None = None
@@ -54,25 +56,12 @@ class Event:
     #: The same: whatever else should not be.
     wrong: tuple[str, ...] = ()
 
-    def to_line(self) -> str:
+    def to_line(self) -> bytes:
         """The event as one line of JSON, fields that say nothing left out."""
-        said = {name: value for name, value in asdict(self).items() if value not in ("", (), None)}
-        return json.dumps(said, separators=(",", ":")) + "\n"
+        return msgspec.json.encode(self) + b"\n"
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
-    """Read a line again."""
-    return Event(
-        kind=value["kind"],
-        by=value.get("by", ""),
-        records=tuple(value.get("records", ())),
-        jobs=tuple(value.get("jobs", ())),
-        places={name: tuple(found) for name, found in value.get("places", {}).items()},
-        states=value.get("states"),
-        counted=value.get("counted"),
-        halves=tuple(value.get("halves", ())),
-        wrong=tuple(value.get("wrong", ())),
-    )
+_LINE = msgspec.json.Decoder(Event)
 
 
 class HistoryLog:
@@ -89,7 +78,7 @@ class HistoryLog:
 
     def add(self, event: Event) -> None:
         """Write one event."""
-        self._write(self._descriptor, event.to_line().encode())
+        self._write(self._descriptor, event.to_line())
 
     def note(self, values: Iterable[Mapping[str, Any]]) -> None:
         """Write what no checker reads, but who looks for the cause of a verdict."""
@@ -102,18 +91,12 @@ class HistoryLog:
 
 
 def read_history(path: Path) -> list[Event]:
-    """Read a log; lines torn by a kill say nothing and are left out."""
-    return list(_events(path.read_text().splitlines())) if path.exists() else []
-
-
-def _events(lines: Iterable[str]) -> Iterator[Event]:
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if value["kind"] != "note":
-            yield event_from_json(value)
+    """Read a log; notes, and lines torn by a kill, say nothing and are left out."""
+    found: list[Event] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(msgspec.DecodeError):
+            found.append(_LINE.decode(line))
+    return [event for event in found if event.kind != "note"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,35 +8,36 @@ twelve minutes; disturb the host as little as possible meanwhile.
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from benchmarks.collection_parts import Bench
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 
 
-def measure(
-    *, workloads: int, each: int, baseline: int, soak: int, seed: int, folder: Path | None
-) -> dict[str, Any]:
-    """Run all parts.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured."""
 
-    Args:
-        workloads: Workloads to measure.
-        each: Candidates of each workload.
-        baseline: Of these, how many TVM's side measures too: 64 is its default for one round.
-        soak: Candidates of the soak.
-        seed: Of the candidates.
-        folder: Where spools are made; the system's default if None.
-    """
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        bench = Bench(Path(made), workloads, seed)
-        candidates, propose_secs = bench.candidates(each)
-        both = candidates[:baseline]
+    workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
+    each: Annotated[int, Option("candidates of each workload", least=1)] = 24
+    #: 64 is the default of TVM's side for one round.
+    baseline: Annotated[int, Option("candidates that TVM measures too", least=1)] = 64
+    soak: Annotated[int, Option("candidates of the soak", least=1)] = 1000
+    seed: Annotated[int, Option("of the candidates")] = 0
+    folder: Annotated[Path | None, Option("folder for the spools")] = None
+
+
+def measure(options: Options) -> Figures:
+    """Run all parts."""
+    with working_folder(beside=options.folder) as folder:
+        bench = Bench(folder, options.workloads, options.seed)
+        candidates, propose_secs = bench.candidates(options.each)
+        both = candidates[: options.baseline]
         few = bench.part(candidates, _FEW_EACH)
-        many = bench.part(candidates, each, workloads=_DEEP_WORKLOADS)
-        result: dict[str, Any] = {
+        many = bench.part(candidates, options.each, workloads=_DEEP_WORKLOADS)
+        result: Figures = {
             "benchmark": "collection",
             "cores": len(bench.cores),
             "workloads": [workload.name for workload in bench.workloads],
@@ -45,7 +46,7 @@ def measure(
         result["repeatability"] = bench.repeatability(few)
         result["early_stop"] = bench.early_stop(many)
         result["hung_kernel"] = bench.hung_kernel()
-        result["soak"] = bench.soak(few, soak)
+        result["soak"] = bench.soak(few, options.soak)
     # The figures that the project is judged by, once more at the top.
     for part, names in _HEADLINES.items():
         result.update({name: result[part][name] for name in names})
@@ -62,27 +63,7 @@ _HEADLINES = {
 }
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collection", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--workloads", type=int, default=24, help="workloads to measure")
-    parser.add_argument("--each", type=int, default=24, help="candidates of each workload")
-    parser.add_argument("--baseline", type=int, default=64, help="candidates that TVM measures too")
-    parser.add_argument("--soak", type=int, default=1000, help="candidates of the soak")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=None, help="folder for the spools")
-    options = parser.parse_args()
-    result = measure(
-        workloads=options.workloads,
-        each=options.each,
-        baseline=options.baseline,
-        soak=options.soak,
-        seed=options.seed,
-        folder=options.folder,
-    )
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("collection", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

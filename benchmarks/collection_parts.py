@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,6 +33,7 @@ from agents.records import (
 )
 from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from benchmarks.harness import child_json
 from benchmarks.repeatability import compared, latencies
 from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.collection.selection import choose_workloads
@@ -355,14 +353,7 @@ class Bench:
             "candidates": [[self._by_id[c.workload_id].module_json, c.trace] for c in candidates],
         }
         os.sched_setaffinity(0, self.cores)
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tvm_local"],
-            input=json.dumps(question),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, Any] = child_json(["-m", "benchmarks.tvm_local"], question=question)
         return answer
 
     def _by_workload(self, candidates: Sequence[Candidate], ids: Sequence[str]) -> list[list[str]]:

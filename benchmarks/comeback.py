@@ -9,26 +9,30 @@ over when all of them are done.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from benchmarks.chaos_children import Children
 from benchmarks.chaos_real import RealFleet
 from benchmarks.chaos_wreck import local_profiles
+from benchmarks.harness import Figures, Option, benchmark
 
 
-def measure(times: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is done."""
+
+    times: Annotated[int, Option("kills of each", least=1)] = 5
+
+
+def measure(options: Options) -> Figures:
     """Kill each so often.
-
-    Args:
-        times: How often.
 
     Returns:
         Seconds, as lists in the order of the kills; median and worst of each.
@@ -47,12 +51,12 @@ def measure(times: int) -> dict[str, Any]:
     }
     try:
         fleet.start()
-        for _ in range(times):
+        for _ in range(options.times):
             fleet.measured_after(time.time())
             at_secs = time.time()
             found["agent_up_secs"].append(fleet.agent_back(lambda: fleet.kill("agent")))
             found["agent_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
-        for _ in range(times):
+        for _ in range(options.times):
             fleet.measured_after(time.time())
             at_secs = time.time()
             fleet.kill("coordinator", wait=False)
@@ -69,7 +73,7 @@ def measure(times: int) -> dict[str, Any]:
     }
     return {
         "benchmark": "comeback",
-        "times": times,
+        "times": options.times,
         **{name: [round(one, 2) for one in secs] for name, secs in found.items()},
         "summary": worst,
         "slow_starts_of_ray": fleet.slow_starts,
@@ -78,14 +82,7 @@ def measure(times: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.comeback", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--times", type=int, default=5, metavar="N", help="kills of each (5)")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.times), indent=None if options.json else 2))
-
+main = benchmark("comeback", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,7 @@
 
 A real coordinator with 1,000 replay devices works on a store of 1 million records, and a real browser looks
 at it. `--quick` does the same with 50 devices and 20,000 records. The rows of the store are made up
-(`benchmarks.scale_parts`), because only their number and size matter.
+(`benchmarks.made_up`), because only their number and size matter.
 
 - `first_paint_secs`: from the start of the navigation until the rows of the fleet are there, median of
   several new browsers; `first_contentful_paint_secs` is the browser's own figure of the frame around them.
@@ -17,44 +17,38 @@ There is no other side to compare with: the bounds are those of the project.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
+from agents.records import DeviceId, Protocol
+from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.made_up import replay_specs
 from benchmarks.scale import fill
-from benchmarks.scale_fleet import RECORDED_WORKLOADS, recorded_file
+from benchmarks.scale_fleet import RECORDED_CHOICE, made_up_coordinator, recorded_file
 from benchmarks.scale_transport import ProcessTransport
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
-from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.notices import Notices
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
 #: What must be reached.
 BOUNDS = {"first_paint_secs": 1.0, "api_p95_ms": 200.0, "page_bytes": 500_000, "live_lag_secs": 2.0}
-_TARGET = '{"kind":"llvm","num-cores":1}'
 _PROCESSES = 2
 #: Requests to each view, new browsers, and seconds in which the page is watched.
 _REQUESTS, _VISITS, _WATCH_SECS = 30, 7, 60.0
@@ -104,7 +98,7 @@ class _Fleet:
     url: str
     token: str
     view: Callable[[], Any]
-    devices: list[str]
+    devices: list[DeviceId]
     #: Moments (Unix seconds) and how many records the coordinator had then.
     totals: list[tuple[float, int]] = field(default_factory=list)
     turns: list[float] = field(default_factory=list)
@@ -162,38 +156,16 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
 @contextmanager
 def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     """A coordinator at work in a thread, with its API, until the block ends."""
-    path = recorded_file(folder)
-    names = [f"dev-{number:05d}" for number in range(devices)]
-    specs = {
-        DeviceId(name): DeviceSpec(
-            device_id=DeviceId(name),
-            kind=DeviceKind.REPLAY,
-            family=Family.CPU,
-            target_json=_TARGET,
-            replay=Replay(records=str(path), device=DeviceId("recorded"), seed=number),
-        )
-        for number, name in enumerate(names)
-    }
-    choice = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
-    settings = CoordinatorSettings(protocol=Protocol(), choice=choice)
+    specs = replay_specs(devices, recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     over, registry = threading.Event(), RegistryReader(folder / "models")
     with Store.open(folder / "store") as store:
-        coordinator = Coordinator(
-            EngineContext(
-                root=folder / "root",
-                store=store,
-                transport=transport,
-                specs=specs,
-                settings=settings,
-                notices=Notices(None),
-            )
-        )
+        coordinator = made_up_coordinator(folder / "root", store, transport, specs, RECORDED_CHOICE)
         dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
         sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
         token = (folder / "root" / TOKEN).read_text().strip()
-        fleet = _Fleet(server.url, token, coordinator.view, names)
+        fleet = _Fleet(server.url, token, coordinator.view, list(specs))
         thread = threading.Thread(target=_turn, args=(coordinator, transport, over, fleet))
         thread.start()
         try:
@@ -352,20 +324,21 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
     return lags
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="50 devices and 20,000 records")
-    arguments = parser.parse_args()
-    size = {"devices": 50, "records": 20_000} if arguments.quick else {"devices": 1000, "records": 1_000_000}
-    try:
-        with tempfile.TemporaryDirectory(prefix="fleet-dashboard-") as folder:
-            found = run(Path(folder), **size)
-    except FleetError as error:
-        sys.exit(f"benchmarks.dashboard: {error}")
-    print(json.dumps(found, indent=None if arguments.json else 1))
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How large the fleet is."""
 
+    quick: Annotated[bool, Option("50 devices and 20,000 records")] = False
+
+
+def measure(options: Options) -> Figures:
+    """Do all of it in a temporary folder."""
+    devices, records = (50, 20_000) if options.quick else (1000, 1_000_000)
+    with working_folder() as folder:
+        return run(folder, devices=devices, records=records)
+
+
+main = benchmark("dashboard", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -8,14 +8,12 @@ drawn with replacement; what is reported is the recorded mean. Settings are the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.gpus_kernel_tuner import STRATEGIES, default_python, orders, why_absent
 from benchmarks.gpus_rivals import CHOOSERS
 from benchmarks.gpus_spaces import Space, find_spaces
+from benchmarks.harness import Figures, Option, benchmark
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
 
@@ -79,8 +78,30 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
         row = chooser.send(space.measure(target, row, random))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run everything."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is run."""
+
+    quick: Annotated[bool, Option("one seed, 64 measurements: within five minutes")] = False
+    data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
+    seeds: Annotated[int, Option("runs of each case", least=1)] = 5
+    most: Annotated[int, Option("measurements of each run", least=1)] = max(COUNTS)
+    kernel_tuner: Annotated[
+        str,
+        Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
+    ] = default_python()
+
+
+def measure(options: Options) -> Figures:
+    """Run everything, where the caches are there."""
+    if not options.data.is_dir():
+        return {
+            "benchmark": "gpus",
+            "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
+            **dict.fromkeys(("best_at_32", "best_at_64", "worst_at_64", "evals_to_95_ratio")),
+        }
+    if options.quick:
+        options = replace(options, seeds=1, most=min(64, options.most))
     began = time.monotonic()
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
@@ -189,38 +210,7 @@ def _table(outcomes: dict[str, Outcomes], most: int) -> dict[str, Any]:
     return table
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpus", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="one seed, 64 measurements: within five minutes")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with a folder of caches a kernel")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
-    parser.add_argument("--most", type=int, default=max(COUNTS), help="measurements of each run")
-    parser.add_argument(
-        "--kernel-tuner",
-        default=default_python(),
-        metavar="PYTHON",
-        help=f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)} (this one)",
-    )
-    return parser
-
-
-def main() -> None:
-    """Parse the command line, measure, print."""
-    options = make_parser().parse_args()
-    if options.quick:
-        options.seeds, options.most = 1, min(64, options.most)
-    if not options.data.is_dir():
-        result: dict[str, Any] = {
-            "benchmark": "gpus",
-            "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
-            **dict.fromkeys(("best_at_32", "best_at_64", "worst_at_64", "evals_to_95_ratio")),
-        }
-    else:
-        result = measure(options)
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("gpus", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -14,27 +14,24 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names
-from benchmarks.hostile_files import make_case
+from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.hostile_files import CORPUS, corpus_case, corpus_names, make_case
 from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
-from benchmarks.hostile_found import SLOW_STAGES, Found
 from benchmarks.hostile_live import run_live
-from benchmarks.hostile_network_child import FILES as NETWORK_FILES
-from benchmarks.hostile_network_child import network_questions
-from benchmarks.hostile_run import Question, run, split_by_training, stages_of
+from benchmarks.hostile_networks import is_network_case, network_names, network_stages
+from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training, stages_of
 
 #: Cases of a run; they hold over 100,000 lines.
 FILES = 3_000
-#: Folders of strangers in a run.
-FOLDERS = 400
+#: Folders of strangers, and network files, in a run.
+FOLDERS, NETWORKS = 400, 600
 #: Cases between two looks at the clock, where the run goes on for some minutes.
 _ROUND = 300
 #: Stages of a find of the corpus.
@@ -44,16 +41,45 @@ _MOST_KEPT_BYTES = 2 << 20
 _KEPT = Path("runs/hostile")
 
 
-def questions(options: argparse.Namespace) -> Iterator[list[Question]]:
+def _case(text: str) -> str:
+    if not text.isdigit() and not is_folder_case(text) and not is_network_case(text):
+        if text not in corpus_names():
+            raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
+        corpus_case(text, "")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is made, and where the files of finds go."""
+
+    files: Annotated[int, Option("generated cases", least=0)] = FILES
+    folders: Annotated[int, Option("generated folders of strangers", least=0)] = FOLDERS
+    networks: Annotated[int, Option("generated network files", least=0)] = NETWORKS
+    minutes: Annotated[float, Option("go on with new cases for so long")] = 0.0
+    seed: Annotated[int, Option("of all cases")] = 0
+    workers: Annotated[int, Option("child processes at once", least=1)] = min(2, len(os.sched_getaffinity(0)))
+    live: Annotated[int, Option("candidates offered to a real device; 0 for none", least=0)] = 100
+    only: Annotated[str | None, Option("one case: its number, or a name", parse=_case)] = None
+    keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
+
+
+def _stages(name: str) -> tuple[str, ...]:
+    """Stages of a case that has a name, or that is run alone."""
+    if is_folder_case(name):
+        return folder_stages(name)
+    return network_stages(name) if is_network_case(name) else _CORPUS_STAGES
+
+
+def questions(options: Options) -> Iterator[list[Question]]:
     """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
-    if options.only is not None and is_folder_case(options.only):
-        yield [Question(case=options.only, stages=folder_stages(options.only))]
-        return
     if options.only is not None:
-        yield [Question(case=options.only, stages=_CORPUS_STAGES)]
+        case = int(options.only) if options.only.isdigit() else options.only
+        yield [Question(case=case, stages=_stages(options.only))]
         return
     yield [Question(case=name, stages=_CORPUS_STAGES) for name in corpus_names()]
-    yield [Question(case=name, stages=folder_stages(name)) for name in folder_names(options.folders)]
+    yield [Question(case=name, stages=_stages(name)) for name in folder_names(options.folders)]
+    yield [Question(case=name, stages=_stages(name)) for name in network_names(options.networks)]
     until = time.monotonic() + 60 * options.minutes
     for start in itertools.count(0, _ROUND):
         stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
@@ -68,7 +94,7 @@ def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
     if case in corpus_names():
         find["kept"] = str(CORPUS / case)
         return
-    if not case.isdigit() and not is_folder_case(case):
+    if not case.isdigit() and not is_folder_case(case) and not is_network_case(case):
         return
     find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
     if not case.isdigit():
@@ -81,12 +107,8 @@ def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
     find["kept"] = str(place)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run everything.
-
-    Args:
-        options: `files`, `folders`, `networks`, `minutes`, `seed`, `workers`, `only`, `keep`, `live`.
-    """
+def measure(options: Options) -> Figures:
+    """Run everything."""
     began = time.monotonic()
     found = Found()
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
@@ -99,20 +121,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 place = folder / f"round-{number}"
                 found.merge(run(part, place, seed=options.seed, markers=markers, workers=options.workers))
                 shutil.rmtree(place, ignore_errors=True)
-        if options.only is None:
-            networks = network_questions(options.networks)
-            module = "benchmarks.hostile_network_child"
-            place = folder / "networks"
-            found.merge(
-                run(
-                    networks,
-                    place,
-                    seed=options.seed,
-                    markers=markers,
-                    workers=options.workers,
-                    module=module,
-                )
-            )
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:
             live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)
@@ -134,7 +142,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(
-    found: Found, executed: int, live: dict[str, Any] | None, options: argparse.Namespace, seconds: float
+    found: Found, executed: int, live: dict[str, Any] | None, options: Options, seconds: float
 ) -> dict[str, Any]:
     """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
     stages, dialects = found.stages, found.dialects
@@ -164,39 +172,9 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def main() -> int:
-    """Parse the command line, run, print; 1 where something was found."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--files", type=int, default=FILES, help="generated cases")
-    parser.add_argument("--folders", type=int, default=FOLDERS, help="generated folders of strangers")
-    parser.add_argument("--networks", type=int, default=NETWORK_FILES, help="generated network files")
-    parser.add_argument("--minutes", type=float, default=0.0, help="go on with new cases for so long")
-    parser.add_argument("--seed", type=int, default=0, help="of all cases")
-    parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument(
-        "--live", type=int, default=100, help="candidates offered to a real device; 0 for none"
-    )
-    parser.add_argument(
-        "--only", type=_case, default=None, help="one case: its number, or a name of the corpus"
-    )
-    parser.add_argument("--keep", type=Path, default=_KEPT, help="folder for the files of what is found")
-    options = parser.parse_args()
-    result = measure(options)
-    print(json.dumps(result, indent=None if options.json else 2))
-    return 1 if result["finds"] or result["executed"] else 0
-
-
-def _case(text: str) -> int | str:
-    if text.isdigit():
-        return int(text)
-    if is_folder_case(text):
-        return text
-    if text not in corpus_names():
-        raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
-    corpus_case(text, "")
-    return text
-
+main = benchmark(
+    "hostile", __doc__, Options, measure, fails=lambda result: result["finds"] or result["executed"]
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,13 +23,11 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
-from benchmarks.hostile_corpus import corpus_case
-from benchmarks.hostile_files import Case, make_case
+from benchmarks.hostile_files import Case, corpus_case, make_case
 from benchmarks.hostile_folders import FOLDER_STAGES, folder_case, is_folder_case
+from benchmarks.hostile_networks import is_network_case, network_case
 from benchmarks.hostile_run import own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
-
-MakeCase = Callable[[dict[str, Any]], Case]
 
 
 def peak_mb() -> float:
@@ -96,9 +94,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
     }
 
 
-def serve(
-    asked: TextIO, events: TextIO, make: MakeCase, stages: Mapping[str, Callable[[Work], None]]
-) -> None:
+def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], None]]) -> None:
     """Answer until nothing more is asked."""
 
     def tell(event: dict[str, Any]) -> None:
@@ -108,7 +104,7 @@ def serve(
     for line in asked:
         question = json.loads(line)
         tell({"began": "making"})
-        case = make(question)
+        case = _case(question)
         folder = Path(tempfile.mkdtemp(dir=question["folder"]))
         work = Work(case, folder)
         try:
@@ -128,26 +124,24 @@ def serve(
 
 
 def _case(question: dict[str, Any]) -> Case:
-    if is_folder_case(question.get("corpus", "")):
-        return folder_case(question["corpus"], question["seed"], question["markers"])
-    if "corpus" in question:
-        return corpus_case(question["corpus"], question["markers"])
-    return make_case(question["seed"], question["number"], question["markers"])
+    seed, markers, name = question["seed"], question["markers"], question["case"]
+    if isinstance(name, int):
+        return make_case(seed, name, markers)
+    if is_folder_case(name):
+        return folder_case(name, seed, markers)
+    return network_case(name, seed, markers) if is_network_case(name) else corpus_case(name, markers)
 
 
-def main(
-    make: MakeCase = _case, stages: Mapping[str, Callable[[Work], None]] = STAGES | FOLDER_STAGES
-) -> None:
+def main(stages: Mapping[str, Callable[[Work], None]] = STAGES | FOLDER_STAGES) -> None:
     """Keep standard output for events: what the program prints goes to standard error.
 
     Args:
-        make: Makes the case of a question.
         stages: By name, what a case goes through.
     """
     faulthandler.enable()
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(sys.stdin, events, make, stages)
+    serve(sys.stdin, events, stages)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ Called by `benchmarks.hostile_folders` and the tests. Nothing here opens what it
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,14 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from agents.records import (
     Candidate,
     DeviceId,
     DeviceKind,
     DeviceSpec,
     Family,
-    Outcome,
-    Protocol,
     Record,
     Workload,
     WorkloadId,
@@ -34,8 +35,8 @@ from agents.records import (
     unknown_descriptor,
 )
 from benchmarks.hostile_attacks import calling_map, foreign_ir
-from benchmarks.hostile_parquet import faulty_footer, faulty_values
-from benchmarks.hostile_values import damaged, deep_text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault
+from benchmarks.made_up import record_of
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
 from fleet.datasets.publication import publish
@@ -52,6 +53,8 @@ WORKLOAD = Workload(
     networks=(),
     module_json="{}",
 )
+#: Columns whose text is JSON.
+_JSON = ("protocol", "environment", "quality")
 _BEGIN = ["GetSBlock", [], ["C", "main"], ["b0"]]
 
 
@@ -69,27 +72,11 @@ def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Recor
     )
     values: dict[str, Any] = {
         "device_id": DeviceId("board"),
-        "workload_id": candidate.workload_id,
-        "candidate_id": candidate.candidate_id,
-        "dialect": candidate.dialect,
-        "trace": candidate.trace,
-        "origin": "random",
-        "outcome": Outcome.OK,
         "run_secs": (1e-3 + number * 1e-9,),
-        "warmup_secs": (),
-        "number": 1,
-        "build_secs": 0.25,
-        "wait_secs": 0.0,
-        "timing_secs": 0.5,
-        "error": "",
-        "protocol": Protocol(),
-        "environment": "{}",
-        "environment_id": "e" * 32,
-        "attempt": 0,
         "measured_at": 1_700_000_000.0 + number,
         "quality": "{}",
     }
-    return Record(**values | changes)
+    return record_of(candidate, **values | changes)
 
 
 def attack_steps(kind: int, marker: str) -> list[Any]:
@@ -242,3 +229,57 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
     is_readable = all(path.is_file() and not path.is_symlink() for path in paths)
     if rng.random() < 0.95 and is_readable:
         write_sums(folder)
+
+
+def faulty_values(source: Path, target: Path, rng: Random) -> None:
+    """Copy a file with hostile values in some columns."""
+    table = pq.read_table(source, use_threads=False)
+    for name in rng.sample(table.schema.names, min(4, len(table.schema.names))):
+        place, kind = table.schema.get_field_index(name), table.schema.field(name).type
+        found = table.column(name).to_pylist()
+        for row in range(len(found)):
+            if rng.random() < 0.5:
+                found[row] = _changed(rng, name, kind, found[row])
+        try:
+            column = pa.array(found, kind)
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            continue
+        table = table.set_column(place, table.schema.field(name), column)
+    pq.write_table(table.replace_schema_metadata(_footer(source)), target)
+
+
+def _footer(source: Path) -> dict[bytes, bytes]:
+    entries = dict(pq.read_metadata(source).metadata)
+    return {key: entries[key] for key in (HEAD_KEY, WORKLOADS_KEY)}
+
+
+def _changed(rng: Random, name: str, kind: pa.DataType, found: Any) -> Any:
+    if name in _JSON:
+        return json.dumps(value(rng, 2)) if rng.random() < 0.5 else text(rng)
+    if pa.types.is_string(kind):
+        return text(rng)
+    if pa.types.is_floating(kind):
+        return rng.choice((float("nan"), float("inf"), -1.0, 0.0, 1e308))
+    if pa.types.is_integer(kind):
+        return rng.choice((-1, 0, 99, 2**31 - 1))
+    if pa.types.is_list(kind):
+        return rng.choice(([], [float("nan")], [-1.0], [0.0], [1e308] * 3))
+    return found if rng.random() < 0.5 else None
+
+
+def faulty_footer(source: Path, target: Path, rng: Random) -> None:
+    """Copy a file with a fault in what its footer says of devices or workloads."""
+    table = pq.read_table(source, use_threads=False)
+    entries = _footer(source)
+    if rng.random() < 0.5:
+        head = json.loads(entries[HEAD_KEY])
+        for _ in range(rng.choice((1, 3))):
+            head = with_fault(rng, head)
+        entries[HEAD_KEY] = deep_text(head)
+    else:
+        workloads = json.loads(zlib.decompress(base64.b64decode(entries[WORKLOADS_KEY])))
+        for _ in range(rng.choice((1, 3))):
+            workloads = with_fault(rng, workloads)
+        packed = zlib.compress(deep_text(workloads))
+        entries[WORKLOADS_KEY] = base64.b64encode(packed[: rng.choice((len(packed), len(packed) // 2))])
+    pq.write_table(table.replace_schema_metadata(entries), target)

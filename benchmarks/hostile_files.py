@@ -1,8 +1,9 @@
 """Whole hostile files of every dialect, the same for the same seed and number.
 
 `make_case(seed, number)` gives the files of one import: a log, plain or packed, whole or damaged, and the
-file of workloads beside it where it is a database. Called by `benchmarks.hostile_stages` and the tests.
-Nothing here reads or imports what it makes.
+file of workloads beside it where it is a database. `corpus_case` gives one that was found once: they lie in
+`tests/hostile_corpus`, whose README says where each comes from. Called by `benchmarks.hostile_child` and the
+tests. Nothing here reads or imports what it makes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_bombs import BOMBS
-from benchmarks.hostile_databases import record_line, workload_lines
+from benchmarks.hostile_traces import record_line, workload_lines
 from benchmarks.hostile_tuners import ansor_line, autotvm_line
 from benchmarks.hostile_values import damaged, line_of, with_fault
 
@@ -32,6 +33,9 @@ _NAMES = (
     b"\xff\xfe.json",
     b"-x.json",
 )
+CORPUS = Path(__file__).resolve().parents[1] / "tests" / "hostile_corpus"
+#: Stands in a file of the corpus for the file that code in it would make.
+MARKER = b"@MARKER@"
 _GZ = ("plain", "plain", "plain", "gz", "gz", "damaged gz")
 
 
@@ -166,3 +170,27 @@ def _database(rng: Random, number: int, prefix: str) -> Case:
         lines=made.lines,
         markers=made.markers,
     )
+
+
+def corpus_names() -> list[str]:
+    """Names of all finds, sorted."""
+    return sorted(one.name for one in CORPUS.iterdir() if one.name != "README.md")
+
+
+def corpus_case(name: str, marker_folder: str) -> Case:
+    """One find as a case; of a folder, the log is the file with tuning records."""
+    path = CORPUS / name
+    files = [path] if path.is_file() else sorted(path.iterdir(), key=lambda one: "workload" in one.name)
+    content = tuple((one.name.encode(), _marked(one, name, marker_folder)) for one in files)
+    return Case(
+        name=name,
+        dialect="corpus",
+        form="gz" if files[0].suffix == ".gz" else "plain",
+        files=content,
+        lines=content[0][1].count(b"\n"),
+        markers=content[0][1].count(marker_folder.encode()),
+    )
+
+
+def _marked(path: Path, name: str, marker_folder: str) -> bytes:
+    return path.read_bytes().replace(MARKER, f"{marker_folder}/corpus-{name}".encode())

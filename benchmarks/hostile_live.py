@@ -12,7 +12,6 @@ Run as a program of its own by `run_live`: what runs may do anything to the proc
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -49,7 +48,7 @@ from fleet.drivers.session import EngineSession
 if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker
     from agents.programs.derivation import Derivation
-    from benchmarks.hostile_found import Found
+    from benchmarks.hostile_run import Found
     from fleet.collection.settings import Pools
     from fleet.store.reader import StoreReader
     from fleet.store.store import Store
@@ -281,16 +280,6 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     return result
 
 
-def main() -> None:
-    """Offer, and print what became of it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("markers", type=Path)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("candidates", type=int)
-    options = parser.parse_args()
-    print(json.dumps(offer(options.folder, options.markers, options.seed, options.candidates)))
-
-
 if __name__ == "__main__":
-    main()
+    folder, markers, seed, candidates = sys.argv[1:]
+    print(json.dumps(offer(Path(folder), Path(markers), int(seed), int(candidates))))

@@ -1,7 +1,7 @@
 """Hostile modules in TVM's JSON form: graphs whose nodes are shared, contain themselves, or lead nowhere.
 
 A module is `{"root_index", "nodes"}`; children are named by their index, so a graph of a few kilobytes may
-have more paths than anybody can walk. Called by `benchmarks.hostile_databases`.
+have more paths than anybody can walk. Called by `benchmarks.hostile_traces`.
 """
 
 from __future__ import annotations

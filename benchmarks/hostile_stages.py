@@ -7,6 +7,7 @@ and the memory.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import subprocess
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from agents.errors import AgentError
 from agents.host.own_program import environment
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol, Replay
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
 from benchmarks.hostile_files import Case
 from fleet.errors import FleetError
 from transfer.errors import TransferError
@@ -31,6 +32,10 @@ TYPED = (FleetError, AgentError, TransferError, OSError)
 DEVICE = DeviceId("board")
 #: Workloads and candidates of each that are replayed.
 _REPLAYED = 4
+#: Seconds that the confined process may take to read some archives.
+_READER_SECS = 280.0
+#: What no copy of an archive may hold of an attack.
+_ATTACKS = (b"__import__", b"mkdir", b"torch.os", b"antigravity")
 #: Seconds that the real command may take in all; more than any file may.
 _COMMAND_SECS = 60.0
 
@@ -201,7 +206,7 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
 
 def faulty_copy(path: Path, rng: random.Random, folder: Path) -> Path:
     """A copy of an exported file with a fault: in its bytes, in a value, or in the footer."""
-    from benchmarks.hostile_parquet import faulty_footer, faulty_values
+    from benchmarks.hostile_datasets import faulty_footer, faulty_values
     from benchmarks.hostile_values import damaged
 
     made = folder / "faulty.parquet"
@@ -226,6 +231,46 @@ def export_case(work: Work) -> None:
             work.refusals.setdefault("export", str(refusal))
 
 
+def archive_case(work: Work) -> None:
+    """The check of an archive, which writes it again.
+
+    Raises:
+        AssertionError: The refusal is not one line, or the copy still holds the attack.
+    """
+    from agents.networks.archive import rewrite_archive
+    from agents.networks.network_name import NetworkRefusedError
+
+    copy = io.BytesIO()
+    try:
+        with work.log().open("rb") as opened:
+            inputs = rewrite_archive(opened, copy, "network.pt2")
+    except NetworkRefusedError as refusal:
+        if not str(refusal).isprintable():
+            raise AssertionError(f"the refusal is not one line: {refusal!r}") from None
+        raise
+    left = [attack for attack in _ATTACKS if attack in copy.getvalue() + inputs]
+    assert not left, f"the copy holds {left}"
+
+
+def reader_case(work: Work) -> None:
+    """Some archives in the confined process of `fleet workloads FILE`.
+
+    Raises:
+        AssertionError: It did not answer for each of them.
+    """
+    from agents.networks.network_name import NetworkRefusedError
+    from agents.networks.reader import ask
+
+    files = [str(work.logs / name.decode()) for name, _ in work.case.files]
+    question = {"op": "workloads", "networks": files, "family": Family.CPU}
+    try:
+        answer = ask(question, timeout_secs=_READER_SECS)
+    except NetworkRefusedError as error:
+        raise AssertionError(f"the process did not answer for each file: {error}") from error
+    assert set(files) == {*answer["workloads"], *answer["refused"]}
+    assert all(reason.isprintable() for reason in answer["refused"].values()), answer["refused"]
+
+
 #: Stages by name, in their order.
 STAGES: dict[str, Callable[[Work], None]] = {
     "import": import_case,
@@ -234,6 +279,8 @@ STAGES: dict[str, Callable[[Work], None]] = {
     "replay": replay_case,
     "export": export_case,
     "training": training_case,
+    "archive": archive_case,
+    "reader": reader_case,
 }
 
 

@@ -13,17 +13,17 @@ run is kept and named. Where two hosts cannot be made, the JSON says why in `ski
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks.harness import Figures, Option, benchmark
 from benchmarks.hosts_fleet import FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
 from benchmarks.hosts_network import TwoHosts, why_not
 
@@ -147,13 +147,22 @@ class Story:
         return is_used and not any(self.found[name] for name in names)
 
 
-def measure(*, is_short: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much of the story is run."""
+
+    short: Annotated[bool, Option(f"only the link, down for {SHORT_PARTITION_SECS:g} s")] = False
+
+
+def measure(options: Options) -> Figures:
     """Run the story, or its short form without killed nodes.
 
     Returns:
         What was measured; with `skipped` alone where this machine cannot be two hosts. `failure` is there
         where something did not come back, `folder` where anything is wrong.
     """
+    # The namespaces, and all in them, go even where somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     reason = why_not()
     if reason is not None:
         return {"benchmark": "hosts", "skipped": reason}
@@ -162,8 +171,8 @@ def measure(*, is_short: bool = False) -> dict[str, Any]:
         story = Story(TwoHostFleet(base, hosts), hosts)
         try:
             story.collect()
-            story.cut_link(SHORT_PARTITION_SECS if is_short else PARTITION_SECS)
-            if not is_short:
+            story.cut_link(SHORT_PARTITION_SECS if options.short else PARTITION_SECS)
+            if not options.short:
                 story.use_far_host()
                 story.kill_far_node()
                 story.kill_near_node()
@@ -184,20 +193,7 @@ def measure(*, is_short: bool = False) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument(
-        "--short", action="store_true", help=f"only the link, down for {SHORT_PARTITION_SECS:g} s"
-    )
-    options = parser.parse_args()
-    # The namespaces, and all in them, go even where somebody ends this.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    result = measure(is_short=options.short)
-    print(json.dumps(result, indent=None if options.json else 2))
-    sys.exit(1 if "folder" in result else 0)
-
+main = benchmark("hosts", __doc__, Options, measure, fails=lambda result: "folder" in result)
 
 if __name__ == "__main__":
     main()

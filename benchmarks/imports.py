@@ -9,14 +9,14 @@ of `knobs`; MetaSchedule's lines are ten times longer and are told apart.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
-import tempfile
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -91,13 +91,7 @@ def _family(path: Path) -> str:
 def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> dict[str, Any]:
     """Import the files of one dialect twice; the second time nothing may be new."""
     request = {device: [str(path) for path in paths] for device, paths in devices.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(folder), str(core), json.dumps(request)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found = json.loads(done.stdout)
+    found = child_json(["-c", _CHILD, str(folder), str(core), json.dumps(request)])
     reports = found["reports"]
 
     def total(key: str, among: Sequence[dict[str, Any]] = reports) -> int:
@@ -130,18 +124,27 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
 
 
-def measure(data: Path, folder: Path | None, core: int) -> dict[str, Any]:
-    """Run all dialects.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is imported, and where."""
 
-    Args:
-        data: Folder of the logs.
-        folder: Where the stores are made, for instance on the disk of interest; the system's default if None.
-        core: Logical CPU to run on.
-    """
-    dialects: dict[str, Any] = {}
-    for dialect, devices in plan(data).items():
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            dialects[dialect] = import_dialect(devices, Path(made), core)
+    data: Annotated[Path, Option("folder of the logs")] = DATA
+    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
+    core: Annotated[int, Option("logical CPU to use")] = max(os.sched_getaffinity(0))
+
+
+def measure(options: Options) -> Figures:
+    """Import all dialects, where the logs are there."""
+    if not options.data.is_dir():
+        return {
+            "benchmark": "imports",
+            "skipped": f"{options.data} is absent: the logs lie beside the checkout",
+            **dict.fromkeys(("lines_per_s", "peak_memory_mb", "unaccounted_lines")),
+        }
+    dialects: Figures = {}
+    for dialect, devices in plan(options.data).items():
+        with working_folder(beside=options.folder) as folder:
+            dialects[dialect] = import_dialect(devices, folder, options.core)
     knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
@@ -155,28 +158,7 @@ def measure(data: Path, folder: Path | None, core: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    import os
-
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.imports", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the logs")
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="logical CPU to use")
-    options = parser.parse_args()
-    if not options.data.is_dir():
-        result: dict[str, Any] = {
-            "benchmark": "imports",
-            "skipped": f"{options.data} is absent: the logs lie beside the checkout",
-            "lines_per_s": None,
-            "peak_memory_mb": None,
-            "unaccounted_lines": None,
-        }
-    else:
-        result = measure(options.data, options.folder, options.core)
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("imports", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -8,18 +8,14 @@ the curve of training on less (`--shares`), and joint heads against single ones.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from agents.records import DeviceId
+from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder, write_page
 from benchmarks.learning_failures import FailuresTold, failures_table, judge_failures
 from benchmarks.learning_lost import as_sentence, lost_by_published
 from benchmarks.learning_parts import (
@@ -35,23 +31,64 @@ from benchmarks.learning_tables import document, judged
 from benchmarks.rivals.kept_scores import run_kept_fits
 from benchmarks.rivals.named import PUBLISHED, RIVALS
 from benchmarks.training import LOGS, import_devices
-from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
-from transfer.errors import TransferError
 from transfer.evaluate.compare import Finished, fits_of, judge_fits, run_fits
 from transfer.evaluate.comparison import Comparison
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
-#: Options that say where something lies, and change no figure.
-_PLACES = ("--store", "--table", "--keep")
 
 
-def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Comparison]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Who learns from what, and on what they are judged."""
+
+    table: Annotated[Path | None, Option("write the tables to this file")] = None
+    title: Annotated[str, Option("title of the tables")] = "Learning"
+    store: Annotated[Path | None, Option("store to learn from")] = None
+    device: Annotated[tuple[str, ...], Option("only this device", is_repeated=True)] = ()
+    split: Annotated[str, Option("what is held out", choices=[kind.value for kind in SplitKind])] = (
+        "by-network"
+    )
+    held: Annotated[tuple[str, ...], Option("only this split", is_repeated=True)] = ()
+    folds: Annotated[int, Option("parts of a split by workload", least=2)] = 3
+    each: Annotated[int, Option("most training candidates of a workload", least=1)] = 64
+    judge: Annotated[int, Option("most candidates of a workload that are judged", least=2)] = 256
+    epochs: Annotated[int, Option("epochs of the model of this project", least=1)] = 40
+    seeds: Annotated[int, Option(least=1)] = 3
+    slow_seeds: Annotated[int, Option("seeds of published TLP and of the curve", least=1)] = 1
+    seed: Annotated[int, Option("the first seed")] = 0
+    workers: Annotated[int, Option("processes that fit side by side", least=1)] = 1
+    keep: Annotated[Path | None, Option("folder of finished fits, so that a stopped run goes on")] = None
+    shares: Annotated[
+        tuple[float, ...],
+        Option("shares of the rows for the curve of training on less", may_be_empty=True),
+    ] = ()
+    failures: Annotated[bool, Option("judge the validity output too")] = False
+    rankers: Annotated[
+        tuple[str, ...],
+        Option("who is compared", choices=(*OURS, NETWORK, *TVM_RANKERS, *RIVALS)),
+    ] = RANKERS
+
+
+def measure(options: Options) -> Figures:
+    """Run the comparison, and write its page."""
+    if options.store is None and not LOGS.is_dir():
+        return {"benchmark": "learning", "skipped": f"no logs at {LOGS.name} and no --store"}
+    if options.shares and OURS[0] not in options.rankers:
+        raise SystemExit(f"--shares compares with {OURS[0]}: name it in --rankers")
+    with working_folder() as folder:
+        result, comparison = compared(options, folder)
+    if options.table is not None:
+        write_page(options.table, table(comparison, result, options.title, command_of("learning", options)))
+    return result
+
+
+def compared(options: Options, folder: Path) -> tuple[Figures, Comparison]:
     """Run the comparison.
 
     Args:
@@ -76,7 +113,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         kind = SplitKind(options.split)
         made = make_splits(kind, of, snapshot.workloads, folds=options.folds, seed=options.seed)
         names = [one.name for one in made]
-        if unknown := set(options.held or ()) - set(names):
+        if unknown := set(options.held) - set(names):
             raise SystemExit(
                 f"--held {' '.join(sorted(unknown))}: no such split; there are {', '.join(names)}"
             )
@@ -110,7 +147,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "candidates": len(dataset),
         "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,
-        "shares": options.shares,
+        "shares": list(options.shares),
         "slow_seeds": options.slow_seeds,
         "secs": round(time.perf_counter() - started, 1),
         **comparison.as_json(),
@@ -129,7 +166,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     return result, comparison
 
 
-def table(comparison: Comparison, result: dict[str, Any], title: str, command: str) -> str:
+def table(comparison: Comparison, result: Figures, title: str, command: str) -> list[str]:
     """Everything as Markdown, the command that made it on top."""
     head = [
         f"# {title}",
@@ -146,11 +183,11 @@ def table(comparison: Comparison, result: dict[str, Any], title: str, command: s
     ]
     if "lost_by_published" in result:
         head += ["", as_sentence(result["lost_by_published"])]
-    text = document(comparison, result["shares"], head)
+    lines = document(comparison, result["shares"], head)
     told = [FailuresTold(**one) for one in result.get("failures", [])]
     if told:
-        text += "\n".join(["", "## Candidates that fail", "", *failures_table(told), ""])
-    return text
+        lines += ["", "## Candidates that fail", "", *failures_table(told)]
+    return lines
 
 
 def _tell(done: Finished) -> None:
@@ -161,72 +198,7 @@ def _tell(done: Finished) -> None:
     )
 
 
-def _shown(arguments: Sequence[str]) -> str:
-    """The command line without the names of this host's folders."""
-    shown: list[str] = []
-    for part in arguments:
-        if shown and shown[-1] in _PLACES:
-            shown.append(Path(part).name if shown[-1] == "--table" else shown[-1].strip("-").upper())
-        elif part != "--json":
-            shown.append(part)
-    return shlex.join(shown)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--table", type=Path, default=None, help="write the tables to this file")
-    parser.add_argument("--title", default="Learning", help="title of the tables")
-    parser.add_argument("--store", type=Path, default=None, help="store to learn from")
-    parser.add_argument("--device", action="append", default=None, help="device id; may be given again")
-    parser.add_argument("--split", choices=[kind.value for kind in SplitKind], default="by-network")
-    parser.add_argument("--held", action="append", default=None, help="only this split; may be given again")
-    parser.add_argument("--folds", type=int, default=3, help="parts of a split by workload")
-    parser.add_argument("--each", type=int, default=64, help="most training candidates of a workload")
-    parser.add_argument(
-        "--judge", type=int, default=256, help="most candidates of a workload that are judged"
-    )
-    parser.add_argument("--epochs", type=int, default=40, help="epochs of the model of this project")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--slow-seeds", type=int, default=1, help="seeds of published TLP and of the curve")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--workers", type=int, default=1, help="processes that fit side by side")
-    parser.add_argument(
-        "--keep", type=Path, default=None, help="folder of finished fits, so that a stopped run goes on"
-    )
-    parser.add_argument(
-        "--shares",
-        type=float,
-        nargs="*",
-        default=[],
-        help="shares of the rows for the curve of training on less",
-    )
-    parser.add_argument("--failures", action="store_true", help="judge the validity output too")
-    known = (*OURS, NETWORK, *TVM_RANKERS, *RIVALS)
-    parser.add_argument("--rankers", nargs="+", choices=known, default=list(RANKERS))
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line, measure, print."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
-    if options.store is None and not LOGS.is_dir():
-        print(json.dumps({"benchmark": "learning", "skipped": f"no logs at {LOGS.name} and no --store"}))
-        return
-    if options.shares and OURS[0] not in options.rankers:
-        raise SystemExit(f"--shares compares with {OURS[0]}: name it in --rankers")
-    with tempfile.TemporaryDirectory() as made:
-        try:
-            result, comparison = measure(options, Path(made))
-        except (FleetError, TransferError) as error:  # no such store, or a ranker without its package
-            raise SystemExit(str(error)) from error
-    if options.table is not None:
-        command = f"python -m benchmarks.learning {_shown(given)}"
-        options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(table(comparison, result, options.title, command))
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("learning", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from benchmarks.harness import cell, markdown_table
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each
 from transfer.train.config import TrainConfig
@@ -84,7 +84,7 @@ def judge_failures(
             )
             found.setdefault(device_id, []).append(np.stack(parts).astype(np.float64))
     joined = {device_id: np.concatenate(parts, axis=1) for device_id, parts in found.items()}
-    return [_coordinator_settings(device_id, *values) for device_id, values in joined.items() if 0 < values[1].mean() < 1]
+    return [_told(device_id, *values) for device_id, values in joined.items() if 0 < values[1].mean() < 1]
 
 
 def roc_area(values: NDArray[np.float64], good: NDArray[np.bool_]) -> float:
@@ -94,7 +94,7 @@ def roc_area(values: NDArray[np.float64], good: NDArray[np.bool_]) -> float:
     return float((ranks[good].sum() - goods * (goods + 1) / 2) / (goods * bads))
 
 
-def _coordinator_settings(
+def _told(
     device_id: str,
     group: NDArray[np.float64],
     ran: NDArray[np.float64],
@@ -121,10 +121,9 @@ def _coordinator_settings(
 
 def failures_table(found: Sequence[FailuresTold]) -> list[str]:
     """As Markdown."""
-    lines = [f"| device | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
+    rows = []
     for one in found:
-        figures: list[Any] = [one.area, one.area_within, one.area_by_score]
-        cells = [str(one.candidates), str(one.failed), *(f"{figure:.3f}" for figure in figures)]
-        cells += [f"{one.error:.4f}", f"{one.guess_error:.4f}"]
-        lines.append(f"| {one.device_id} | {' | '.join(cells)} |")
-    return lines
+        areas = map(cell, (one.area, one.area_within, one.area_by_score))
+        errors = (f"{one.error:.4f}", f"{one.guess_error:.4f}")
+        rows.append((one.device_id, one.candidates, one.failed, *areas, *errors))
+    return markdown_table(("device", *_COLUMNS), rows)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.harness import cell, markdown_table
 from benchmarks.learning_parts import NETWORK, OURS, THINNED, thinned_name
 from transfer.data.intervals import Estimate
 from transfer.evaluate.comparison import Comparison
@@ -21,7 +22,7 @@ _MORE = (("weighted_top1", "network top-1"), ("pairwise", "pairs"), ("tau", "tau
 _TRANSFER = (("top1", "top-1"), ("top5", "top-5"), ("pairwise", "pairs"))
 
 
-def document(comparison: Comparison, shares: Sequence[float], head: Sequence[str]) -> str:
+def document(comparison: Comparison, shares: Sequence[float], head: Sequence[str]) -> list[str]:
     """All tables, below some lines that say what was run.
 
     Args:
@@ -36,45 +37,38 @@ def document(comparison: Comparison, shares: Sequence[float], head: Sequence[str
         parts.append(["## Training on less", "", *pruning_table(comparison, shares)])
     if set(OURS) <= set(comparison.rankers) and len(comparison.device_ids) > 1:
         parts.append(["## One model for all devices, or one for each", "", *transfer_table(comparison)])
-    return "\n".join("\n".join([*part, ""]) for part in parts)
+    return [line for part in parts for line in (*part, "")][:-1]
 
 
 def ranker_table(comparison: Comparison, rankers: Sequence[str]) -> list[str]:
     """Top-1 and top-5 of each ranker on each device, and the first ranker against the best baseline."""
-    devices = comparison.device_ids
-    titles = [f"{device_id} {title}" for device_id in devices for _, title in _JUDGED]
-    lines = [f"| ranker | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    for ranker in rankers:
-        cells = [
-            spanned(comparison.estimate(ranker, device_id, measure))
-            for device_id in devices
-            for measure, _ in _JUDGED
-        ]
-        lines.append(f"| {ranker} | {' | '.join(cells)} |")
+    columns = [(device_id, measure) for device_id in comparison.device_ids for measure, _ in _JUDGED]
+    first = rankers[0]
+
+    def estimate(ranker: str, column: tuple[str, str]) -> Estimate:
+        return comparison.estimate(ranker, *column)
+
+    against, apart = [], []
+    for column in columns:
+        best = best_baseline(comparison, rankers, *column)
+        if best is None:
+            against.append("")
+            apart.append("")
+            continue
+        against.append(f"{cell(comparison.difference(first, best, *column), '+')} {best}")
+        apart.append("yes" if estimate(first, column).low > estimate(best, column).high else "no")
     chances = [
-        f"{comparison.estimate(rankers[0], device_id, f'random_{measure}').value:.3f}"
-        for device_id in devices
-        for measure, _ in _JUDGED
+        cell(comparison.estimate(first, device, f"random_{measure}").value) for device, measure in columns
     ]
-    lines.append(f"| random choice | {' | '.join(chances)} |")
-    against: list[str] = []
-    apart: list[str] = []
-    for device_id in devices:
-        for measure, _ in _JUDGED:
-            best = best_baseline(comparison, rankers, device_id, measure)
-            if best is None:
-                against.append("")
-                apart.append("")
-                continue
-            difference = comparison.difference(rankers[0], best, device_id, measure)
-            against.append(f"{spanned(difference, '+')} {best}")
-            ours, theirs = (comparison.estimate(one, device_id, measure) for one in (rankers[0], best))
-            apart.append("yes" if ours.low > theirs.high else "no")
-    lines += [
-        f"| **{rankers[0]} less the best baseline** | {' | '.join(against)} |",
-        f"| above the interval of the best baseline | {' | '.join(apart)} |",
-    ]
-    return lines
+    return markdown_table(
+        ["ranker", *(f"{device} {title}" for device in comparison.device_ids for _, title in _JUDGED)],
+        [
+            *((ranker, *(cell(estimate(ranker, column)) for column in columns)) for ranker in rankers),
+            ("random choice", *chances),
+            (f"**{first} less the best baseline**", *against),
+            ("above the interval of the best baseline", *apart),
+        ],
+    )
 
 
 def best_baseline(comparison: Comparison, rankers: Sequence[str], device_id: str, measure: str) -> str | None:
@@ -86,54 +80,51 @@ def best_baseline(comparison: Comparison, rankers: Sequence[str], device_id: str
 
 def more_table(comparison: Comparison, rankers: Sequence[str]) -> list[str]:
     """Other measures of the same rankers, and seconds of one fit."""
-    titles = [f"{device_id} {title}" for device_id in comparison.device_ids for _, title in _MORE]
-    lines = [f"| ranker | {' | '.join(titles)} | seconds of a fit |", "|---" * (len(titles) + 2) + "|"]
-    for ranker in rankers:
-        cells = [
-            f"{comparison.estimate(ranker, device_id, measure).value:.3f}"
-            for device_id in comparison.device_ids
-            for measure, _ in _MORE
-        ]
-        lines.append(f"| {ranker} | {' | '.join(cells)} | {comparison.seconds[ranker]:.0f} |")
-    return lines
+    columns = [(device_id, *named) for device_id in comparison.device_ids for named in _MORE]
+    return markdown_table(
+        ["ranker", *(f"{device} {title}" for device, _, title in columns), "seconds of a fit"],
+        [
+            (
+                ranker,
+                *(cell(comparison.estimate(ranker, device, measure).value) for device, measure, _ in columns),
+                f"{comparison.seconds[ranker]:.0f}",
+            )
+            for ranker in rankers
+        ],
+    )
 
 
 def pruning_table(comparison: Comparison, shares: Sequence[float]) -> list[str]:
     """Pairs in the right order when less is learnt from: differences to the model that learns from all."""
-    devices = comparison.device_ids
-    titles = [f"{device_id}, {by}" for device_id in devices for by in THINNED]
-    lines = [f"| share kept | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    columns = [(device_id, by) for device_id in comparison.device_ids for by in THINNED]
+
+    def less(device_id: str, by: str, share: float) -> Estimate:
+        return comparison.difference(thinned_name(by, share), OURS[0], device_id, "pairwise")
+
     whole = [
-        f"{comparison.estimate(OURS[0], device_id, 'pairwise').value:.3f}" if by == THINNED[0] else ""
-        for device_id in devices
-        for by in THINNED
+        cell(comparison.estimate(OURS[0], device, "pairwise").value) if by == THINNED[0] else ""
+        for device, by in columns
     ]
-    lines.append(f"| 1 | {' | '.join(whole)} |")
-    for share in sorted(shares, reverse=True):
-        cells = [
-            spanned(comparison.difference(thinned_name(by, share), OURS[0], device_id, "pairwise"), "+")
-            for device_id in devices
-            for by in THINNED
-        ]
-        lines.append(f"| {share:g} | {' | '.join(cells)} |")
-    return lines
+    return markdown_table(
+        ["share kept", *(f"{device}, {by}" for device, by in columns)],
+        [
+            ("1", *whole),
+            *(
+                (f"{share:g}", *(cell(less(*column, share), "+") for column in columns))
+                for share in sorted(shares, reverse=True)
+            ),
+        ],
+    )
 
 
 def transfer_table(comparison: Comparison) -> list[str]:
     """What a head gains from sharing its backbone with the other devices."""
-    joint, single = OURS
-    titles = [f"{title}, joint less single" for _, title in _TRANSFER]
-    lines = [f"| head | {' | '.join(titles)} | verdict |", "|---" * (len(titles) + 2) + "|"]
+    rows = []
     for device_id in comparison.device_ids:
-        found = {name: comparison.difference(joint, single, device_id, name) for name, _ in _TRANSFER}
-        cells = [spanned(found[name], "+") for name, _ in _TRANSFER]
-        lines.append(f"| {device_id} | {' | '.join(cells)} | {_verdict(found)} |")
-    return lines
-
-
-def spanned(estimate: Estimate, sign: str = "") -> str:
-    """A value with its interval."""
-    return f"{estimate.value:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+        found = {name: comparison.difference(*OURS, device_id, name) for name, _ in _TRANSFER}
+        rows.append((device_id, *(cell(one, "+") for one in found.values()), _verdict(found)))
+    titles = [f"{title}, joint less single" for _, title in _TRANSFER]
+    return markdown_table(["head", *titles, "verdict"], rows)
 
 
 def _verdict(found: Mapping[str, Estimate]) -> str:

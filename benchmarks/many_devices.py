@@ -10,18 +10,17 @@ Make the store first, for example with `python -m benchmarks.arrival --folder FO
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import psutil
 import yaml
 
 from agents.records import DeviceKind
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.live_daemon import HEAD_SECS, START_SECS, onboarded, running, until
 from fleet.api.client import DaemonClient
 from fleet.config.device_folder import RETIRED
@@ -32,16 +31,29 @@ _WORK_SECS, _MODEL_SECS = 900.0, 1800.0
 _ASKED = 40
 
 
-def run(folder: Path, records: Path, devices: int, head_secs: float, found: dict[str, Any]) -> None:
-    """Do all of it in a folder.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How many devices, and what they answer from."""
 
-    Args:
-        folder: Gets device files, store, models and the daemon's folder.
-        records: A store of live devices.
-        devices: Replay devices at work before the last one comes.
-        head_secs: How long the head of the last device is waited for.
-        found: Gets the figures, as soon as each is known.
-    """
+    records: Annotated[Path, Option("store of real records, of live devices", is_positional=True)]
+    devices: Annotated[int, Option("replay devices at work before the last one comes", least=1)] = 128
+    head_secs: Annotated[float, Option("how long the last head is waited for")] = HEAD_SECS
+
+
+def measure(options: Options) -> Figures:
+    """Do all of it in a folder; what took too long is in `unfinished`."""
+    found: Figures = {}
+    with working_folder() as folder:
+        try:
+            _run(folder, options, found)
+        except SystemExit as error:
+            found["unfinished"] = str(error)
+    return found
+
+
+def _run(folder: Path, options: Options, found: Figures) -> None:
+    """Do all of it; `found` gets the figures, as soon as each is known."""
+    records, devices = options.records, options.devices
     entries = Store.read(records).devices()
     live = sorted(one for one, entry in entries.items() if entry.spec.kind is not DeviceKind.REPLAY)
     files = folder / "configs" / "hardware"
@@ -80,7 +92,7 @@ def run(folder: Path, records: Path, devices: int, head_secs: float, found: dict
         _write(files / f"{last}.yaml", last, records, live[devices % len(live)], devices)
         until(lambda: last in daemon.get("/v1/devices"), START_SECS, "the last device is known")
         found["known_secs"] = round(time.monotonic() - came, 1)
-        arrived = onboarded(daemon, last, 0, head_secs)
+        arrived = onboarded(daemon, last, 0, options.head_secs)
         found |= {
             "head_secs": round(time.monotonic() - came, 1),
             "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
@@ -127,26 +139,7 @@ def _memory_mb(pid: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run it and print what came of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("records", type=Path, help="store of real records, for the devices to answer from")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--devices", type=int, default=128, help="replay devices before the last one (128)")
-    parser.add_argument("--head-secs", type=float, default=HEAD_SECS, help="wait for the last head (1800)")
-    asked = parser.parse_args()
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="many-devices-") as folder:
-        try:
-            run(Path(folder), asked.records, asked.devices, asked.head_secs, found)
-        except SystemExit as error:
-            found["unfinished"] = str(error)
-    print(json.dumps(found) if asked.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
-    if "unfinished" in found:
-        raise SystemExit(1)
-
+main = benchmark("many_devices", __doc__, Options, measure, fails=lambda result: "unfinished" in result)
 
 if __name__ == "__main__":
     main()

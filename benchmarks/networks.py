@@ -15,7 +15,6 @@ ends without a schedule. So its rounds are small here and the searches long; `--
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -23,16 +22,17 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, canonical_json
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.networks_corpus import check_corpus, table, tiny_names
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -56,6 +56,32 @@ _MOST_TRIALS = 100_000
 _FAILED_SECS = 1e9
 #: Outputs may differ by this much from torch's, relative to the largest value.
 _TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is tuned, for how long, or what is checked instead."""
+
+    device: Annotated[str, Option("local device of this host, by its id")] = "x86-64-v4"
+    models: Annotated[Path | None, Option("folder with a head of the device")] = None
+    minutes: Annotated[float, Option("of each search of each side")] = 12.0
+    trials: Annotated[int, Option("candidates of a search, if minutes allow", least=1)] = 4096
+    per_round: Annotated[
+        int, Option("candidates of a round of `tune_relax`; its own default is 64", least=1)
+    ] = 8
+    network: Annotated[
+        tuple[str, ...], Option("only this one", choices=sorted(NETWORKS), is_repeated=True)
+    ] = ()
+    own_programs: Annotated[
+        bool, Option("`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`")
+    ] = False
+    quick: Annotated[bool, Option("searches of three quarters of a minute")] = False
+    check: Annotated[
+        str | None,
+        Option("instead compile every architecture of the corpus at a tiny size", choices=["corpus"]),
+    ] = None
+    jobs: Annotated[int, Option("checked at once", least=1)] = os.cpu_count() or 1
+    architecture: Annotated[tuple[str, ...], Option("check only this one", is_repeated=True)] = ()
 
 
 def tune(
@@ -157,35 +183,26 @@ def library_of_tvm(
     return folder / "tuned.so", f"{built['applied']} of {built['workloads']}"
 
 
-def compare(
-    settings: FleetConfig,
-    spec: DeviceSpec,
-    name: str,
-    models: Path | None,
-    *,
-    minutes: float,
-    trials: int,
-    per_round: int,
-    own_programs: bool,
-) -> dict[str, Any]:
+def compare(settings: FleetConfig, spec: DeviceSpec, name: str, options: Options) -> Figures:
     """Tune a network on both sides and time everything in turn."""
     text, cores = NETWORKS[name], os.sched_getaffinity(0)
+    minutes = 0.75 if options.quick else options.minutes
     question = {
         "network": text,
         "target": spec.target,
-        "own_programs": own_programs,
+        "own_programs": options.own_programs,
         "trials": _MOST_TRIALS,
-        "per_round": per_round,
+        "per_round": options.per_round,
         "seed": 0,
         "device": spec.device_id,
     }
-    with tempfile.TemporaryDirectory(prefix="tensor-fleet-networks-") as made:
-        folder = Path(made)
-        found, search_secs = tune(spec, settings, text, models, folder / "ours", minutes, trials)
+    with working_folder() as folder:
+        ours_in = folder / "ours"
+        found, search_secs = tune(spec, settings, text, options.models, ours_in, minutes, options.trials)
         os.sched_setaffinity(0, cores)
         question["work_dir"] = str(folder / "tvm")
         records = search_with_tvm(question, search_secs)
-        ours = read_database(folder / "ours" / "tuned", canonical_json(spec.target)).best_traces()
+        ours = read_database(ours_in / "tuned", canonical_json(spec.target)).best_traces()
         (built_in := folder / "built").mkdir()
         (theirs_in := folder / "theirs").mkdir()
         check_network(text, spec, built_in)
@@ -244,57 +261,19 @@ def _mean(rows: dict[str, dict[str, Any]], key: str) -> float | None:
     return round(math.exp(statistics.fmean(math.log(row[key]) for row in rows.values())), 3)
 
 
-def main() -> None:
-    """Parse the command line, tune, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--device", default="x86-64-v4", help="local device of this host, by its id")
-    parser.add_argument("--models", type=Path, help="folder with a head of the device")
-    parser.add_argument("--minutes", type=float, default=12.0, help="of each search of each side")
-    parser.add_argument("--trials", type=int, default=4096, help="candidates of a search, if minutes allow")
-    parser.add_argument(
-        "--per-round",
-        type=int,
-        default=8,
-        help="candidates of a round of `tune_relax`; its own default is 64",
-    )
-    parser.add_argument("--network", action="append", choices=sorted(NETWORKS), help="only this one")
-    parser.add_argument(
-        "--own-programs",
-        action="store_true",
-        help="`tune_relax` gets programs as TVM's pipeline makes them, instead of those of `fleet tune`",
-    )
-    parser.add_argument("--quick", action="store_true", help="searches of three quarters of a minute")
-    parser.add_argument(
-        "--check",
-        choices=["corpus"],
-        help="instead compile every architecture of the corpus at a tiny size, and compare it with torch",
-    )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="checked at once")
-    parser.add_argument("--architecture", action="append", help="check only this one")
-    options = parser.parse_args()
+def measure(options: Options) -> Figures:
+    """Tune and compare, or check the corpus."""
     if options.check:
-        checked = check_corpus(options.architecture or list(tiny_names()), options.jobs)
-        print(json.dumps(checked) if options.json else "\n".join(table(checked)))
-        sys.exit(1 if checked["failed_late"] else 0)
+        return check_corpus(options.architecture or list(tiny_names()), options.jobs)
     settings = load_fleet(None, {}).config
     spec = select_devices(settings)[DeviceId(options.device)]
-    rows = {
-        name: compare(
-            settings,
-            spec,
-            name,
-            options.models,
-            minutes=0.75 if options.quick else options.minutes,
-            trials=options.trials,
-            per_round=options.per_round,
-            own_programs=options.own_programs,
-        )
-        for name in options.network or NETWORKS
-    }
-    found = summary(spec, rows, options.own_programs)
-    print(json.dumps(found, indent=None if options.json else 2))
+    rows = {name: compare(settings, spec, name, options) for name in options.network or NETWORKS}
+    return summary(spec, rows, options.own_programs)
 
+
+main = benchmark(
+    "networks", __doc__, Options, measure, fails=lambda result: result.get("failed_late"), table=table
+)
 
 if __name__ == "__main__":
     main()

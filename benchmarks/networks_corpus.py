@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import Any, Final
@@ -27,6 +27,7 @@ from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
 from agents.sandbox.zygote import die_with_parent
+from benchmarks.harness import Figures, markdown_table
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
 #: What any processor of this kind runs, compiled in half the time: it is run once.
@@ -120,12 +121,12 @@ def summary(networks: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown table: an architecture per row, a type per column."""
-    yield f"| architecture | {' | '.join(DTYPES)} |"
-    yield "|---" * (1 + len(DTYPES)) + "|"
-    for name, rows in found["networks"].items():
-        yield f"| {name} | {' | '.join(_cell(rows[dtype]) for dtype in DTYPES)} |"
+def table(found: Figures) -> list[str]:
+    """A Markdown table of a check: an architecture per row, a type per column; of a comparison nothing."""
+    if "architectures" not in found:
+        return []
+    rows = [(name, *(_cell(row[dtype]) for dtype in DTYPES)) for name, row in found["networks"].items()]
+    return markdown_table(("architecture", *DTYPES), rows)
 
 
 def _cell(row: dict[str, Any]) -> str:

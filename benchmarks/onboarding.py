@@ -9,30 +9,32 @@ minutes; `--table FILE` writes the page that `docs/results/` keeps.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import shlex
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks.harness import (
+    Figures,
+    Option,
+    benchmark,
+    command_of,
+    interval,
+    working_folder,
+    write_page,
+)
 from benchmarks.onboarding_baselines import FewShot, baselines
 from benchmarks.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_page import page
-from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets, listed
+from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
-from fleet.errors import StoreError
 from transfer.adapt.base import Strategy
 from transfer.adapt.registry import CHOICES, NAMES, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
 from transfer.auto.strategy import Auto
-from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hold_out
 from transfer.evaluate.onboarding_contenders import Adapting
 from transfer.train.config import TrainConfig
@@ -100,6 +102,62 @@ _DEFAULT = "auto"
 _BASELINES = tuple(one.name for one in baselines())
 
 
+#: Given where the bounds of the whole or the quick run are not meant.
+_Counts = tuple[int, ...] | None
+_Names = tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is left out in turn, who makes heads, and how much is run."""
+
+    quick: Annotated[bool, Option("the same keys from less, in about ten minutes")] = False
+    table: Annotated[Path | None, Option("write the page to this file")] = None
+    keep: Annotated[Path | None, Option("folder of finished cases, not run again")] = None
+    store: Annotated[tuple[Path, ...], Option("store to read", is_repeated=True)] = ()
+    device: Annotated[tuple[str, ...], Option("only this device", is_repeated=True)] = ()
+    target: Annotated[tuple[str, ...], Option("leave out only this device", is_repeated=True)] = ()
+    regime: Annotated[
+        tuple[str, ...], Option("only this regime", choices=[one.value for one in Regime], is_repeated=True)
+    ] = ()
+    strategies: Annotated[_Names, Option("beside auto", choices=NAMES, may_be_empty=True)] = None
+    choices: Annotated[_Names, Option("what auto chooses from", choices=NAMES)] = None
+    selector: Annotated[str, Option("chooses the samples", choices=list(SELECTORS))] = next(iter(SELECTORS))
+    selectors: Annotated[
+        tuple[str, ...],
+        Option("to compare by the default strategy", choices=list(SELECTORS), may_be_empty=True),
+    ] = ()
+    baselines: Annotated[
+        tuple[str, ...],
+        Option("only these; none without a name", choices=_BASELINES, may_be_empty=True),
+    ] = _BASELINES
+    samples: Annotated[_Counts, Option("numbers of samples (k)")] = None
+    held: Annotated[tuple[str, ...], Option("hold out only this network", is_repeated=True)] = ()
+    splits: Annotated[int | None, Option("most networks held out in turn; 0 for all", least=0)] = None
+    pool: Annotated[int, Option("most candidates of a workload learnt from", least=1)] = 64
+    judge: Annotated[int | None, Option("most candidates of a workload judged", least=2)] = None
+    most: Annotated[int | None, Option("most candidates of a workload kept", least=2)] = None
+    parts: Annotated[_Names, Option("beside the curve", choices=_FULL.parts, may_be_empty=True)] = None
+    part_seeds: Annotated[int | None, Option("seeds of what stands beside the curve", least=1)] = None
+    covered: Annotated[_Counts, Option("k at which stated intervals are checked")] = None
+    breadth: Annotated[bool, Option("the same as among --parts")] = False
+    breadth_samples: Annotated[
+        tuple[int, ...], Option("numbers of samples of that part", may_be_empty=True)
+    ] = (0, 64)
+    epochs: Annotated[int | None, Option("epochs of source models", least=1)] = None
+    seeds: Annotated[int | None, Option("seeds of the curve", least=1)] = None
+    seed: Annotated[int, Option("the first seed")] = 0
+    seconds: Annotated[float, Option("begin no further seed after these")] = 0.0
+    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
+
+    @property
+    def bounds(self) -> _Bounds:
+        """How much is run."""
+        given = {one.name: getattr(self, one.name) for one in fields(_Bounds)}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return replace(_QUICK if self.quick else _FULL, **changes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One set of devices with everything that was run on it."""
@@ -108,7 +166,23 @@ class _Run:
     table: CurveTable
 
 
-def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[_Run]]:
+def measure(options: Options) -> Figures:
+    """Run everything, and write the page."""
+    with working_folder() as folder:
+        result, runs = _measured(options, folder)
+    if options.table is not None:
+        shown = {
+            name: value
+            for name, value in result.items()
+            if name not in {"tables", "parts", "benchmark", "secs"}
+        }
+        tables = [(run.devices, run.table) for run in runs]
+        command = command_of("onboarding", options)
+        write_page(options.table, page(tables, shown, result["parts"], command))
+    return result
+
+
+def _measured(options: Options, folder: Path) -> tuple[Figures, list[_Run]]:
     """Run everything.
 
     Args:
@@ -116,7 +190,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         folder: For what lasts as long as the run: a store of imported logs, leave-one-device-out scores.
     """
     started = time.monotonic()
-    sets = device_sets(options.store, options.device, folder, options.most, options.seed)
+    sets = device_sets(options.store, options.device, folder, options.bounds.most, options.seed)
     until = started + (options.seconds or float("inf"))
     runs = [_run(one, options, folder, until) for one in sets]
     parts = _parts(sets, options)
@@ -136,7 +210,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     return result, runs
 
 
-def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float) -> _Run:
+def _run(one: DeviceSet, options: Options, folder: Path, until: float) -> _Run:
     """The curve of one set, regime by regime: `auto` chooses by what it will be asked."""
     known = tuple(str(device_id) for device_id in one.dataset.device_ids)
     targets = tuple(name for name in known if not options.target or name in options.target)
@@ -152,16 +226,16 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
             cases=CasePlan(
                 regimes=(regime,),
                 targets=targets,
-                seeds=tuple(range(options.seed, options.seed + options.seeds)),
+                seeds=tuple(range(options.seed, options.seed + options.bounds.seeds)),
                 held=held,
                 most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-                most_judged=options.judge,
-                most_splits=options.splits,
+                most_judged=options.bounds.judge,
+                most_splits=options.bounds.splits,
             ),
             contenders=_contenders(options, regime, folder),
             selector=selector_named(options.selector),
-            config=TrainConfig(epochs=options.epochs, device="cpu"),
-            samples=tuple(options.samples),
+            config=TrainConfig(epochs=options.bounds.epochs, device="cpu"),
+            samples=tuple(options.bounds.samples),
             # What a device of the logs has in all is thousands of candidates.
             with_all=one.is_own or not options.quick,
         )
@@ -181,7 +255,7 @@ def _run(one: DeviceSet, options: argparse.Namespace, folder: Path, until: float
     return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
 
 
-def _regimes(one: DeviceSet, options: argparse.Namespace) -> list[Regime]:
+def _regimes(one: DeviceSet, options: Options) -> list[Regime]:
     """What is new in a set."""
     if options.regime:
         return [Regime(name) for name in options.regime]
@@ -189,7 +263,7 @@ def _regimes(one: DeviceSet, options: argparse.Namespace) -> list[Regime]:
     return list(Regime) if one.is_own else [Regime.BOTH_NEW]
 
 
-def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
+def _held(one: DeviceSet, options: Options) -> tuple[str, ...]:
     """Networks to hold out of a set; all in turn where empty."""
     if options.held or one.is_own:
         return tuple(options.held)
@@ -197,15 +271,15 @@ def _held(one: DeviceSet, options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(name for name in _LOGGED_HELD if name in there)
 
 
-def _strategies(options: argparse.Namespace, regime: Regime, folder: Path) -> list[Strategy]:
+def _strategies(options: Options, regime: Regime, folder: Path) -> list[Strategy]:
     """`auto` and those it is compared with."""
     known = strategies()
-    choices = tuple(known[one] for one in options.choices)
+    choices = tuple(known[one] for one in options.bounds.choices)
     auto = Auto(strategies=choices, regime=regime, cache=folder / "standings")
-    return [auto, *(known[name] for name in options.strategies)]
+    return [auto, *(known[name] for name in options.bounds.strategies)]
 
 
-def _contenders(options: argparse.Namespace, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
+def _contenders(options: Options, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
     strategies = _strategies(options, regime, folder)
     selector = selector_named(options.selector)
     found: list[Adapting | FewShot] = [Adapting(one, selector, one.name) for one in strategies]
@@ -239,7 +313,7 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     ):
         gain = own.table.gain(regime, k)
         found[name] = None if gain is None else round(gain.value, 4)
-        found[f"{name}_interval"] = listed(gain)
+        found[f"{name}_interval"] = interval(gain)
         found[f"{name}_best_baseline"] = own.table.best_baseline(regime, k)
     for k in (256, 64):
         shares = [
@@ -257,29 +331,29 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     return found
 
 
-def _parts(sets: Sequence[DeviceSet], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def _parts(sets: Sequence[DeviceSet], options: Options) -> dict[str, list[dict[str, Any]]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    wanted = {*options.parts, *(["breadth"] if options.breadth else [])}
+    wanted = {*options.bounds.parts, *(["breadth"] if options.breadth else [])}
     names = [name for name in _FULL.parts if name in wanted]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for one in sets:
         how = How(
-            seeds=tuple(range(options.seed, options.seed + options.part_seeds)),
-            epochs=options.epochs,
+            seeds=tuple(range(options.seed, options.seed + options.bounds.part_seeds)),
+            epochs=options.bounds.epochs,
             workers=options.workers,
             keep=options.keep,
             selector=options.selector,
             held=_held(one, options),
             most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-            most_judged=options.judge,
-            most_splits=options.splits if one.is_own else options.splits or 1,
+            most_judged=options.bounds.judge,
+            most_splits=options.bounds.splits if one.is_own else options.bounds.splits or 1,
         )
         for name in names:
             if name == "selectors" and one.is_own:
                 found[name].append(selectors(one, how))
             elif name == "coverage":
                 found[name] += [
-                    coverage(one, how, regime, options.covered)
+                    coverage(one, how, regime, options.bounds.covered)
                     for regime in _regimes(one, options)
                     if regime is not Regime.CANDIDATE_NEW
                     and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
@@ -306,84 +380,7 @@ def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, 
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.onboarding", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="the same keys from less, in about ten minutes")
-    parser.add_argument("--table", type=Path, default=None, help="write the page to this file")
-    parser.add_argument("--keep", type=Path, default=None, help="folder of finished cases, not run again")
-    parser.add_argument("--store", type=Path, action="append", default=[], help="may be given again")
-    parser.add_argument("--device", action="append", default=[], help="device id; may be given again")
-    parser.add_argument("--target", action="append", default=[], help="leave out only this device")
-    parser.add_argument("--regime", action="append", default=[], choices=[one.value for one in Regime])
-    parser.add_argument("--strategies", nargs="*", choices=NAMES)
-    parser.add_argument("--choices", nargs="+", choices=NAMES, help="what auto chooses from")
-    parser.add_argument("--selector", default=next(iter(SELECTORS)), choices=list(SELECTORS))
-    parser.add_argument(
-        "--selectors",
-        nargs="*",
-        default=[],
-        choices=list(SELECTORS),
-        help="to compare by the default strategy",
-    )
-    parser.add_argument(
-        "--baselines",
-        nargs="*",
-        choices=_BASELINES,
-        default=_BASELINES,
-        help="only these; none without a name",
-    )
-    parser.add_argument("--samples", nargs="+", type=int, help="numbers of samples (k)")
-    parser.add_argument("--held", action="append", default=[], help="only this network; may be given again")
-    parser.add_argument("--splits", type=int, help="most networks held out in turn; 0 for all")
-    parser.add_argument("--pool", type=int, default=64, help="most candidates of a workload learnt from")
-    parser.add_argument("--judge", type=int, help="most candidates of a workload judged")
-    parser.add_argument("--most", type=int, help="most candidates of a workload kept")
-    parser.add_argument("--parts", nargs="*", choices=_FULL.parts, help="beside the curve")
-    parser.add_argument("--part-seeds", type=int, help="seeds of what stands beside the curve")
-    parser.add_argument("--covered", nargs="+", type=int, help="k at which stated intervals are checked")
-    parser.add_argument("--breadth", action="store_true", help="the same as among --parts")
-    parser.add_argument("--breadth-samples", nargs="*", type=int, default=[0, 64])
-    parser.add_argument("--epochs", type=int, help="epochs of source models")
-    parser.add_argument("--seeds", type=int)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--seconds", type=float, default=0.0, help="begin no further seed after these")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    return parser
-
-
-def _shown(part: str) -> str:
-    """An argument of the command line; of a path the last folders."""
-    return str(Path(*Path(part).parts[-3:])) if part.startswith(os.sep) else part
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line, run, print."""
-    options = _parser().parse_args(arguments)
-    for bound, value in asdict(_QUICK if options.quick else _FULL).items():
-        if getattr(options, bound) is None:
-            setattr(options, bound, value)
-    with tempfile.TemporaryDirectory() as made:
-        try:
-            result, runs = measure(options, Path(made))
-        except (DatasetError, StoreError) as error:
-            raise SystemExit(str(error)) from error
-    if options.table is not None:
-        given = [part for part in (arguments or sys.argv[1:]) if part != "--json"]
-        # Where things lie on this host is nobody's business.
-        shown_arguments = [_shown(part) for part in given]
-        command = f"python -m benchmarks.onboarding {shlex.join(shown_arguments)}"
-        shown = {
-            name: value
-            for name, value in result.items()
-            if name not in {"tables", "parts", "benchmark", "secs"}
-        }
-        options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(
-            page([(run.devices, run.table) for run in runs], shown, result["parts"], command)
-        )
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("onboarding", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

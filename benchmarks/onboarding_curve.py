@@ -1,5 +1,8 @@
 """What a new device's head is worth after k measured candidates: leave one device out, again and again.
 
+The points of finished cases are kept, one JSON file for each contender in a case, under a hash of everything
+that they follow from but the code: a curve that gains a contender or a number of samples runs that alone.
+
 What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
 `transfer.evaluate.onboarding_contenders`. Called by `benchmarks.onboarding`; knows neither stores nor files.
 What was found is read by `benchmarks.onboarding_table`.
@@ -7,22 +10,26 @@ What was found is read by `benchmarks.onboarding_table`.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.records import Workload, WorkloadId
-from benchmarks.onboarding_kept import KeptPoints
+import numpy as np
+
+from agents.records import Workload, WorkloadId, canonical_json, content_hash
 from transfer.adapt.sample_selection import Selector
+from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
+from transfer.evaluate.onboarding_cases import Case, CasePlan, Regime, make_cases
 from transfer.evaluate.onboarding_contenders import Adapting, Asked, Contender, Point, judged, run_case
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
+from transfer.train.state import digest
 
 #: Measured candidates of each point of the curve; the last point is always all there are.
 SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
@@ -173,3 +180,75 @@ def _run_anew(
     made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
     for job in jobs:
         yield next(made) if job.missing else ([], 0.0)
+
+
+_ARRAYS = ("groups", "top1", "top5", "tau")
+#: Stands for all samples there are in a file.
+_ALL = "all"
+
+
+class KeptPoints:
+    """Points of one case in a folder.
+
+    Args:
+        folder: Made when something is kept.
+        dataset: What the case divides.
+        case: Which case.
+    """
+
+    def __init__(self, folder: Path, dataset: Dataset, case: Case) -> None:
+        self._folder = folder
+        self._case = content_hash(
+            canonical_json([case.regime.value, case.target, case.split, case.seed]),
+            canonical_json(list(map(str, dataset.device_ids))),
+            digest(case.pool, case.source_rows, case.test),
+            digest(
+                dataset.latency_secs,
+                dataset.failed,
+                dataset.group,
+                dataset.features.described,
+                dataset.hardware,
+            ),
+        )
+
+    def get(self, about: Any) -> dict[int | None, Point | None]:
+        """What a contender found, by samples asked for.
+
+        Args:
+            about: What its points follow from beside the case, as JSON values.
+
+        Returns:
+            None for a number of samples that it could say nothing with; nothing for one that it was not run
+            with, or where the file is damaged: it runs again.
+        """
+        try:
+            values = json.loads(self._path(about).read_text())
+            return {
+                None if name == _ALL else int(name): None if value is None else _point(value)
+                for name, value in values.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def put(self, about: Any, points: Mapping[int | None, Point | None]) -> None:
+        """Add what a contender found to what is kept of it; the file appears whole or not at all."""
+        path = self._path(about)
+        values = {
+            _ALL if k is None else str(k): None if point is None else _values(point)
+            for k, point in (self.get(about) | dict(points)).items()
+        }
+        put_file(path, json.dumps(values, default=float).encode())
+
+    def _path(self, about: Any) -> Path:
+        return self._folder / f"points-{content_hash(self._case, canonical_json(about))}.json"
+
+
+def _values(point: Point) -> dict[str, Any]:
+    value = asdict(point)
+    return {**value, **{name: value[name].tolist() for name in _ARRAYS}}
+
+
+def _point(value: dict[str, Any]) -> Point:
+    kinds = {"groups": np.int32}
+    arrays = {name: np.array(value[name], dtype=kinds.get(name, np.float64)) for name in _ARRAYS}
+    return Point(**{**value, **arrays, "regime": Regime(value["regime"])})

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import interval
 from benchmarks.onboarding_curve import CurvePlan, run_curve
-from benchmarks.onboarding_parts import DeviceSet, listed, narrowed
+from benchmarks.onboarding_parts import DeviceSet, narrowed
 from benchmarks.onboarding_table import CurveTable
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Strategy
@@ -57,7 +58,7 @@ ACROSS = (0, 64, 256)
 _RANDOM = "random"
 
 
-def _coordinator_settings(selector: str) -> str:
+def _told(selector: str) -> str:
     """Name of a contender that chooses by a selector; "random" alone is a choice without any model."""
     return f"by {selector}"
 
@@ -129,18 +130,18 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
     strategy = SourceDevices(trains_head=False)
     short = replace(how, epochs=max(1, how.epochs // 3))
     ways = (*SELECTORS.values(), Uniform())
-    contenders = [Adapting(strategy, selector, _coordinator_settings(selector.name)) for selector in ways]
+    contenders = [Adapting(strategy, selector, _told(selector.name)) for selector in ways]
     regime = Regime.DEVICE_NEW
     table = short.curve(one, short.cases(one, regime), contenders, SELECTED)
-    ks = [k for k in SELECTED if table.estimate(regime, _coordinator_settings(_RANDOM), k) is not None]
+    ks = [k for k in SELECTED if table.estimate(regime, _told(_RANDOM), k) is not None]
     at = max(ks)
-    wanted = table.estimate(regime, _coordinator_settings(_RANDOM), at)
+    wanted = table.estimate(regime, _told(_RANDOM), at)
     assert wanted is not None
     rows: dict[str, Any] = {}
     for name in (selector.name for selector in ways):
-        top1 = {k: table.estimate(regime, _coordinator_settings(name), k) for k in ks}
-        less = {k: listed(table.difference(regime, _coordinator_settings(name), _coordinator_settings(_RANDOM), k)) for k in ks}
-        needed = table.samples_for(regime, _coordinator_settings(name), wanted.value)
+        top1 = {k: table.estimate(regime, _told(name), k) for k in ks}
+        less = {k: interval(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
+        needed = table.samples_for(regime, _told(name), wanted.value)
         rows[name] = {
             "top1": {str(k): None if found is None else round(found.value, 4) for k, found in top1.items()},
             "less_random": {} if name == _RANDOM else {str(k): found for k, found in less.items()},
@@ -177,7 +178,7 @@ def breadth(one: DeviceSet, how: How, samples: Sequence[int]) -> dict[str, Any]:
             break
         table = how.curve(one, cases, contenders, samples)
         found[str(there)] = {
-            contender.name: {str(k): listed(table.estimate(regime, contender.name, k)) for k in samples}
+            contender.name: {str(k): interval(table.estimate(regime, contender.name, k)) for k in samples}
             for contender in contenders
         }
     return {"set": one.name, "k": list(samples), "seeds": len(how.seeds), "workloads": found}
@@ -297,7 +298,7 @@ def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[st
                         "top1": _value(told["siblings"]),
                         "scratch": _value(told["scratch"]),
                         "nearest": _value(told["nearest"]),
-                        "less_scratch": listed(table.difference(regime, "siblings", "scratch", k)),
+                        "less_scratch": interval(table.difference(regime, "siblings", "scratch", k)),
                         "tau": _value(tau["siblings"]),
                         "scratch_tau": _value(tau["scratch"]),
                     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import cell, markdown_table
 from benchmarks.onboarding_parts import DeviceSet, measured_mean
 from benchmarks.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
 from transfer.data.intervals import Estimate
@@ -33,7 +34,7 @@ def page(
     figures: Mapping[str, Any],
     parts: Mapping[str, Sequence[Mapping[str, Any]]],
     command: str,
-) -> str:
+) -> list[str]:
     """The whole page.
 
     Args:
@@ -51,9 +52,7 @@ def page(
         "and a ceiling where candidates were measured twice: one record of a candidate ranking another. "
         "Regimes are never mixed.",
         "",
-        "| figure | value |",
-        "|---|---|",
-        *(f"| `{name}` | {text_of(value)} |" for name, value in figures.items()),
+        *markdown_table(("figure", "value"), ((f"`{name}`", text_of(one)) for name, one in figures.items())),
         "",
     ]
     for one, table in sets:
@@ -76,29 +75,25 @@ def page(
             for part in parts.get(title, ()):
                 if part["set"] == one.name:
                     lines += make(part)
-    return "\n".join(lines)
+    return lines
 
 
 def _ceiling_lines(one: DeviceSet) -> list[str]:
     if not one.ceilings:
         return ["No candidate was measured twice: there is no ceiling to show.", ""]
-    lines = [
-        "| ceiling on | top-1 | top-5 | tau | candidates measured twice | change, median | top-1 on as many "
-        "as are judged | tau |",
-        "|---" * 8 + "|",
-    ]
-    for device_id, ceiling in one.ceilings.items():
-        again = [ceiling.get(name) for name in ("judged_top1", "judged_tau")]
-        cells = [
-            f"{ceiling['top1']:.3f}",
-            f"{ceiling['top5']:.3f}",
-            f"{ceiling['tau']:.3f}",
+    head = ["ceiling on", "top-1", "top-5", "tau", "candidates measured twice", "change, median"]
+    head += ["top-1 on as many as are judged", "tau"]
+    rows = [
+        (
+            device_id,
+            *(cell(ceiling[name]) for name in ("top1", "top5", "tau")),
             f"{ceiling['candidates']:.0f} of {ceiling['workloads']:.0f} workloads",
             f"{100 * ceiling['median_change']:.1f} %",
-            *("" if value is None else f"{value:.3f}" for value in again),
-        ]
-        lines.append(f"| {device_id} | {' | '.join(cells)} |")
-    return [*lines, ""]
+            *(cell(ceiling.get(name)) for name in ("judged_top1", "judged_tau")),
+        )
+        for device_id, ceiling in one.ceilings.items()
+    ]
+    return [*markdown_table(head, rows), ""]
 
 
 def _regime_lines(table: CurveTable, regime: Regime) -> list[str]:
@@ -110,12 +105,12 @@ def _regime_lines(table: CurveTable, regime: Regime) -> list[str]:
     for measure in MEASURES:
         random = table.estimate(regime, RANDOM, 0, measure)
         beside = "" if random is None or measure == "tau" else f" (random {random.value:.3f})"
-        lines += [f"| {measure}{beside} | " + " | ".join(titles) + " |", "|---" * (len(ks) + 1) + "|"]
-        for name in table.contenders(regime):
-            cells = [_cell(table, regime, name, k, measure) for k in ks]
-            if name != RANDOM and any(cells):
-                lines.append(f"| {name} | {' | '.join(cells)} |")
-        lines.append("")
+        rows = [
+            (name, *(_cell(table, regime, name, k, measure) for k in ks))
+            for name in table.contenders(regime)
+            if name != RANDOM
+        ]
+        lines += [*markdown_table([f"{measure}{beside}", *titles], rows), ""]
     lines += _difference_lines(table, regime, ks, titles)
     for target in table.targets:
         cells = [
@@ -139,20 +134,14 @@ def _difference_lines(
         for name in table.contenders(regime)
         if name == SCRATCH or (name not in table.strategies and name != RANDOM)
     ]
-    lines = [
-        f"| top-1 of {table.default} less | " + " | ".join(titles) + " |",
-        "|---" * (len(ks) + 1) + "|",
-    ]
     best = [table.best_baseline(regime, k) for k in ks]
     gains = [table.gain(regime, k) for k in ks]
-    cells = ["" if gain is None else f"{bold(gain)} ({name})" for gain, name in zip(gains, best, strict=True)]
-    lines.append(f"| the best baseline | {' | '.join(cells)} |")
-    for other in others:
-        found = [table.difference(regime, table.default, other, k) for k in ks]
-        cells = ["" if one is None else bold(one) for one in found]
-        if any(cells):
-            lines.append(f"| {other} | {' | '.join(cells)} |")
-    return [*lines, ""]
+    first = ["" if gain is None else f"{bold(gain)} ({name})" for gain, name in zip(gains, best, strict=True)]
+    rows = [("the best baseline", *first)]
+    rows += [
+        (other, *(bold(table.difference(regime, table.default, other, k)) for k in ks)) for other in others
+    ]
+    return [*markdown_table([f"top-1 of {table.default} less", *titles], rows), ""]
 
 
 def _cell(table: CurveTable, regime: Regime, name: str, k: int | None, measure: str) -> str:
@@ -160,8 +149,8 @@ def _cell(table: CurveTable, regime: Regime, name: str, k: int | None, measure: 
     if found is None:
         return ""
     if measure != "top1":
-        return f"{found.value:.3f}"
-    text = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+        return cell(found.value)
+    text = cell(found)
     best = table.best_baseline(regime, k)
     if name not in table.strategies or best is None:
         return text
@@ -171,102 +160,69 @@ def _cell(table: CurveTable, regime: Regime, name: str, k: int | None, measure: 
 
 def coverage_lines(part: Mapping[str, Any]) -> list[str]:
     """How often the stated intervals held the truth."""
-    lines = [
-        f"### Stated 90 % intervals ({part['regime']}, {part['strategy']}, seeds {part['seeds']})",
-        "",
-        "| k | runs | top-1: interval covers | width | expected | true | top-5: interval covers | width |",
-        "|---" * 8 + "|",
-    ]
-    for k, row in part["by_k"].items():
-        cells = (
-            f"{row['runs']}",
+    head = ["k", "runs", "top-1: interval covers", "width", "expected", "true", "top-5: interval covers"]
+    rows = [
+        (
+            k,
+            row["runs"],
             f"{100 * row['top1_covered']:.0f} %",
-            f"{row['top1_width']:.3f}",
-            f"{row['top1_expected']:.3f}",
-            f"{row['top1']:.3f}",
+            *(cell(row[name]) for name in ("top1_width", "top1_expected", "top1")),
             f"{100 * row['top5_covered']:.0f} %",
-            f"{row['top5_width']:.3f}",
+            cell(row["top5_width"]),
         )
-        lines.append(f"| {k} | {' | '.join(cells)} |")
-    return [*lines, ""]
+        for k, row in part["by_k"].items()
+    ]
+    about = f"{part['regime']}, {part['strategy']}, seeds {part['seeds']}"
+    return [f"### Stated 90 % intervals ({about})", "", *markdown_table([*head, "width"], rows), ""]
 
 
 def selector_lines(part: Mapping[str, Any]) -> list[str]:
     """Ways to choose the samples at equal k."""
-    ks = part["samples"]
-    lines = [
-        f"### Ways to choose the samples ({part['regime']}, {part['strategy']}, seeds {part['seeds']})",
-        "",
-        "| top-1 | " + " | ".join(map(str, ks)) + " | samples for random's top-1 at " + f"{part['at']} |",
-        "|---" * (len(ks) + 2) + "|",
-    ]
+    ks = list(map(str, part["samples"]))
+    rows = []
     for name, row in part["selectors"].items():
-        cells = [f"{row['top1'][str(k)]:.3f}" for k in ks]
-        for place, k in enumerate(ks):
-            less = row["less_random"].get(str(k))
-            if less is not None:
-                cells[place] += f" ({less[0]:+.3f} [{less[1]:+.3f}, {less[2]:+.3f}])"
+        less = {k: f" ({cell(found, '+')})" for k, found in row["less_random"].items() if found is not None}
         needed = row["samples_for_random"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {'' if needed is None else f'{needed:.0f}'} |")
+        figures = (f"{cell(row['top1'][k])}{less.get(k, '')}" for k in ks)
+        rows.append((name, *figures, "" if needed is None else f"{needed:.0f}"))
+    about = f"{part['regime']}, {part['strategy']}, seeds {part['seeds']}"
+    head = ["top-1", *ks, f"samples for random's top-1 at {part['at']}"]
+    lines = [f"### Ways to choose the samples ({about})", "", *markdown_table(head, rows)]
     return [*lines, "", "In brackets: less random at equal k, paired.", ""]
 
 
 def breadth_lines(part: Mapping[str, Any]) -> list[str]:
     """Top-1 where device and workload are new, against the number of workloads learnt from."""
-    counts = list(part["workloads"])
-    lines = [
-        f"### Breadth: top-1 (both-new) by workloads learnt from, seeds {part['seeds']}",
-        "",
-        "| | " + " | ".join(counts) + " |",
-        "|---" * (len(counts) + 1) + "|",
+    found = part["workloads"]
+    rows = [
+        (f"{name}, k = {k}", *(cell(of.get(name, {}).get(str(k))) for of in found.values()))
+        for name in next(iter(found.values()))
+        for k in part["k"]
     ]
-    names = list(next(iter(part["workloads"].values())))
-    for name in names:
-        for k in part["k"]:
-            cells = []
-            for count in counts:
-                found = part["workloads"][count].get(name, {}).get(str(k))
-                cells.append("" if found is None else f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
-            if any(cells):
-                lines.append(f"| {name}, k = {k} | {' | '.join(cells)} |")
-    return [*lines, ""]
+    title = f"### Breadth: top-1 (both-new) by workloads learnt from, seeds {part['seeds']}"
+    return [title, "", *markdown_table(["", *found], rows), ""]
 
 
 def across_lines(part: Mapping[str, Any]) -> list[str]:
     """What one kind of processor gives another."""
-    lines = [
-        f"### From one kind of processor to another (both-new, seeds {part['seeds']})",
-        "",
-        "| target | learns from | k | top-1 | scratch | less scratch | nearest | tau | tau of scratch |",
-        "|---" * 9 + "|",
-    ]
-    for row in part["rows"]:
-        less = row["less_scratch"]
-        cells = (
-            row["target"],
-            row["source"],
-            str(row["k"]),
-            *(number(row[name]) for name in ("top1", "scratch")),
-            "" if less is None else f"{less[0]:+.3f} [{less[1]:+.3f}, {less[2]:+.3f}]",
-            *(number(row[name]) for name in ("nearest", "tau", "scratch_tau")),
+    head = ["target", "learns from", "k", "top-1", "scratch", "less scratch", "nearest", "tau"]
+    rows = [
+        (
+            *(row[name] for name in ("target", "source", "k")),
+            *(cell(row[name]) for name in ("top1", "scratch")),
+            cell(row["less_scratch"], "+"),
+            *(cell(row[name]) for name in ("nearest", "tau", "scratch_tau")),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+        for row in part["rows"]
+    ]
+    title = f"### From one kind of processor to another (both-new, seeds {part['seeds']})"
+    return [title, "", *markdown_table([*head, "tau of scratch"], rows), ""]
 
 
-def number(value: float | None) -> str:
-    """Three digits, or nothing."""
-    return "" if value is None else f"{value:.3f}"
-
-
-def spanned(estimate: Estimate) -> str:
-    """A difference with its interval."""
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
-
-
-def bold(estimate: Estimate) -> str:
-    """A difference with its interval, bold where it is above 0 for sure."""
-    return f"**{spanned(estimate)}**" if estimate.is_above_zero else spanned(estimate)
+def bold(estimate: Estimate | None) -> str:
+    """A difference with its interval, bold where it is above 0 for sure; nothing where there is none."""
+    text = cell(estimate, "+")
+    return f"**{text}**" if estimate is not None and estimate.is_above_zero else text
 
 
 def text_of(value: Any) -> str:

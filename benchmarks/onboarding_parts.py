@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
-from benchmarks.onboarding_ceilings import ceilings
+from agents.records import CONFIRM, DeviceId, DeviceKind, Family, Outcome, Workload, WorkloadId
+from benchmarks.harness import interval
 from benchmarks.onboarding_table import MEASURES, RANDOM, CurveTable
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
@@ -22,7 +22,7 @@ from fleet.models.versions import load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import Estimate
+from transfer.data.ranking import kendall_tau, top_k
 from transfer.data.splits import few_of_each
 from transfer.evaluate.onboarding_cases import Regime
 
@@ -30,6 +30,10 @@ from transfer.evaluate.onboarding_cases import Regime
 LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")
 #: Where `make run` keeps its store.
 DEMO_STORE = Path("runs/demo/store")
+#: Candidates measured twice that a ceiling is made of at least.
+_LEAST_TWICE = 8
+#: Draws of what measuring once more would give, of each workload.
+_AGAIN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +112,7 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: in
             continue
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
         dataset = whole.take(few_of_each(whole, measured, most, seed))
-        is_own = any(row.dialect == "meta_schedule" for row in _few_rows(reader, members[0]))
+        is_own = _dialect(reader, members[0]) == "meta_schedule"
         name = "ISA profiles of one host" if is_own else "Devices of imported logs"
         found.append(
             DeviceSet(
@@ -122,16 +126,12 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: in
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    dialect: str
-
-
-def _few_rows(reader: StoreReader, device_id: DeviceId) -> list[_Row]:
+def _dialect(reader: StoreReader, device_id: DeviceId) -> str:
+    """The dialect of a device's first record; empty where it has none."""
     for _, batch in reader.columns(("dialect",), device_ids=[device_id], version=reader.version):
         if batch.num_rows:
-            return [_Row(str(batch.column("dialect")[0]))]
-    return []
+            return str(batch.column("dialect")[0])
+    return ""
 
 
 def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
         for k in table.samples(regime):
             rows = {}
             for name in table.contenders(regime):
-                values = {measure: listed(table.estimate(regime, name, k, measure)) for measure in MEASURES}
+                values = {measure: interval(table.estimate(regime, name, k, measure)) for measure in MEASURES}
                 if values["top1"] is None:
                     continue
                 best = table.best_baseline(regime, k)
@@ -150,11 +150,11 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
                     **values,
                     "less_best_baseline": None
                     if best is None
-                    else listed(table.difference(regime, name, best, k)),
-                    "less_scratch": listed(table.difference(regime, name, "scratch", k)),
+                    else interval(table.difference(regime, name, best, k)),
+                    "less_scratch": interval(table.difference(regime, name, "scratch", k)),
                     "adapt_seconds": table.seconds(name, k, regime),
                     "by_device": {
-                        target: listed(table.estimate(regime, name, k, "top1", (target,)))
+                        target: interval(table.estimate(regime, name, k, "top1", (target,)))
                         for target in table.targets
                     },
                 }
@@ -185,13 +185,6 @@ def measured_mean(table: CurveTable, regime: Regime, k: int | None) -> float:
     return float(np.mean(found)) if found else 0.0
 
 
-def listed(estimate: Estimate | None) -> list[float] | None:
-    """An estimate as [value, low, high], rounded."""
-    return (
-        None if estimate is None else [round(one, 4) for one in (estimate.value, estimate.low, estimate.high)]
-    )
-
-
 def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:
     """A set of some of its devices only."""
     columns = [one.dataset.column(device_id) for device_id in device_ids]
@@ -206,3 +199,65 @@ def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:
             hardware=dataset.hardware[columns],
         ),
     )
+
+
+def ceilings(reader: StoreReader, dataset: Dataset) -> dict[str, dict[str, float]]:
+    """How well one record of a candidate ranks another one, by device with enough candidates measured twice.
+
+    `top1`, `top5` and `tau` are over those candidates alone: a few of each workload. `judged_top1` and
+    `judged_tau` put their changes on as many candidates as a curve judges (half of each workload's): what
+    measuring everything on the device once more would reach there.
+    """
+    group_of = {str(one): place for place, one in enumerate(dataset.workload_ids)}
+    found = {}
+    for column, device_id in enumerate(dataset.device_ids):
+        twice = _measured_twice(reader, device_id, group_of)
+        group = np.array([one[0] for one in twice], dtype=np.int64)
+        sizes = np.bincount(group, minlength=1)
+        if sizes[sizes >= 2].sum() < _LEAST_TWICE:
+            continue
+        first, last = (np.array([one[place] for one in twice]) for place in (1, 2))
+        rows = [np.flatnonzero(group == one) for one in np.flatnonzero(sizes >= 2)]
+        found[str(device_id)] = {
+            "top1": float(np.mean([top_k(-first[mine], last[mine], 1) for mine in rows])),
+            "top5": float(np.mean([top_k(-first[mine], last[mine], 5) for mine in rows])),
+            "tau": float(np.mean([kendall_tau(-first[mine], last[mine]) for mine in rows])),
+            "candidates": float(sum(map(len, rows))),
+            "workloads": float(len(rows)),
+            "median_change": float(np.median(np.abs(last / first - 1))),
+            **_judged_again(dataset, column, np.log(last / first)),
+        }
+    return found
+
+
+def _measured_twice(
+    reader: StoreReader, device_id: DeviceId, group_of: Mapping[str, int]
+) -> list[tuple[int, float, float]]:
+    """Workload, first and last seconds of every candidate with several records."""
+    names = ("candidate_id", "workload_id", "outcome", "run_secs", "measured_at", "origin")
+    seen: dict[str, tuple[int, list[tuple[float, float]]]] = {}
+    for _, batch in reader.columns(names, device_ids=[device_id], version=reader.version):
+        values = (batch.column(name).to_pylist() for name in names)
+        for candidate_id, workload_id, outcome, secs, at, origin in zip(*values, strict=True):
+            # A leader's second look is chosen for being fast, and close in time.
+            if outcome == Outcome.OK and secs and str(workload_id) in group_of and origin != CONFIRM:
+                place = seen.setdefault(candidate_id, (group_of[str(workload_id)], []))
+                place[1].append((at, min(secs)))
+    return [(group, min(several)[1], max(several)[1]) for group, several in seen.values() if len(several) > 1]
+
+
+def _judged_again(dataset: Dataset, column: int, changes: np.ndarray) -> dict[str, float]:
+    """Top-1 and tau of latencies that changed as those of the candidates measured twice did."""
+    random = np.random.default_rng(0)
+    latency = dataset.latency_secs[:, column]
+    top1, tau = [], []
+    for group in np.unique(dataset.group):
+        mine = latency[(dataset.group == group) & np.isfinite(latency)]
+        for _ in range(_AGAIN):
+            some = random.permutation(mine)[: -(-len(mine) // 2)]
+            if len(some) > 1:
+                signs = random.choice([-1.0, 1.0], len(some))
+                before = some * np.exp(signs * random.choice(changes, len(some)))
+                top1.append(top_k(-before, some, 1))
+                tau.append(kendall_tau(-before, some))
+    return {"judged_top1": float(np.mean(top1)), "judged_tau": float(np.mean(tau))} if top1 else {}

@@ -79,21 +79,19 @@ class CurveTable:
         k: int | None,
         measure: str = "top1",
         targets: Collection[str] = (),
-        other_k: int | None = -1,
     ) -> Estimate | None:
         """Mean of `one` less `other` on the same workloads, by paired bootstrap; None if either is missing.
 
         Args:
             regime: Which regime.
             one: A contender.
-            other: Another one, or the same with `other_k`.
+            other: Another one.
             k: Samples of both.
             measure: One of `MEASURES`.
             targets: Only of these devices; of all where empty.
-            other_k: Samples of `other` where they differ; -1 for `k`.
         """
         mine = self._values(regime, one, k, measure, targets)
-        theirs = self._values(regime, other, k if other_k == -1 else other_k, measure, targets)
+        theirs = self._values(regime, other, k, measure, targets)
         shared = mine.keys() & theirs.keys()
         if not shared:
             return None
@@ -109,21 +107,21 @@ class CurveTable:
         }
         return max(found, key=lambda name: found[name]) if found else None
 
-    def gain(self, regime: Regime, k: int | None, targets: Collection[str] = ()) -> Estimate | None:
+    def gain(self, regime: Regime, k: int | None) -> Estimate | None:
         """The default's top-1 less that of the best baseline at k."""
-        best = self.best_baseline(regime, k, targets)
-        return None if best is None else self.difference(regime, self.default, best, k, "top1", targets)
+        best = self.best_baseline(regime, k)
+        return None if best is None else self.difference(regime, self.default, best, k)
 
-    def share_of_full(self, regime: Regime, k: int, targets: Collection[str] = ()) -> float | None:
+    def share_of_full(self, regime: Regime, k: int) -> float | None:
         """The default's top-1 at k over that with all of the device's data, by itself or from scratch.
 
         The better of the two stands below: a method that makes little of much data gets no credit for it.
         """
-        mine = self.estimate(regime, self.default, k, "top1", targets)
+        mine = self.estimate(regime, self.default, k)
         full = [
             one.value
             for name in (self.default, SCRATCH)
-            if (one := self.estimate(regime, name, None, "top1", targets)) is not None
+            if (one := self.estimate(regime, name, None)) is not None
         ]
         return None if mine is None or not full else mine.value / max(full)
 
@@ -147,16 +145,14 @@ class CurveTable:
         ]
         return float(np.mean(found)) if found else None
 
-    def samples_for(
-        self, regime: Regime, contender: str, top1: float, targets: Collection[str] = ()
-    ) -> float | None:
+    def samples_for(self, regime: Regime, contender: str, top1: float) -> float | None:
         """Samples at which a contender first reaches a top-1, between points by the logarithm of k.
 
         None where it never does.
         """
         before: tuple[float, float] | None = None
         for k in self.samples(regime):
-            one = self.estimate(regime, contender, k, "top1", targets)
+            one = self.estimate(regime, contender, k)
             if k is None or one is None:
                 continue
             if one.value >= top1:

@@ -17,25 +17,23 @@ from the samples and all that the other profiles measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
+from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
@@ -55,6 +53,7 @@ from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, shown, situation_of
 from transfer.evaluate.rankers import Scores
+from transfer.processes import run_each
 
 Rows = NDArray[np.int64]
 
@@ -262,17 +261,12 @@ def _judge(
 
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
-    with tempfile.TemporaryDirectory() as made:
-        work = Path(made)
+    with working_folder() as work:
         command = [sys.executable, "-m", "fleet.cli", "onboard", device, "--samples", "0", "--json"]
         configs = Path(__file__).parent.parent / "configs"
         command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
-        command += [
-            "--set",
-            f"devices.folder={configs / 'hardware'}",
-            "--models",
-            str(work / "runs" / "models"),
-        ]
+        command += ["--set", f"devices.folder={configs / 'hardware'}"]
+        command += ["--models", str(work / "runs" / "models")]
         started = time.perf_counter()
         subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
         return time.perf_counter() - started
@@ -282,18 +276,60 @@ def _kept(
     folder: Path, cases: Sequence[_Case], run: Callable[[_Case], dict[str, Any]], workers: int
 ) -> dict[str, dict[str, Any]]:
     """What each case found, by its name; those that the folder has are not run again."""
-    folder.mkdir(exist_ok=True)
-    waiting = [one for one in cases if not (folder / f"{one.name}.json").exists()]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {one: pool.submit(run, one) for one in waiting}
-        for one, future in futures.items():
-            (folder / f"{one.name}.json").write_text(json.dumps(future.result()))
-            print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
-    return {one.name: json.loads((folder / f"{one.name}.json").read_text()) for one in cases}
+    paths = {one: folder / f"{one.name}.json" for one in cases}
+    waiting = [one for one, path in paths.items() if not path.exists()]
+    made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
+    for one in waiting:
+        kept(paths[one], lambda: next(made))
+        print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+    return {one.name: json.loads(path.read_text()) for one, path in paths.items()}
 
 
-def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What learns, what is held out, and what is judged beside it."""
+
+    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
+    device: Annotated[str, Option("device of this host for secs_to_first_head")] = ""
+    keep: Annotated[Path | None, Option("folder of finished cases; an earlier run goes on")] = None
+    quick: Annotated[bool, Option("each group with one profile a seed")] = False
+    target: Annotated[tuple[str, ...], Option("hold out only this profile", is_repeated=True)] = ()
+    group: Annotated[tuple[str, ...], Option("hold out only this group", is_repeated=True)] = ()
+    seeds: Annotated[int, Option(least=1)] = 1
+    samples: Annotated[
+        tuple[int, ...], Option(f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
+    ] = ()
+    breadth: Annotated[
+        tuple[int, ...], Option("numbers of workloads of further models", may_be_empty=True)
+    ] = ()
+    strategies: Annotated[
+        tuple[str, ...],
+        Option("further ways to make the head, of all records", choices=NAMES, may_be_empty=True),
+    ] = ()
+    baselines: Annotated[
+        tuple[str, ...],
+        Option(
+            "what others would do with the same samples",
+            choices=[one.name for one in baselines()],
+            may_be_empty=True,
+        ),
+    ] = ()
+    contenders: Annotated[tuple[str, ...], Option("models compared", choices=CONTENDERS)] = CONTENDERS
+    epochs: Annotated[int, Option(least=1)] = 24
+    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
+    ship: Annotated[Path | None, Option("folder to write the shipped model to")] = None
+    name: Annotated[str, Option("of the shipped model")] = "open-cpu"
+
+
+def measure(options: Options) -> Figures:
+    """Run all cases that are not there yet, and put what they found together."""
+    with working_folder(options.keep) as folder:
+        return _run(options, folder)
+
+
+def _run(options: Options, folder: Path) -> Figures:
     datasets = [read_published(one) for one in options.dataset]
+    samples = tuple(sorted({SAMPLES, *options.samples}))
     sums = "-".join(one.sha256[:12] for one in datasets)
     store = folder / f"store-{sums}"
     with Store.open(store) as opened:
@@ -313,17 +349,17 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
     asked = Asked(
         epochs=options.epochs,
-        samples=tuple(options.samples),
-        breadth=tuple(options.breadth),
-        strategies=tuple(options.strategies),
+        samples=samples,
+        breadth=options.breadth,
+        strategies=options.strategies,
         contenders=tuple(one for one in CONTENDERS if one in {CONTENDERS[0], *options.contenders}),
     )
-    kept = folder / f"cases-{sums}-{asked.name}"
-    done = _kept(kept, cases, partial(run_case, store, asked=asked), options.workers)
+    cases_in = folder / f"cases-{sums}-{asked.name}"
+    done = _kept(cases_in, cases, partial(run_case, store, asked=asked), options.workers)
     if names := sorted(options.baselines):
-        kept = folder / "-".join(("baselines", sums, *map(str, asked.samples), *names))
-        how = partial(run_baselines, store, names=names, samples=asked.samples)
-        for name, found in _kept(kept, cases, how, options.workers).items():
+        baselines_in = folder / "-".join(("baselines", sums, *map(str, samples), *names))
+        how = partial(run_baselines, store, names=names, samples=samples)
+        for name, found in _kept(baselines_in, cases, how, options.workers).items():
             for measure in ("top1", "top5"):
                 done[name][measure] |= found[measure]
     result: dict[str, Any] = {
@@ -335,8 +371,8 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, options.samples),
-        **breadth_figures(done, options.samples, options.breadth),
+        **figures(done, samples),
+        **breadth_figures(done, samples, options.breadth),
     }
     if options.ship is not None:
         about = ShippedAbout(
@@ -352,61 +388,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument(
-        "--dataset", type=Path, action="append", required=True, help="a published dataset; may be given again"
-    )
-    parser.add_argument("--device", default="", help="device of this host for secs_to_first_head")
-    parser.add_argument("--keep", type=Path, help="folder of finished cases; an earlier run goes on")
-    parser.add_argument("--quick", action="store_true", help="each group with one profile a seed")
-    parser.add_argument(
-        "--target", action="append", default=[], help="hold out only this profile; may be given again"
-    )
-    parser.add_argument(
-        "--group", action="append", default=[], help="hold out only this group; may be given again"
-    )
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument(
-        "--samples", type=int, nargs="*", default=[], help=f"beside {SAMPLES}; more than there are: all"
-    )
-    parser.add_argument(
-        "--breadth", type=int, nargs="*", default=[], help="numbers of workloads of further models"
-    )
-    parser.add_argument(
-        "--strategies",
-        nargs="*",
-        choices=NAMES,
-        default=[],
-        help="further ways to make the head, of all records",
-    )
-    parser.add_argument(
-        "--baselines",
-        nargs="*",
-        choices=[one.name for one in baselines()],
-        default=[],
-        help="what others would do with the same samples",
-    )
-    parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="models compared (all)"
-    )
-    parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--ship", type=Path, help="folder to write the shipped model to")
-    parser.add_argument("--name", default="open-cpu", help="of the shipped model")
-    options = parser.parse_args()
-    options.samples = sorted({SAMPLES, *options.samples})
-    with tempfile.TemporaryDirectory() as made:
-        folder = options.keep or Path(made)
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            found = _run(options, folder)
-        except FleetError as error:  # no such dataset, or a damaged one
-            raise SystemExit(str(error)) from error
-    print(json.dumps(found, indent=None if options.json else 2))
-
+main = benchmark("pretrained", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

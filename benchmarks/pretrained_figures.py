@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.onboarding_parts import listed
+from benchmarks.harness import interval
 from fleet.models.promotion import mean_of
 from transfer.evaluate.onboarding_cases import Regime
 
@@ -115,7 +115,7 @@ def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> 
 
 def _figure(values: NDArray[np.float64]) -> list[float] | None:
     """Mean over workloads with its 90 % interval."""
-    return listed(mean_of(values).estimate())
+    return interval(mean_of(values).estimate())
 
 
 def expectations(found: Mapping[str, Any], profiles: int, contender: str = "shipped") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness import markdown_table, write_page
 from fleet.models.judge import training_provenance
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import divide
@@ -106,7 +107,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     if about.expected_elsewhere:
         told["expected_elsewhere"] = dict(about.expected_elsewhere)
     write_shipped(folder, model, told, devices)
-    (folder / "README.md").write_text(card(about, told))
+    write_page(folder / "README.md", card(about, told))
     return {
         "bytes": sum(one.stat().st_size for one in folder.iterdir()),
         "parameters": sum(one.numel() for one in model.parameters()),
@@ -115,52 +116,47 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     }
 
 
-def card(about: ShippedAbout, told: Mapping[str, Any]) -> str:
-    """The model card, as Markdown."""
-    elsewhere = [
-        "",
-        "The same on a processor of which no device had measured anything:",
-        "",
-        *_figures_table(about.expected_elsewhere),
-    ]
+def card(about: ShippedAbout, told: Mapping[str, Any]) -> list[str]:
+    """The lines of the model card, as Markdown."""
     measured = sum(told["records"].values())
-    return "\n".join(
-        [
-            f"# Model {about.name}",
-            "",
-            "A FleetTLP: shared backbone, a head for each device, boosted trees. It comes with tensor-fleet, "
-            "as the first source of heads on machines without a model.",
-            "",
-            "| fact | value |",
-            "|---|---|",
-            *(f"| dataset | {name}, SHA-256 {sha256} |" for name, sha256 in about.datasets.items()),
-            f"| learnt from | {measured:,} latencies of {len(told['trained_workloads'])} workloads |",
-            f"| heads | {', '.join(told['trained_heads'])} |",
-            "| licence | Apache-2.0 |",
-            "| made by | `python -m benchmarks.pretrained --dataset DATASET "
-            "[--dataset ANOTHER] --ship FOLDER` |",
-            "",
-            "Each profile and each fifth of the architectures was held out together. Top-1 is the speed of "
-            "the first choice over the best, on programs that nobody had measured:",
-            "",
-            *_figures_table(about.expected),
-            *(elsewhere if about.expected_elsewhere else []),
-            "",
-            f"It has seen {' and '.join(about.processors)}, one thread, programs of 0.01 to 10 ms. Elsewhere "
-            "expect less, and measure samples.",
-            "",
-        ]
+    facts = [
+        *(("dataset", f"{name}, SHA-256 {sha256}") for name, sha256 in about.datasets.items()),
+        ("learnt from", f"{measured:,} latencies of {len(told['trained_workloads'])} workloads"),
+        ("heads", ", ".join(told["trained_heads"])),
+        ("licence", "Apache-2.0"),
+        (
+            "made by",
+            "`python -m benchmarks.pretrained --dataset DATASET [--dataset ANOTHER] --ship FOLDER`",
+        ),
+    ]
+    lines = [
+        f"# Model {about.name}",
+        "",
+        "A FleetTLP: shared backbone, a head for each device, boosted trees. It comes with tensor-fleet, "
+        "as the first source of heads on machines without a model.",
+        "",
+        *markdown_table(("fact", "value"), facts),
+        "",
+        "Each profile and each fifth of the architectures was held out together. Top-1 is the speed of "
+        "the first choice over the best, on programs that nobody had measured:",
+        "",
+        *_figures_table(about.expected),
+        "",
+    ]
+    if about.expected_elsewhere:
+        lines += ["The same on a processor of which no device had measured anything:", ""]
+        lines += [*_figures_table(about.expected_elsewhere), ""]
+    lines.append(
+        f"It has seen {' and '.join(about.processors)}, one thread, programs of 0.01 to 10 ms. Elsewhere "
+        "expect less, and measure samples."
     )
+    return lines
 
 
 def _figures_table(expected: Mapping[str, Any]) -> list[str]:
-    return [
-        "| samples of the new device | top-1 | 90 % interval | top-5 |",
-        "|---|---|---|---|",
-        *(
-            f"| {k} | {one['top1']:.3f} | {one['top1_interval'][0]:.3f} to {one['top1_interval'][1]:.3f} "
-            f"| {one['top5']:.3f} |"
-            for k, one in sorted(expected.items(), key=lambda item: int(item[0]))
-            if "top5" in one
-        ),
+    rows = [
+        (k, f"{one['top1']:.3f}", "{:.3f} to {:.3f}".format(*one["top1_interval"]), f"{one['top5']:.3f}")
+        for k, one in sorted(expected.items(), key=lambda item: int(item[0]))
+        if "top5" in one
     ]
+    return markdown_table(("samples of the new device", "top-1", "90 % interval", "top-5"), rows)

@@ -18,24 +18,20 @@ and their size matter. `fleet` answers from such records too, through `agents.de
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from agents.records import Record
+from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, working_folder
+from benchmarks.made_up import RecordMaker, device_name, made_up_rows, memory_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
-from benchmarks.scale_parts import RecordMaker, in_child, made_up_rows, memory_mb
 from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
 from fleet.daemon.garbage_collection import seldom_collected
@@ -43,6 +39,7 @@ from fleet.state.schema import STATE
 from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.store import Store
 
+PARTS = ("taking", "scheduling", "open", "start", "fleet", "connections")
 #: Devices that deliver in one turn of the part `taking`, and records of each: with a turn every 0.2 s, each
 #: of 1,000 devices delivers 32 records every 3.2 s.
 DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
@@ -54,7 +51,7 @@ WARM_UP_RECORDS = 300_000
 def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     """Take in records, turn by turn, until there are enough."""
     maker = RecordMaker()
-    names = [f"dev-{number:05d}" for number in range(devices)]
+    names = [device_name(number) for number in range(devices)]
     turns = max(2, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
     ours: list[float] = []
     durable: list[float] = []
@@ -145,19 +142,13 @@ def fill(folder: Path, *, records: int, devices: int, seed: int = 1) -> float:
     with Store.open(folder) as store:
         for first in range(0, devices, together):
             chosen = range(first, min(devices, first + together))
-            store.append_tables({f"dev-{number:05d}": made_up_rows(rng, each) for number in chosen})
+            store.append_tables({device_name(number): made_up_rows(rng, each) for number in chosen})
     return time.perf_counter() - started
 
 
 def _filled(folder: Path, *, records: int, devices: int) -> float | None:
     """Make the large store unless it is there."""
     return None if (folder / "records").exists() else fill(folder, records=records, devices=devices)
-
-
-def measure_large_start(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
-    """Start a coordinator on a large store; `folder` may hold one already."""
-    _filled(folder, records=records, devices=devices)
-    return measure_start(folder, devices=devices, repeats=repeats)
 
 
 def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
@@ -199,56 +190,57 @@ def _twice(folder: Path) -> dict[str, Any]:
     }
 
 
-def _in_process(part: str, options: argparse.Namespace) -> dict[str, Any]:
-    arguments = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in vars(options).items()
-        if name not in ("json", "part") and value is not None
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scale", "--json", f"--part={part}", *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much of everything."""
+
+    part: Annotated[str | None, Option("only this one, in this process", choices=PARTS)] = None
+    devices: Annotated[int, Option(least=1)] = 1000
+    records: Annotated[int, Option("records of the part taking", least=1)] = 1_300_000
+    decisions: Annotated[int, Option(least=1)] = 5000
+    open_records: Annotated[int, Option("records of the parts open and start", least=1)] = 10_000_000
+    repeats: Annotated[int, Option("how often the large store is opened", least=1)] = 3
+    fleet_secs: Annotated[float, Option("seconds of the part fleet")] = 60.0
+    connections: Annotated[int, Option("strangers of the part connections", least=0)] = 2000
+    connection_secs: Annotated[float, Option("seconds with and without them")] = 20.0
+    store: Annotated[Path | None, Option("large store; made where it is not there already")] = None
+    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
 
 
-def parts(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What each part does."""
-    return {
-        "taking": lambda: measure_taking(folder, devices=options.devices, records=options.records),
-        "scheduling": lambda: measure_scheduling(devices=options.devices, decisions=options.decisions),
-        "open": lambda: measure_open(
-            options.store or folder / "large",
-            records=options.open_records,
-            devices=options.devices,
-            repeats=options.repeats,
-        ),
-        "start": lambda: measure_large_start(
-            options.store or folder / "large",
-            records=options.open_records,
-            devices=options.devices,
-            repeats=options.repeats,
-        ),
-        "fleet": lambda: measure_fleet(folder, devices=options.devices, secs=options.fleet_secs),
-        "connections": lambda: measure_connections(
-            folder, connections=options.connections, secs=options.connection_secs
-        ),
-    }
+def _in_process(part: str, options: Options) -> Figures:
+    values = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "part"}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    result: Figures = child_json(["-m", "benchmarks.scale", "--json", f"--part={part}", *arguments])
+    return result
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def _run_part(options: Options, folder: Path) -> Figures:
+    large, devices = options.store or folder / "large", options.devices
+    match options.part:
+        case "taking":
+            return measure_taking(folder, devices=devices, records=options.records)
+        case "scheduling":
+            return measure_scheduling(devices=devices, decisions=options.decisions)
+        case "open":
+            return measure_open(large, records=options.open_records, devices=devices, repeats=options.repeats)
+        case "start":
+            _filled(large, records=options.open_records, devices=devices)
+            return measure_start(large, devices=devices, repeats=options.repeats)
+        case "fleet":
+            return measure_fleet(folder, devices=devices, secs=options.fleet_secs)
+        case _:
+            return measure_connections(folder, connections=options.connections, secs=options.connection_secs)
+
+
+def measure(options: Options) -> Figures:
     """Run one part here, or all of them one after the other in processes of their own."""
-    with tempfile.TemporaryDirectory(dir=options.folder) as made:
-        todo = parts(options, Path(made))
+    with working_folder(beside=options.folder) as folder:
         if options.part:
             with seldom_collected():  # as `fleet up` does
-                return todo[options.part]()
+                return _run_part(options, folder)
         # One large store for the parts that want one.
-        options.store = options.store or Path(made) / "large"
-        found = {name: _in_process(name, options) for name in todo}
+        shared = replace(options, store=options.store or folder / "large")
+        found = {part: _in_process(part, shared) for part in PARTS}
     return {
         "benchmark": "scale",
         "devices": options.devices,
@@ -266,30 +258,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument(
-        "--part",
-        choices=["taking", "scheduling", "open", "start", "fleet", "connections"],
-        help="only this one, in this process",
-    )
-    parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--records", type=int, default=1_300_000, help="records of the part taking")
-    parser.add_argument("--decisions", type=int, default=5000)
-    parser.add_argument(
-        "--open-records", type=int, default=10_000_000, help="records of the parts open and start"
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="how often the large store is opened")
-    parser.add_argument("--fleet-secs", type=float, default=60.0, help="seconds of the part fleet")
-    parser.add_argument("--connections", type=int, default=2000, help="strangers of the part connections")
-    parser.add_argument("--connection-secs", type=float, default=20.0, help="seconds with and without them")
-    parser.add_argument("--store", type=Path, help="large store that is there already; made if it is not")
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
-    options = parser.parse_args()
-    print(json.dumps(measure(options), indent=None if options.json else 2))
-
+main = benchmark("scale", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

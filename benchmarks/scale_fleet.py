@@ -1,6 +1,6 @@
 """A real coordinator with many replay devices: the part `fleet` of `benchmarks.scale`.
 
-The devices answer from records that are made up for load (`benchmarks.scale_parts`), through the same
+The devices answer from records that are made up for load (`benchmarks.made_up`), through the same
 `agents.device.replay` that answers from real ones, in processes of their own (`benchmarks.scale_transport`).
 On a host with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
 """
@@ -17,8 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
-from benchmarks.scale_parts import made_up_rows, memory_mb
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId
+from benchmarks.made_up import (
+    TARGET,
+    made_up_rows,
+    made_up_workloads,
+    memory_mb,
+    replay_specs,
+)
 from benchmarks.scale_transport import ProcessTransport
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
@@ -26,16 +32,16 @@ from fleet.engine.notices import Notices
 from fleet.interchange.export_store import export
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
+from fleet.transport.transport import AgentTransport
 
 #: What the devices answer from.
 RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
+RECORDED_CHOICE = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
 
 #: Processes of the devices.
 _PROCESSES = 2
 #: Parts of the time that are told apart.
 WINDOWS = 12
-
-_TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
@@ -43,23 +49,11 @@ def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
     rng = np.random.default_rng(3)
     with Store.open(folder / "recorded-store") as store:
         spec = DeviceSpec(
-            device_id=DeviceId("recorded"), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=_TARGET
+            device_id=DeviceId("recorded"), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=TARGET
         )
         store.put_device(spec)
-        workloads = [
-            Workload(
-                # Not one of `made_up_rows`: their candidates have ids that no trace has.
-                workload_id=WorkloadId(f"f{number:015x}"),
-                name=f"made up {number}",
-                operator="C2D",
-                arg_shapes=((64, 64),),
-                arg_dtypes=("float32",),
-                flops=10.0 ** (6 + number % 4),
-                networks=(("resnet-50", 1 + number % 5),),
-                module_json="{}",
-            )
-            for number in range(RECORDED_WORKLOADS)
-        ]
+        # None of `made_up_rows`: their candidates have ids that no trace has.
+        workloads = made_up_workloads(RECORDED_WORKLOADS, "f")
         store.put_workloads(workloads)
         for workload in workloads:
             rows = _with_candidate_ids(made_up_rows(rng, candidates), workload.workload_id)
@@ -84,22 +78,30 @@ def _with_candidate_ids(rows: pa.Table, workload_id: WorkloadId) -> pa.Table:
     return rows
 
 
+def made_up_coordinator(
+    root: Path,
+    store: Store,
+    transport: AgentTransport,
+    specs: Mapping[DeviceId, DeviceSpec],
+    choice: WorkloadChoice,
+) -> Coordinator:
+    """A coordinator of some devices, with the settings that users have."""
+    return Coordinator(
+        EngineContext(
+            root=root,
+            store=store,
+            transport=transport,
+            specs=specs,
+            settings=CoordinatorSettings(protocol=Protocol(), choice=choice),
+            notices=Notices(None),
+        )
+    )
+
+
 def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     """Let a coordinator run for some seconds after its devices are up."""
     path = recorded_file(folder)
-    specs = {
-        DeviceId(name): DeviceSpec(
-            device_id=DeviceId(name),
-            kind=DeviceKind.REPLAY,
-            family=Family.CPU,
-            target_json=_TARGET,
-            replay=Replay(records=str(path), device=DeviceId("recorded"), seed=number),
-        )
-        for number, name in enumerate(f"dev-{number:05d}" for number in range(devices))
-    }
-    settings = CoordinatorSettings(
-        protocol=Protocol(), choice=WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
-    )
+    specs = replay_specs(devices, path)
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []
@@ -107,16 +109,7 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     windows: list[dict[str, float]] = []
     with Store.open(folder / "store") as store:
         began, cpu = time.perf_counter(), time.process_time()
-        coordinator = Coordinator(
-            EngineContext(
-                root=folder / "root",
-                store=store,
-                transport=transport,
-                specs=specs,
-                settings=settings,
-                notices=Notices(None),
-            )
-        )
+        coordinator = made_up_coordinator(folder / "root", store, transport, specs, RECORDED_CHOICE)
         while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu

@@ -15,17 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay, Workload, WorkloadId
-from benchmarks.scale_parts import WORKLOADS, in_child, made_up_rows
-from fleet.engine.context import CoordinatorSettings, EngineContext
-from fleet.engine.coordinator import Coordinator
-from fleet.engine.notices import Notices
+from agents.records import Protocol
+from benchmarks.harness import in_child
+from benchmarks.made_up import (
+    WORKLOADS,
+    device_name,
+    made_up_rows,
+    made_up_workloads,
+    replay_specs,
+)
+from benchmarks.scale_fleet import made_up_coordinator
 from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 
-_TARGET = '{"kind":"llvm","num-cores":1}'
+_NO_RECORDS = Path("nobody-reads-it.parquet")
 _CHOICE = WorkloadChoice(networks=("resnet-50",), count=WORKLOADS)
 
 #: Lines for a child: the store, its devices, and how it ends.
@@ -72,7 +77,7 @@ def _leave_waiting(folder: Path, devices: int) -> int:
     store = Store.open(folder, settings=settings)
     records = store.rows
     each = max(1, bounds.most_rows // devices)
-    store.append_tables({_name(number): made_up_rows(rng, each) for number in range(devices)})
+    store.append_tables({device_name(number): made_up_rows(rng, each) for number in range(devices)})
     store.abandon()
     return records
 
@@ -83,17 +88,8 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     store = Store.open(folder)
     opened = time.perf_counter()
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
-    settings = CoordinatorSettings(protocol=Protocol(), choice=_CHOICE)
-    coordinator = Coordinator(
-        EngineContext(
-            root=_root(folder),
-            store=store,
-            transport=transport,
-            specs=_specs(devices),
-            settings=settings,
-            notices=Notices(None),
-        )
-    )
+    specs = replay_specs(devices, _NO_RECORDS)
+    coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
     ended = time.perf_counter()
     parts = coordinator._parts
     known: dict[str, Any] = {
@@ -101,7 +97,7 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
         "rest_secs": round(ended - opened, 3),
         "records_known": sum(one.records for one in parts.record_sink.counts.values()),
         "candidates_known": sum(
-            tally.measured for device_id in _specs(devices) for tally in store.state.tallies(device_id)
+            tally.measured for device_id in specs for tally in store.state.tallies(device_id)
         ),
     }
     if ending == "close":
@@ -116,44 +112,11 @@ def _root(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-daemon")
 
 
-def _name(number: int) -> str:
-    return f"dev-{number:05d}"
-
-
-def _workload_id(number: int) -> str:
-    return f"{number:016x}"
-
-
-def _specs(devices: int) -> dict[DeviceId, DeviceSpec]:
-    return {
-        DeviceId(_name(number)): DeviceSpec(
-            device_id=DeviceId(_name(number)),
-            kind=DeviceKind.REPLAY,
-            family=Family.CPU,
-            target_json=_TARGET,
-            replay=Replay(records="nobody-reads-it.parquet", device=DeviceId("recorded"), seed=number),
-        )
-        for number in range(devices)
-    }
-
-
 def _prepare(folder: Path, root: Path, devices: int) -> None:
     """What a fleet that has measured for a while has: its workloads, its devices, its choice."""
     root.mkdir()
-    workloads = [
-        Workload(
-            workload_id=WorkloadId(_workload_id(number)),
-            name=f"made up {number}",
-            operator="C2D",
-            arg_shapes=((64, 64),),
-            arg_dtypes=("float32",),
-            flops=10.0 ** (6 + number % 4),
-            networks=(("resnet-50", 1 + number % 5),),
-            module_json="{}",
-        )
-        for number in range(WORKLOADS)
-    ]
-    specs = list(_specs(devices).values())
+    workloads = made_up_workloads(WORKLOADS)
+    specs = list(replay_specs(devices, _NO_RECORDS).values())
     with Store.open(folder) as store:
         store.put_workloads(workloads)
         for spec in specs:

@@ -20,7 +20,6 @@ time is the median of some repeats. At the end, 4,096 candidates are scored from
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -28,9 +27,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+
+from benchmarks.harness import Figures, Option, benchmark
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -62,28 +63,31 @@ class _Case:
     stored: list[Any]
 
 
-def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Compare both sides.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured."""
 
-    Args:
-        candidates: Live candidates in all, of all operators together.
-        repeats: Times that each side does everything.
-        seed: Of the candidates and the labels.
-    """
+    candidates: Annotated[int, Option("live candidates in all, of all operators together", least=1)] = 2048
+    repeats: Annotated[int, Option("times that each side does everything", least=1)] = 3
+    seed: Annotated[int, Option("of the candidates and the labels")] = 0
+
+
+def measure(options: Options) -> Figures:
+    """Compare both sides."""
     import torch
 
     from transfer.features.extractor import Extractor
 
     cores = sorted(os.sched_getaffinity(0))
-    share, extra = divmod(candidates, len(OPERATORS))
+    share, extra = divmod(options.candidates, len(OPERATORS))
     cases = [
-        _case(operator, args, share + (place < extra), seed)
+        _case(operator, args, share + (place < extra), options.seed)
         for place, (operator, args) in enumerate(OPERATORS)
     ]
     os.sched_setaffinity(0, cores[:1])
     torch.set_num_threads(1)
-    xgb_model = _fitted_xgb(cases, seed)
-    model = _model(cases, seed)
+    xgb_model = _fitted_xgb(cases, options.seed)
+    model = _model(cases, options.seed)
     warm = Extractor()
     extractor = [Extractor()]
     decided = {
@@ -111,7 +115,7 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
+    for _ in range(options.repeats):
         totals = dict.fromkeys(ways, 0.0)
         for case in cases:
             for name, way in ways.items():
@@ -127,7 +131,7 @@ def measure(*, candidates: int, repeats: int, seed: int) -> dict[str, Any]:
         "benchmark": "scoring",
         "candidates": sum(len(case.schedules) for case in cases),
         "workloads": [case.workload.name for case in cases],
-        "repeats": repeats,
+        "repeats": options.repeats,
         "ratio_features": secs["tvm_features"] / secs["features"],
         "ratio_decisions": secs["tvm_features"] / secs["features_of_decisions"],
         "ratio_features_and_model": secs["tvm_predict"] / secs["features_and_model"],
@@ -272,17 +276,7 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any
     }
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scoring", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--candidates", type=int, default=2048, help="live candidates in all")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    result = measure(candidates=options.candidates, repeats=options.repeats, seed=options.seed)
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("scoring", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -17,17 +17,16 @@ hours: `--minutes` ends it after the run that is on, and the same command goes o
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
-import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from agents.records import Workload
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
@@ -52,7 +51,6 @@ from benchmarks.search_figures import (
 )
 from benchmarks.search_sides import EVALUATOR, SearchBench
 from fleet.config.settings import load_fleet
-from fleet.errors import FleetError
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
@@ -82,7 +80,40 @@ class _Task(NamedTuple):
     seed: int
 
 
-def measure(bench: SearchBench, plan: Plan, ends_at: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is searched, on what, and from which records."""
+
+    store: Annotated[Path, Option("records that the head is made from")]
+    device: Annotated[str, Option("device of this host, by its id")]
+    without: Annotated[tuple[str, ...], Option("devices that the head learns nothing from")] = ()
+    quick: Annotated[bool, Option("4 workloads, 1 seed, 64 trials")] = False
+    keep: Annotated[Path | None, Option("folder of finished runs; an earlier one goes on")] = None
+    minutes: Annotated[float, Option("nothing more begins after these")] = math.inf
+    workloads: Annotated[int | None, Option("other than the plan's", least=1)] = None
+    trials: Annotated[int | None, Option("other than the plan's", least=1)] = None
+    seeds: Annotated[int | None, Option("other than the plan's", least=1)] = None
+    sides: Annotated[
+        tuple[str, ...] | None, Option("who searches (all)", choices=(*SIDES, STOCK, DAY_ZERO))
+    ] = None
+
+    def plan(self) -> Plan:
+        """How much is searched."""
+        plan = QUICK if self.quick else FULL
+        changes = {name: getattr(self, name) for name in ("workloads", "trials", "seeds", "sides")}
+        return plan._replace(**{name: value for name, value in changes.items() if value is not None})
+
+
+def measure(options: Options) -> Figures:
+    """Search, time again, and compare."""
+    settings = load_fleet(None, {"store.path": str(options.store)}).config
+    ends_at = time.monotonic() + 60 * options.minutes
+    with working_folder(options.keep) as folder:
+        bench = SearchBench(settings, options.device, folder, options.without)
+        return _search(bench, options.plan(), ends_at)
+
+
+def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
     """Search, time again, and compare; what is missing when time is over is left out, and counted.
 
     Args:
@@ -213,33 +244,7 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """Parse the command line, search, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--store", type=Path, required=True, help="records that the head is made from")
-    parser.add_argument("--device", required=True, help="device of this host, by its id")
-    parser.add_argument("--without", nargs="+", default=(), help="devices that the head learns nothing from")
-    parser.add_argument("--quick", action="store_true", help="4 workloads, 1 seed, 64 trials")
-    parser.add_argument("--keep", type=Path, help="folder of finished runs; an earlier one goes on")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="nothing more begins after these")
-    for name in ("workloads", "trials", "seeds"):
-        parser.add_argument(f"--{name}", type=int, help=f"other {name} than the plan's")
-    parser.add_argument("--sides", nargs="+", choices=(*SIDES, STOCK, DAY_ZERO), help="who searches (all)")
-    options = parser.parse_args()
-    plan = QUICK if options.quick else FULL
-    asked = {name: getattr(options, name) for name in ("workloads", "trials", "seeds", "sides")}
-    plan = plan._replace(**{name: value for name, value in asked.items() if value is not None})
-    settings = load_fleet(None, {"store.path": str(options.store)}).config
-    ends_at = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory() as made:
-        try:
-            bench = SearchBench(settings, options.device, options.keep or Path(made), options.without)
-            found = measure(bench, plan, ends_at)
-        except FleetError as error:  # no such store or device
-            raise SystemExit(str(error)) from error
-    print(json.dumps(found, indent=None if options.json else 2))
-
+main = benchmark("search", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

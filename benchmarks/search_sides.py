@@ -6,12 +6,9 @@ Every finished run is a file of the folder, so that a stopped benchmark goes on 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +20,6 @@ from rich.console import Console
 from agents.codec import workload_from_json
 from agents.device.batch import Batch
 from agents.device.worker import DeviceWorker
-from agents.files import write_durably
 from agents.records import (
     REPEATS,
     Candidate,
@@ -36,6 +32,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
+from benchmarks.harness import child_json, kept
 from benchmarks.search_figures import DAY_ZERO, MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, select_devices
@@ -78,7 +75,6 @@ class SearchBench:
         self._without = without
         self._cores = os.sched_getaffinity(0)
         self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
 
     def head(self) -> dict[str, Any]:
         """Make the device's head from other workloads of the store, with few samples of the device."""
@@ -151,7 +147,7 @@ class SearchBench:
         source = Store.read(self._settings.store.path)
         workloads = source.workloads()
         left = MOST_SAMPLES
-        kept: list[Record] = []
+        learnt: list[Record] = []
         for record in source.records():
             workload = workloads.get(record.workload_id)
             if workload is None or is_held_out(workload) or record.device_id in self._without:
@@ -160,7 +156,7 @@ class SearchBench:
                 if left <= 0:
                     continue
                 left -= record.attempt == 0
-            kept.append(record)
+            learnt.append(record)
         with Store.open(known) as store:
             for entry in source.devices().values():
                 if entry.descriptor is not None and entry.spec.device_id not in self._without:
@@ -168,7 +164,7 @@ class SearchBench:
             own = source.own_workloads()
             store.put_workloads(list(own.values()), own=True)
             store.put_workloads([one for name, one in workloads.items() if name not in own])
-            store.append(kept)
+            store.append(learnt)
         settings = self._settings.model_copy(
             update={"store": self._settings.store.model_copy(update={"path": str(known)})}
         )
@@ -176,8 +172,8 @@ class SearchBench:
         return {
             "version": found["version"],
             "samples": MOST_SAMPLES - left,
-            "records_of_other_devices": sum(one.device_id != self.spec.device_id for one in kept),
-            "learnt_workloads": len({one.workload_id for one in kept}),
+            "records_of_other_devices": sum(one.device_id != self.spec.device_id for one in learnt),
+            "learnt_workloads": len({one.workload_id for one in learnt}),
             "secs": round(time.perf_counter() - began, 1),
         }
 
@@ -240,15 +236,8 @@ class SearchBench:
         }
         os.sched_setaffinity(0, self._cores)
         clock = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tvm_search"],
-            input=json.dumps(question),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=_SECS_LIMIT,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        command = ["-m", "benchmarks.tvm_search"]
+        answer: dict[str, Any] = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
         return {**answer, "secs": time.perf_counter() - clock}
 
     def _worker(self, name: str) -> DeviceWorker:
@@ -268,11 +257,7 @@ class SearchBench:
         return worker.measure(batch)
 
     def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        path = self._folder / "runs" / f"{name}.json"
-        if not path.exists():
-            write_durably(path, json.dumps(make()).encode())
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        return found
+        return kept(self._folder / "runs" / f"{name}.json", make)
 
 
 def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[list[Record]]:

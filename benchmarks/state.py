@@ -7,18 +7,18 @@ turn takes that acknowledges records: their results, their rows and an event, wi
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from benchmarks.harness import Figures, Option, benchmark, by_turns, working_folder
 from benchmarks.store import make_records
 from fleet.state.packed_rows import pack, with_device
 from fleet.state.rows import Result, result_of
@@ -37,14 +37,10 @@ _EVENT = json.dumps([{"event": "RecordsStored", "device_id": "bench", "count": 6
 
 def acknowledgements(folder: Path, batch: int, turns: int) -> dict[str, Any]:
     """Seconds from the arrival of records to their acknowledgement."""
-    secs: list[float] = []
     state = StateFile(folder / "state" / "state.sqlite")
-    for number in range(turns + 1):
-        records = make_records(number * batch, batch)
-        began = time.perf_counter()
-        _take_in(state, records)
-        if number:  # the first one makes files
-            secs.append(time.perf_counter() - began)
+    _take_in(state, make_records(0, batch))  # the first one makes files
+    batches = iter([make_records(number * batch, batch) for number in range(1, turns + 1)])
+    [secs] = by_turns({"turn": lambda: _take_in(state, next(batches))}, turns).values()
     state.close()
     return {
         "records": batch,
@@ -135,13 +131,8 @@ def _propose(state: StateFile) -> None:
 def _questions(state: StateFile, rng: random.Random) -> dict[str, Any]:
     """Milliseconds of what a planner asks, medians; workloads by chance, so pages are mostly cold."""
 
-    def timed(ask: Any) -> float:
-        took = []
-        for _ in range(_QUESTIONS):
-            began = time.perf_counter()
-            ask()
-            took.append(time.perf_counter() - began)
-        return round(1e3 * statistics.median(took), 3)
+    def timed(ask: Callable[[], object]) -> float:
+        return round(1e3 * statistics.median(by_turns({"asked": ask}, _QUESTIONS)["asked"]), 3)
 
     last = state.gaps(_FAMILY, _WORKLOADS[0], _DEVICES[0], "all", 1)[0][0] - 1
     return {
@@ -153,41 +144,28 @@ def _questions(state: StateFile, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def measure(*, sizes: Sequence[int], turns: int, folder: Path | None) -> dict[str, Any]:
-    """Run all parts.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured."""
 
-    Args:
-        sizes: Results at which the growing file is looked at, ascending.
-        turns: Acknowledgements of each batch.
-        folder: Where the files are made, for instance on the disk of interest; the system's default if None.
-    """
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        root = Path(made)
+    millions: Annotated[tuple[float, ...], Option("sizes of the growing file", metavar="N")] = (1, 3, 10)
+    turns: Annotated[int, Option("acknowledgements of a batch", least=1, metavar="N")] = 200
+    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
+
+
+def measure(options: Options) -> Figures:
+    """Run all parts."""
+    with working_folder(beside=options.folder) as root:
         arrivals = []
         for batch in (1, 16, 64, 1000):
             (root / str(batch)).mkdir()
-            arrivals.append(acknowledgements(root / str(batch), batch, max(10, turns // (1 + batch // 100))))
-        return {
-            "benchmark": "state",
-            "acknowledgements": arrivals,
-            "growth": list(growth(root, sizes)),
-        }
+            turns = max(10, options.turns // (1 + batch // 100))
+            arrivals.append(acknowledgements(root / str(batch), batch, turns))
+        sizes = [int(1e6 * number) for number in sorted(options.millions)]
+        return {"benchmark": "state", "acknowledgements": arrivals, "growth": list(growth(root, sizes))}
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.state", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument(
-        "--millions", type=float, nargs="+", default=[1, 3, 10], metavar="N", help="sizes (1 3 10)"
-    )
-    parser.add_argument("--turns", type=int, default=200, metavar="N", help="acknowledgements a batch (200)")
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
-    options = parser.parse_args()
-    sizes = [int(1e6 * number) for number in sorted(options.millions)]
-    result = measure(sizes=sizes, turns=options.turns, folder=options.folder)
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("state", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -8,21 +8,19 @@ take turns batch by batch, so a busy disk disturbs both alike.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from deltalake import write_deltalake
 
-from agents.records import Candidate, DeviceId, Outcome, Protocol, Record, WorkloadId, canonical_json
+from agents.records import Candidate, Record, WorkloadId, canonical_json
+from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, working_folder
+from benchmarks.made_up import record_of
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
@@ -44,25 +42,11 @@ def _record(number: int) -> Record:
     candidate = Candidate(
         workload_id=WorkloadId(f"{number % 50:016x}"), trace=canonical_json([instructions, decisions, number])
     )
-    return Record(
-        device_id=DeviceId("bench"),
-        workload_id=candidate.workload_id,
-        candidate_id=candidate.candidate_id,
-        dialect=candidate.dialect,
-        trace=candidate.trace,
-        origin="random",
-        outcome=Outcome.OK,
+    return record_of(
+        candidate,
         run_secs=(1e-3 + number * 1e-9, 1.01e-3, 1.02e-3),
-        warmup_secs=(1.5e-3,),
-        number=10,
-        build_secs=0.1,
-        wait_secs=0.0,
-        timing_secs=0.2,
-        error="",
-        protocol=Protocol(),
         environment=canonical_json({"load": number % 7, "clock_mhz": 2100 + number % 11, "tvm": "0.27"}),
         environment_id="0" * 32,
-        attempt=0,
         measured_at=1.7e9 + number,
     )
 
@@ -76,24 +60,24 @@ def _baseline_append(folder: Path, records: list[Record]) -> None:
 
 def appends(folder: Path, batch: int, batches: int) -> dict[str, Any]:
     """Append batches to a new store and to a plain table by turns."""
-    ours: list[float] = []
-    plain: list[float] = []
+    batches_of_records = [make_records(number * batch, batch) for number in range(1, batches + 1)]
+    mine, theirs = iter(batches_of_records), iter(batches_of_records)
     with Store.open(folder / "store") as store:
         # The first commit makes folders and loads code paths on both sides.
         store.append(make_records(0, batch))
         store.flush()
         _baseline_append(folder / "plain", make_records(0, batch))
-        for number in range(1, batches + 1):
-            records = make_records(number * batch, batch)
-            started = time.perf_counter()
-            store.append(records)
-            between = time.perf_counter()
-            _baseline_append(folder / "plain", records)
-            plain.append(time.perf_counter() - between)
-            ours.append(between - started)
+        secs = by_turns(
+            {
+                "ours": lambda: store.append(next(mine)),
+                "plain": lambda: _baseline_append(folder / "plain", next(theirs)),
+            },
+            batches,
+        )
         started = time.perf_counter()
         store.flush()
         flush_secs = time.perf_counter() - started
+    ours, plain = secs.values()
     return {
         "records_per_commit": batch,
         "commits": batches,
@@ -115,20 +99,7 @@ def _fill(folder: Path, count: int, batch: int) -> None:
             store.append(make_records(start, min(batch, count - start)))
 
 
-#: Run in processes of their own, so that the memory of one is not that of another. `ru_maxrss` would not do:
-#: a child inherits its parent's.
-_CHILD = """
-import json, pathlib, sys, time
-from fleet.store.store import Store
-def peak_kb():
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-base = peak_kb()
-started = time.perf_counter()
-{work}
-secs = time.perf_counter() - started
-print(json.dumps([secs, count, (peak_kb() - base) / 1024]))
-"""
+#: What is done with the store in a process of its own.
 _WORK = {
     "open_for_writing": "store = Store.open(sys.argv[1]); count = store.version; store.close()",
     "open_for_reading": "count = Store.read(sys.argv[1]).version",
@@ -137,13 +108,9 @@ _WORK = {
 }
 
 
-def _in_child(work: str, folder: Path) -> dict[str, float]:
-    program = _CHILD.format(work=_WORK[work])
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], check=True, capture_output=True, text=True
-    )
-    secs, count, megabytes = json.loads(done.stdout)
-    return {"secs": round(secs, 4), "count": count, "extra_peak_mb": round(megabytes, 1)}
+def _opened(work: str, folder: Path) -> dict[str, float]:
+    done = in_child(f"{_WORK[work]}; found = {{'count': count}}", str(folder))
+    return {"secs": done["secs"], "count": done["count"], "extra_peak_mb": done["peak_mb"]}
 
 
 def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
@@ -153,60 +120,44 @@ def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
     yield "fill_in_batches_of_64_records_per_s", round(count / (time.perf_counter() - started), 1)
     yield "data_files_before_upkeep", len(Store.read(folder).data_files())
     for work in _WORK:
-        yield work, _in_child(work, folder)
+        yield work, _opened(work, folder)
     with Store.open(folder) as store:
         started = time.perf_counter()
         store.upkeep(retention_hours=0)
         yield "upkeep_secs", round(time.perf_counter() - started, 3)
-    yield "open_for_writing_after_upkeep", _in_child("open_for_writing", folder)
+    yield "open_for_writing_after_upkeep", _opened("open_for_writing", folder)
     files = Store.read(folder).data_files()
     yield "bytes_per_record_after_upkeep", round(sum(path.stat().st_size for path in files) / count, 1)
 
 
-def measure(
-    *, small_batches: int, large_batches: int, open_records: int, folder: Path | None
-) -> dict[str, Any]:
-    """Run all parts.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured."""
 
-    Args:
-        small_batches: Appends of 64 records.
-        large_batches: Appends of 1,000 records.
-        open_records: Records in the store that is opened and read.
-        folder: Where the stores are made, for instance on the disk of interest; the system's default if None.
-    """
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        root = Path(made)
+    small_batches: Annotated[int, Option("appends of 64 records", least=1, metavar="N")] = 200
+    large_batches: Annotated[int, Option("appends of 1,000 records", least=1, metavar="N")] = 20
+    records: Annotated[int, Option("records in the store that is opened and read", least=1)] = OPEN_RECORDS
+    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
+
+
+def measure(options: Options) -> Figures:
+    """Run all parts."""
+    with working_folder(beside=options.folder) as root:
         for name in ("small", "large"):
             (root / name).mkdir()
-        result: dict[str, Any] = {
+        result: Figures = {
             "benchmark": "store",
             "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
-            "append_64": appends(root / "small", 64, small_batches),
-            "append_1000": appends(root / "large", 1000, large_batches),
-            "store_records": open_records,
-            "store": dict(large_store(root / "open", open_records)),
+            "append_64": appends(root / "small", 64, options.small_batches),
+            "append_1000": appends(root / "large", 1000, options.large_batches),
+            "store_records": options.records,
+            "store": dict(large_store(root / "open", options.records)),
         }
     result["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     return result
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--small-batches", type=int, default=200, metavar="N", help="appends of 64 records")
-    parser.add_argument("--large-batches", type=int, default=20, metavar="N", help="appends of 1,000 records")
-    parser.add_argument("--records", type=int, default=OPEN_RECORDS, help="records in the store to open")
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
-    options = parser.parse_args()
-    result = measure(
-        small_batches=options.small_batches,
-        large_batches=options.large_batches,
-        open_records=options.records,
-        folder=options.folder,
-    )
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("store", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

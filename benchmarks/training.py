@@ -9,25 +9,20 @@ latencies that are drawn at random, which neither side's time depends on.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from agents.records import DeviceId
 from benchmarks.collection_parts import Bench
+from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 from benchmarks.imports import DATA
 from benchmarks.rivals.tlp import PublishedTlp
-from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
@@ -67,13 +62,28 @@ class _Rows:
         return replace(self.dataset, features=replace(self.dataset.features, published=None))
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run all parts.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What both sides train on, and how often."""
 
-    Args:
-        options: The command line.
-        folder: For a store of imported logs.
-    """
+    store: Annotated[Path | None, Option("store to take rows from")] = None
+    rows: Annotated[int, Option("most rows that both sides train on", least=1)] = 2048
+    rounds: Annotated[int, Option("turns of each side", least=1)] = 3
+    threads: Annotated[int, Option("threads of torch, on both sides", least=1)] = 1
+    seed: int = 0
+    no_memory: Annotated[bool, Option("leave the memory of a whole store out")] = False
+    train_on: Annotated[Path | None, Option("only read this store and train once: for its memory")] = None
+
+
+def measure(options: Options) -> Figures:
+    """Run all parts."""
+    if options.train_on is not None:
+        return _train_on(options.train_on)
+    with working_folder() as folder:
+        return _compare(options, folder)
+
+
+def _compare(options: Options, folder: Path) -> Figures:
     store: Path | None = options.store
     if store is None and LOGS.is_dir():
         store = folder / "store"
@@ -81,7 +91,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rows = (
         _live_rows(folder, options.seed) if store is None else _store_rows(store, options.rows, options.seed)
     )
-    result: dict[str, Any] = {
+    result: Figures = {
         "benchmark": "training",
         "rows": len(rows.dataset),
         "rows_from": rows.source,
@@ -100,7 +110,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _race(rows: _Rows, devices: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, Any]:
     """Both procedures in turn with heads for some devices."""
     whole = np.flatnonzero(np.isfinite(rows.dataset.latency_secs).any(axis=1))
     ours = TrainConfig(epochs=_OUR_EPOCHS, threads=options.threads, device="cpu")
@@ -177,9 +187,7 @@ def import_devices(path: Path) -> None:
 
 def _memory(store: Path) -> dict[str, Any]:
     """Peak memory of a fresh process that reads a store and trains on all of its rows."""
-    command = [sys.executable, "-m", "benchmarks.training", "--train-on", str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: Figures = child_json(["-m", "benchmarks.training", "--json", "--train-on", str(store)])
     return answer
 
 
@@ -210,28 +218,7 @@ def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    parser.add_argument("--store", type=Path, default=None, help="store to take rows from")
-    parser.add_argument("--rows", type=int, default=2048, help="most rows that both sides train on")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch, on both sides")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-memory", action="store_true", help="leave the memory of a whole store out")
-    parser.add_argument("--train-on", type=Path, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train_on is not None:
-        print(json.dumps(_train_on(options.train_on)))
-        return
-    with tempfile.TemporaryDirectory() as made:
-        try:
-            result = measure(options, Path(made))
-        except FleetError as error:  # no such store, or a damaged one
-            raise SystemExit(str(error)) from error
-    print(json.dumps(result, indent=None if options.json else 2))
-
+main = benchmark("training", __doc__, Options, measure)
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.interpreted_loops import LoopNest, Mismatch
+from tests.transfer.language.interpreted_loops import LoopNest, Mismatch
 from transfer.language.ansor import AnsorReader
 from transfer.language.primitives import CREATED, Kind, Primitive
 

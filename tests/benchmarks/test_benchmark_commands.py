@@ -1,4 +1,4 @@
-"""Every benchmark answers `--help`, takes the commands of the documents, and finds the logs by default.
+"""Every benchmark answers `--help`, takes the commands of the documents, and does a little of its work.
 
 The default commands run at small size on a cut of the real logs, in which every device that is named by its
 folder is there under that name.
@@ -7,29 +7,33 @@ folder is there under that name.
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import gpus, imports, learning, onboarding, onboarding_parts, training
+from benchmarks.extras import EXTRAS, needed_modules
 from benchmarks.onboarding_parts import LOGGED
 from benchmarks.training import LOGS
 from tests.log_fixtures import AUTOTVM_LOGS, DATA
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-COMMANDS = sorted(
-    path.stem
-    for path in FOLDER.glob("*.py")
-    if "ArgumentParser(" in (text := path.read_text(encoding="utf-8")) and '"__main__"' in text
-)
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py")}
+#: Benchmarks, and with them the programs that they start.
+COMMANDS = sorted(name for name, text in TEXTS.items() if "\nmain = benchmark(" in text)
+RUNNABLE = sorted(name for name, text in TEXTS.items() if '__name__ == "__main__"' in text)
 ROOT = FOLDER.parent
 _DOCUMENTED = re.compile(r"python -m benchmarks\.([a-z_]+)([^`|\n#]*)")
 #: Of every device the same: workloads of a network, and lines of each.
@@ -93,7 +97,6 @@ def few_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for module in (learning, training, onboarding_parts):
             patch.setattr(module, "LOGS", folder / "autotvm_dropletsearch")
         patch.setattr(onboarding_parts, "DEMO_STORE", folder / "none")
-        patch.setattr(imports, "DATA", folder)
         yield folder
 
 
@@ -105,7 +108,9 @@ def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """What a benchmark prints that reads few logs."""
 
     def run(module: Any, words: str) -> Any:
-        monkeypatch.setattr(sys, "argv", [module.__name__, "--json", *words.split()])
+        monkeypatch.setattr(
+            sys, "argv", [module.__name__, "--json", *words.replace("FEW", str(few_logs)).split()]
+        )
         module.main()
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -114,54 +119,78 @@ def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_onboarding_finds_the_logs(told: Told) -> None:
-    few = "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest"
-    found = told(onboarding, f"{few} --target x86-amd3700x --baselines")
-    assert found["used"] == ["Devices of imported logs"]
-    [table] = found["tables"]
-    assert table["devices"] == ["x86-amd3700x"]
-    assert set(table["regimes"]["both-new"]) >= {"0", "8"}
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_learning_finds_the_logs(told: Told) -> None:
-    found = told(learning, "--epochs 1 --seeds 1 --held mobilenet --rankers model xgboost")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("module", "words", "is_right"),
+    [
+        (
+            onboarding,
+            "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest "
+            "--target x86-amd3700x --baselines",
+            lambda found: (
+                found["used"] == ["Devices of imported logs"]
+                and [table["devices"] for table in found["tables"]] == [["x86-amd3700x"]]
+                and set(found["tables"][0]["regimes"]["both-new"]) >= {"0", "8"}
+            ),
+        ),
+        (
+            learning,
+            "--epochs 1 --seeds 1 --held mobilenet --rankers model xgboost",
+            lambda found: len(found["devices"]) == len(LOGGED),
+        ),
+        (
+            training,
+            "--rounds 1 --rows 64 --no-memory",
+            lambda found: (
+                found["ratio_samples_per_s"] > 0
+                and {name.lower().replace("_", "-") for name in LOGGED} <= set(found["devices"])
+            ),
+        ),
+        (
+            imports,
+            "--data FEW",
+            lambda found: (
+                set(found["dialects"]) == {"autotvm", "knobs"}
+                and found["unaccounted_lines"] == 0
+                and all(one["imported"] > 0 == one["again_imported"] for one in found["dialects"].values())
+            ),
+        ),
+        (
+            gpus,
+            "--quick --most 8",
+            lambda found: found["best_at_32"] is None or 0 < found["best_at_32"] <= 1,
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_logs_are_found(told: Told, module: Any, words: str, is_right: Callable[[Any], bool]) -> None:
+    found = told(module, words)
     assert "skipped" not in found
-    assert len(found["devices"]) == len(LOGGED)
+    assert is_right(found), found
 
 
-@pytest.mark.data
 @pytest.mark.slow
-def test_training_finds_the_logs(told: Told, few_logs: Path) -> None:
-    found = told(training, "--rounds 1 --rows 64 --no-memory")
-    assert found["rows"] > 0
-    logged = {path.name.lower().replace("_", "-") for path in few_logs.glob("autotvm_dropletsearch/*")}
-    assert set(found["devices"]) & logged == set(found["devices"]) != set()
-    assert found["ratio_samples_per_s"] > 0
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_imports_finds_the_logs(told: Told) -> None:
-    found = told(imports, "")
-    assert set(found["dialects"]) == {"autotvm", "knobs"}
-    assert found["unaccounted_lines"] == 0
-    assert all(one["imported"] > 0 for one in found["dialects"].values())
-    assert all(one["again_imported"] == 0 for one in found["dialects"].values())
-
-
-@pytest.mark.data
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_gpus_finds_the_caches(told: Told) -> None:
-    found = told(gpus, "--quick --most 8")
-    assert "skipped" not in found
-    assert found["best_at_32"] is None or 0 < found["best_at_32"] <= 1
+@pytest.mark.parametrize(
+    ("name", "words", "keys"),
+    [
+        ("store", "--small-batches 2 --large-batches 2 --records 500", {"append_64", "append_1000", "store"}),
+        ("state", "--millions 0.001 --turns 2", {"acknowledgements", "growth"}),
+        ("scale", "--part taking --devices 100 --records 8000", {"records_per_s", "memory_growth_mb"}),
+        ("scale", "--part scheduling --devices 20 --decisions 50", {"decision_ms_median"}),
+        ("scale", "--part open --devices 5 --open-records 1000 --repeats 1", {"for_writing", "twice"}),
+        ("scale", "--part start --devices 5 --open-records 1000 --repeats 1", {"secs", "after_kill"}),
+    ],
+)
+def test_a_little_gives_the_keys(
+    name: str, words: str, keys: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    importlib.import_module(f"benchmarks.{name}").main([*words.split(), "--json"])
+    assert keys <= set(json.loads(capsys.readouterr().out))
 
 
 def test_there_are_commands() -> None:
-    assert {"gpus", "imports", "onboarding", "learning"} <= set(COMMANDS)
+    assert {"gpus", "imports", "onboarding", "learning", "chaos", "hostile", "scale"} <= set(COMMANDS)
+    assert sorted(EXTRAS) == RUNNABLE
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -203,3 +232,77 @@ def test_records_that_are_not_there_are_one_line(
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(SystemExit, match="nowhere"):
         importlib.import_module(f"benchmarks.{name}").main()
+
+
+# ---- what each needs beside the standard library ----
+
+PROJECT = ("agents", "benchmarks", "fleet", "transfer")
+#: What the distribution itself needs is there whatever its extras.
+ALWAYS = {"h11", "httpx", "msgspec", "pydantic", "rich", "typer", "yaml"}
+#: An import hook that hides one package, run by each Python that finds its folder.
+HOOK = """
+import os, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == os.environ["HIDDEN"]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.mark.parametrize("name", ["store", "pretrained"])
+def test_a_benchmark_without_a_package_ends_at_once_with_the_extra(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    hidden = next(iter(needed_modules(name)))
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "HIDDEN": hidden},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    extras = ",".join(EXTRAS[name])
+    line = f"benchmarks.{name} needs {hidden}, not installed here: pip install 'tensor-fleet[{extras}]'"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (1, "", [line])
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_what_a_benchmark_imports_is_in_its_extras(name: str) -> None:
+    """Of the project's modules what they import at their top, of the benchmark's own all that they import."""
+    seen: set[str] = set()
+    others: set[str] = set()
+    modules = [f"benchmarks.{name}"]
+    while modules:
+        module = modules.pop()
+        path = ROOT.joinpath(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if module in seen or not path.exists():
+            continue
+        seen.add(module)
+        for imported in imported_by(path, is_all=module.startswith("benchmarks.")):
+            package = imported.split(".")[0]
+            if package in PROJECT:
+                modules.append(imported)
+            elif package not in sys.stdlib_module_names:
+                others.add(package)
+    assert others - ALWAYS <= set(needed_modules(name))
+
+
+@cache
+def imported_by(path: Path, *, is_all: bool) -> frozenset[str]:
+    return frozenset(_names(ast.parse(path.read_text()).body, is_all))
+
+
+def _names(nodes: Iterable[ast.AST], is_all: bool) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        elif is_all or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _names(ast.iter_child_nodes(node), is_all)

@@ -96,7 +96,7 @@ def test_what_stands_beside_the_curve(store: Path, capsys: pytest.CaptureFixture
     assert every["top1_width"] > 0
     assert found["interval_coverage"] == every["top1_covered"]
     assert found["best_selector"] == selectors["best"]
-    assert page([], {}, found["parts"], "x").startswith("# Onboarding: results")
+    assert page([], {}, found["parts"], "x")[0] == "# Onboarding: results"
 
 
 def test_parts_that_did_not_run_leave_their_figures_empty() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from agents.records import Workload, WorkloadId
 from benchmarks import onboarding_graphs
-from benchmarks.onboarding_baselines import FewShot, baselines, nearest_sources
+from benchmarks.onboarding_baselines import FewShot, baselines
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_table import RANDOM, CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
@@ -20,10 +21,8 @@ from tests.record_fixtures import make_workload
 from tests.strategy_fixtures import LikeNearest
 from transfer.adapt.sample_selection import FewOfEach
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import random_top_k
 from transfer.errors import DatasetError
 from transfer.evaluate.onboarding_cases import (
-    Case,
     CasePlan,
     FewShotSet,
     Regime,
@@ -161,69 +160,6 @@ def test_all_baselines_answer_where_they_can(monkeypatch: pytest.MonkeyPatch) ->
             assert nobody_knows - {RANDOM} == everywhere | alone
 
 
-def test_replay_finds_the_better_order_than_chance() -> None:
-    points = run_curve(DATASET, None, plan(baselines()[:2], regimes=(Regime.DEVICE_NEW,)))
-    table = CurveTable(points=points, strategies=(), default="none")
-    chance = table.estimate(Regime.DEVICE_NEW, RANDOM, 0)
-    for name in ("nearest-device", "mean-rank"):
-        found = table.estimate(Regime.DEVICE_NEW, name, 16)
-        assert found is not None
-        assert chance is not None
-        assert found.low > chance.value
-    assert table.best_baseline(Regime.DEVICE_NEW, 16) in {"nearest-device", "mean-rank"}
-
-
-def test_the_nearest_source_is_told_by_the_samples_then_by_hardware() -> None:
-    latency = DATASET.latency_secs.copy()
-    latency[:, 2] = latency[:, 1]
-    [case, *_] = make_cases(DATASET, None, case_plan(Regime.DEVICE_NEW, targets=(DEVICES[2],)))
-    situation = Situation(
-        dataset=shown(DATASET, case),
-        target=DEVICES[2],
-        sources=DEVICES[:2],
-        source_rows=case.source_rows,
-        test=case.test,
-        seed=0,
-    )
-    rows = case.pool[:40]
-    assert nearest_sources(situation, FewShotSet(rows, latency[rows, 2]))[0] == 1
-    nothing = FewShotSet(rows[:0], np.zeros(0))
-    hardware = DATASET.hardware / DATASET.hardware.std(axis=0)
-    by_hardware = np.argsort(np.linalg.norm(hardware[:2] - hardware[2], axis=1))
-    assert nearest_sources(situation, nothing) == by_hardware.tolist()
-
-
-def test_a_random_choice_is_its_exact_expectation() -> None:
-    points = run_curve(DATASET, None, plan([oracle(DATASET)], targets=DEVICES[:1]))
-    for point in points:
-        if point.contender == RANDOM:
-            [case] = [c for c in cases_of(point) if c.split == point.split]
-            latency = DATASET.latency_secs[case.test, 0]
-            for group, top1, top5 in zip(point.groups, point.top1, point.top5, strict=True):
-                mine = latency[DATASET.group[case.test] == group]
-                assert (top1, top5) == (random_top_k(mine, 1), random_top_k(mine, 5))
-        else:
-            np.testing.assert_allclose(point.top1, 1)
-            np.testing.assert_allclose(point.tau, 1)
-
-
-def cases_of(point: Point) -> list[Case]:
-    return make_cases(DATASET, None, case_plan(point.regime, targets=(point.target,), seeds=(point.seed,)))
-
-
-def test_a_run_out_of_time_keeps_whole_seeds_only() -> None:
-    told: list[int] = []
-    points = run_curve(
-        DATASET,
-        None,
-        plan([oracle(DATASET)], seeds=(0, 1, 2)),
-        until=0.0,
-        on_case=lambda done, *_: told.append(done),
-    )
-    assert {point.seed for point in points} == {0}
-    assert len(told) == len({(p.regime, p.split, p.target) for p in points})
-
-
 def point(contender: str, k: int | None, top1: list[float], **changes: object) -> Point:
     values: dict[str, object] = {
         "contender": contender,
@@ -242,8 +178,8 @@ def point(contender: str, k: int | None, top1: list[float], **changes: object) -
     return Point(**values | changes)  # type: ignore[arg-type]
 
 
-TABLE = CurveTable(
-    points=[
+def test_the_figures_of_a_table() -> None:
+    points = [
         point(RANDOM, 0, [0.3, 0.4, 0.5, 0.4]),
         point("base", 64, [0.5, 0.6, 0.7, 0.6]),
         point("worse", 64, [0.5, 0.5, 0.5, 0.5]),
@@ -252,54 +188,48 @@ TABLE = CurveTable(
         point("auto", None, [0.8, 0.9, 0.8, 0.9]),
         point("scratch", 64, [0.6, 0.6, 0.8, 0.8], seconds=1.0),
         point("scratch", None, [1.0, 0.9, 0.9, 0.9]),
-    ],
-    strategies=("auto", "scratch"),
-    default="auto",
-)
-NEW = Regime.DEVICE_NEW
-
-
-def test_gains_are_over_the_best_baseline_at_the_same_k() -> None:
-    assert TABLE.best_baseline(NEW, 64) == "base"
-    gain = TABLE.gain(NEW, 64)
+    ]
+    table, new = CurveTable(points=points, strategies=("auto", "scratch"), default="auto"), Regime.DEVICE_NEW
+    # Over the best baseline at the same k; the same .1 everywhere, so paired nothing is left to chance.
+    assert table.best_baseline(new, 64) == "base"
+    gain = table.gain(new, 64)
     assert gain is not None
-    assert gain.value == pytest.approx(0.1)
-    # The same .1 everywhere: paired, nothing is left to chance.
-    assert gain.low == pytest.approx(0.1)
-    assert gain.is_above_zero
-
-
-def test_a_share_of_full_data_is_over_the_better_use_of_it() -> None:
-    assert TABLE.share_of_full(NEW, 256) == pytest.approx(0.8 / 0.925)
-
-
-def test_the_worst_difference_to_scratch_says_where_it_was() -> None:
-    worst = TABLE.worst_less_scratch()
+    assert (gain.value, gain.low) == pytest.approx((0.1, 0.1))
+    # Full data as whoever makes more of it.
+    assert table.share_of_full(new, 256) == pytest.approx(0.8 / 0.925)
+    worst = table.worst_less_scratch()
     assert worst is not None
-    assert worst[0] == pytest.approx(0.85 - 0.925)
-    assert worst[1] == "device-new, t, k = all"
-
-
-def test_what_is_missing_is_none() -> None:
-    assert TABLE.estimate(NEW, "auto", 8) is None
-    assert TABLE.estimate(Regime.BOTH_NEW, "auto", 64) is None
-    assert TABLE.difference(NEW, "auto", "base", 256) is None
-    assert TABLE.best_baseline(NEW, 8) == RANDOM
-    assert TABLE.gain(NEW, 8) is None
-    with pytest.raises(DatasetError, match="no measure"):
-        TABLE.estimate(NEW, "auto", 64, "top3")
-
-
-def test_samples_for_a_figure_lie_between_the_points() -> None:
-    found = TABLE.samples_for(NEW, "auto", 0.75)
-    assert found is not None
-    assert 64 < found < 256
-    assert TABLE.samples_for(NEW, "auto", 0.65) == 64
-    assert TABLE.samples_for(NEW, "auto", 0.99) is None
-
-
-def test_points_of_one_device_can_be_asked_for() -> None:
-    table = replace(TABLE, points=[*TABLE.points, point("auto", 64, [0.1, 0.1], target="other")])
-    assert table.estimate(NEW, "auto", 64, "top1", ("other",)).value == pytest.approx(0.1)  # type: ignore[union-attr]
-    assert table.targets == ("other", "t")
+    assert worst == (pytest.approx(0.85 - 0.925), "device-new, t, k = all")
     assert table.seconds("scratch", 64) == 1.0
+    assert table.estimate(Regime.BOTH_NEW, "auto", 64) is table.difference(new, "auto", "base", 256) is None
+    assert (table.best_baseline(new, 8), table.gain(new, 8)) == (RANDOM, None)
+    # Samples for a figure lie between the points.
+    assert table.samples_for(new, "auto", 0.65) == 64
+    between = table.samples_for(new, "auto", 0.75)
+    assert between is not None
+    assert 64 < between < 256
+    assert table.samples_for(new, "auto", 0.99) is None
+
+
+def test_a_stopped_curve_goes_on_and_damaged_points_are_made_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def scores(situation: Situation, few_shot: FewShotSet) -> np.ndarray | None:
+        asked.append(len(few_shot.rows))
+        return None if len(few_shot.rows) == 0 else situation.test.astype(np.float64)
+
+    def run(*samples: int) -> list[tuple[Any, ...]]:
+        asked.clear()
+        curve = plan([FewShot("one", scores)], targets=DEVICES[:1], samples=samples)
+        points = run_curve(DATASET, None, curve, kept=tmp_path)
+        return [(one.contender, one.k, one.split, one.top1.tolist()) for one in points]
+
+    run(0)
+    first = run(0, 8)
+    assert set(asked) == {8}, "0 was there, though it said nothing"
+    assert run(0, 8) == first
+    assert asked == []
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text()[:-9])
+    assert run(0, 8) == first
+    assert set(asked) == {0, 8}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from benchmarks.pretrained import (
     architecture,
     cases_of,
     groups_of,
-    run_baselines,
     run_case,
 )
-from benchmarks.pretrained_figures import breadth_figures, expectations, figures
+from benchmarks.pretrained_figures import expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
@@ -34,17 +32,6 @@ def test_all_sizes_of_an_architecture_are_in_one_group() -> None:
     for members in groups.values():
         for one in members:
             assert {other for other in networks if architecture(other) == architecture(one)} <= {*members}
-
-
-def test_quick_holds_each_group_out_once_a_seed_with_another_profile_each_time() -> None:
-    groups, targets = [f"group-{place}" for place in range(5)], ["a", "b", "c", "d"]
-    quick = cases_of(groups, targets, seeds=1, is_quick=True)
-    assert [one.group for one in quick] == groups
-    assert {one.target for one in quick} == set(targets)
-    every = cases_of(groups, targets, seeds=2, is_quick=False)
-    assert len(every) == 40
-    four = cases_of(groups, targets, seeds=4, is_quick=True)
-    assert {one[:2] for one in four} == {one[:2] for one in every}
 
 
 def test_gains_are_paired_by_workload() -> None:
@@ -70,28 +57,6 @@ def test_gains_are_paired_by_workload() -> None:
     assert (expected["64"]["samples"], expected["0"]["devices"]) == (64, 4)
 
 
-def test_more_workloads_follow_a_power_law() -> None:
-    """Exact where the figures follow one; a number of workloads that one case lacks is left out."""
-
-    def top1_of(count: int, place: int) -> float:
-        return 1 - (0.8 + 0.02 * (place % 5)) * math.pow(count, -0.25)
-
-    def case(counts: list[int]) -> dict[str, object]:
-        workloads = {f"of-{count}": count for count in counts} | {"shipped": 160}
-        top1 = {
-            f"{name}/{k}": {f"w{place}": top1_of(count, place) for place in range(20)}
-            for name, count in workloads.items()
-            for k in (0, 64)
-        }
-        return {"workloads": workloads, "top1": top1}
-
-    found = breadth_figures({"one": case([10, 40, 80]), "two": case([10, 40])}, [64], [10, 40, 80])
-    assert list(found["breadth"]) == ["10", "40", "160"]
-    assert found["breadth_exponent"]["0"] == pytest.approx([0.25, 0.25, 0.25], abs=1e-3)
-    assert found["breadth_at"]["64"]["10000"][0] == pytest.approx(1 - 0.84 * 0.1, abs=1e-3)
-    assert breadth_figures({"one": case([10])}, [64], [10]) == {}
-
-
 def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
@@ -112,34 +77,6 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     assert found["workloads"]["shipped"] == len(workloads) - len(judged)
     values = np.array(list(found["top1"]["shipped/64"].values()))
     assert ((values > 0) & (values <= 1)).all()
-
-
-def test_baselines_are_judged_on_the_same_programs_and_see_none_of_their_measurements(tmp_path: Path) -> None:
-    store = fill(tmp_path / "store", *SOURCES, NEW)
-    case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    shipped = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))
-    found = run_baselines(store, case, ["xgboost", "xgboost-pooled", "mean-rank"], [64])
-    # Alone it needs samples; ranks of source devices need their measurements of what is judged.
-    assert set(found["top1"]) == {"xgboost/64", "xgboost-pooled/0", "xgboost-pooled/64"}
-    assert all(set(one) == set(shipped["top1"]["shipped/0"]) for one in found["top1"].values())
-
-
-def test_a_contender_learns_on_other_processors_only(tmp_path: Path) -> None:
-    path = fill(tmp_path / "store", *SOURCES, NEW)
-    with Store.open(path) as store:
-        for name in SOURCES[1:]:
-            entry = store.devices()[DeviceId(name)]
-            assert entry.descriptor is not None
-            store.put_device(entry.spec, replace(entry.descriptor, cpu_model="Another"))
-    case = cases_of(["group-1", "group-2"], [SOURCES[0]], seeds=1, is_quick=True)[0]
-    found = run_case(path, case, Asked(1, (64,)))
-    assert {"elsewhere/0", "elsewhere/64"} <= set(found["top1"])
-    assert set(found["top1"]["elsewhere/0"]) == set(found["top1"]["shipped/0"])
-    assert found["devices"] == {
-        "shipped": [*SOURCES[1:], NEW],
-        "few": [*SOURCES[1:], NEW],
-        "elsewhere": list(SOURCES[1:]),
-    }
 
 
 def test_what_it_ships_is_read_back(tmp_path: Path) -> None:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from msgspec.structs import replace
-
 from agents.records import Outcome, Record
-from benchmarks.search import FULL, QUICK, _incumbents, _share_seeds, _Task, _tasks
 from benchmarks.search_figures import (
-    curves,
-    final_losses,
     gain,
-    latency_after,
-    noise_floor,
-    scoring_share,
-    timed_after,
     trials_ratios,
-    wall_ratios,
 )
-from benchmarks.search_sides import _in_rounds, _settled_curve
+from benchmarks.search_sides import _settled_curve
 from fleet.tuning.search import Search
 from tests.record_fixtures import make_record, make_workload
 
@@ -46,27 +35,6 @@ def test_trials_until_the_rivals_best() -> None:
     assert trials_ratios(runs, {A: {"xgb": {4: None}, "ours": {1: 3.0}}}) == []
 
 
-def test_the_figures_are_about_the_first_head_where_no_other_searched() -> None:
-    runs = {"xgb": {A: run(2)}, "ours": {A: run(1)}, "ours_day_zero": {A: run(2)}}
-    led = {A: {"xgb": {1: 5.0, 2: 3.0}, "ours": {1: 3.0}, "ours_day_zero": {1: 4.0, 2: 3.0}}}
-    assert trials_ratios(runs, led) == [2.0]
-    assert trials_ratios({side: found for side, found in runs.items() if side != "ours"}, led) == [1.0]
-
-
-def test_wall_seconds_until_the_rivals_best_as_timed_beside_ours() -> None:
-    runs = {"stock": {A: run(2, secs=100.0)}, "ours": {A: run(2)}}
-    assert wall_ratios(runs, {A: {"stock": {1: 7.0, 2: 6.0}, "ours": {1: 7.0, 2: 5.0}}}) == [200 / 4]
-    assert wall_ratios(runs, {A: {"stock": {2: 4.0}, "ours": {2: 5.0}}}) == [0.0]
-    assert wall_ratios(runs, {}) == []
-
-
-def test_who_led_after_some_trials() -> None:
-    assert latency_after({1: 3.0, 40: 2.0}, 39) == 3.0
-    assert latency_after({1: 3.0, 40: 2.0}) == 2.0
-    assert latency_after({8: 3.0}, 7) is None
-    assert timed_after({A: {"ours": {1: 3.0, 40: 2.0}, "xgb": {}}}, 32) == {A: {"ours": 3.0, "xgb": None}}
-
-
 def test_gains_count_workloads_not_seeds() -> None:
     timed = {
         A: {"ours": 1.0, "random": 2.0},
@@ -78,34 +46,6 @@ def test_gains_count_workloads_not_seeds() -> None:
     assert (found["value"], found["workloads"], found["won"]) == (1.0, 2, 1)
     assert found["interval"] == [0.5, 2.0]
     assert gain({A: {"ours": 1.0, "random": None}}, "random") is None
-
-
-def test_losses_share_and_noise() -> None:
-    assert final_losses({A: {"ours": 1.1, "xgb": 1.0}, B: {"ours": 1.0, "xgb": None}}) == {
-        "a": pytest.approx(0.1),
-        "b": 0.0,
-    }
-    parts = {"rank": 1.0, "learn": 0.5, "draw": 1.0, "measure": 27.5, "probe": 99.0}
-    assert scoring_share({"ours": {A: run(1, parts=parts)}}) == 0.05
-    assert scoring_share({"xgb": {A: run(1)}}) is None
-    assert noise_floor([{"x": [1.0, 1.02, 1.02]}, {"y": [1.0]}]) == pytest.approx(0.01)
-    led = {A: {"ours": {1: 2.0, 2: 1.0}, "xgb": {1: 4.0}}}
-    runs = {"ours": {A: run(2)}, "xgb": {A: run(2, secs=20.0), B: run(1)}, "random": {B: run(1)}}
-    found = curves(runs, led, [1, 2])
-    assert set(found) == {"ours", "xgb"}  # what was not timed again is not compared
-    assert found["ours"]["speed_by_trials"] == {"1": 0.5, "2": 1.0}
-    assert found["xgb"]["speed_by_secs"]["15"] == 0.0
-    assert found["xgb"]["speed_by_secs"]["30"] == 0.25
-
-
-def test_a_round_is_taken_in_random_order() -> None:
-    trials = [make_record(number) for number in range(24)]
-    again = replace(trials[3], attempt=1)
-    found = _in_rounds([*trials[:8], again, *trials[8:]], [8, 16], seed=0)
-    flat = [one.record_id for part in found for one in part]
-    assert flat != [one.record_id for one in trials]
-    for start, part in zip((0, 8, 16), found, strict=True):
-        assert {one.record_id for one in part} == {one.record_id for one in trials[start : start + 8]}
 
 
 def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:
@@ -125,20 +65,3 @@ def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> No
     found = _settled_curve(Search(make_workload(1)), [[lucky, steady, failed], [late]], records, began=0.0)
     assert found["trials"] == [[1.0, 1.0], [2.0, 2.0], [3.0, None], [6.0, 2.5]]
     assert found["best"] == {"1": lucky.trace, "3": steady.trace}
-
-
-def test_what_is_run_and_timed_again() -> None:
-    assert [task.side for task in _tasks(QUICK, 3)] == ["ours", "ours_without_head", "xgb", "random"]
-    assert {task.side for task in _tasks(QUICK, 0)} >= {"mlp", "stock"}
-    assert len(_tasks(FULL, 0)) == 12
-    finished = {
-        _Task("ours", 64, 0): {"best": {"1": "first", "40": "last"}},
-        _Task("xgb", 64, 1): {"best": {}},
-    }
-    assert _incumbents(finished) == {"ours/0/1": "first", "ours/0/40": "last"}
-    led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {
-        A: {"ours": {1: 1.0}, "random": {1: 3.0}},
-        ("a", 1): {"ours": {1: 1.1}},
-    }
-    _share_seeds(led)
-    assert led["a", 1] == {"ours": {1: 1.1}, "random": {1: 3.0}}

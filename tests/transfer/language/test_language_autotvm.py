@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload
-from benchmarks.interpreted_loops import LoopNest
 from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.program_fixtures import program_workload
 from tests.table_fixtures import rows
+from tests.transfer.language.interpreted_loops import LoopNest
 from transfer.errors import TraceError
 from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template

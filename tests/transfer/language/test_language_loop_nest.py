@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import WorkloadId, canonical_json
-from benchmarks.interpreted_loops import Loop, LoopNest
 from tests.language_fixtures import step_of
 from tests.log_fixtures import ANSOR_LOGS
 from tests.program_fixtures import nrm_module, program_workload, shared_nest_module
 from tests.table_fixtures import rows
+from tests.transfer.language.interpreted_loops import Loop, LoopNest
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import CREATED, Kind, Primitive
 from transfer.language.program import program_stages

@@ -37,18 +37,6 @@ def learnable() -> tuple[Dataset, PerStoreFeatures]:
     return replace(dataset, latency_secs=latency), join_features(parts)
 
 
-def test_ragged_features_come_back_row_by_row() -> None:
-    parts = [np.full((count, MLP_COLUMNS), count, dtype=np.float32) for count in (2, 0, 3)]
-    features = join_features(parts)
-    assert len(features) == 3
-    two, none, three = features.of(np.array([0, 1, 2]), XGB_COLUMNS)
-    assert two.shape == (2, XGB_COLUMNS)
-    assert (two == 2).all()
-    assert (three == 3).all()
-    assert none.shape == (1, XGB_COLUMNS)
-    assert not none.any()
-
-
 @pytest.mark.tvm
 @pytest.mark.parametrize("ranker", [TvmXgb, TvmMlp])
 def test_both_models_learn_from_arrays(ranker: type[TvmXgb] | type[TvmMlp]) -> None:

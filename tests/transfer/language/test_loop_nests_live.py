@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from agents.records import Family, Workload
-from benchmarks.interpreted_loops import LoopNest
-from benchmarks.loop_nests import WINOGRAD, check, draw, suite, workloads
-from benchmarks.scheduled_loops import compare_nest, replay_steps, scheduled_paths
+from tests.transfer.language.interpreted_loops import LoopNest
+from tests.transfer.language.live_loop_nests import WINOGRAD, check, check_suite, draw, suite, workloads
+from tests.transfer.language.scheduled_loops import Agreement, compare_nest, replay_steps, scheduled_paths
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive
 from transfer.language.program import program_stages
@@ -43,6 +44,23 @@ def test_every_loop_agrees(operator: str, family: Family, count: int, reader: Me
     assert part.candidates == count
     assert part.wrong == []
     assert part.agreement.determined > part.agreement.inferred
+    assert reader.unknown == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FLEET_TEST_LOOP_NESTS" not in os.environ, reason="set it to the number of candidates")
+@pytest.mark.timeout(3600)
+def test_every_loop_of_the_suite_agrees(reader: MetaScheduleReader) -> None:
+    """All operators in both spaces: 2,240 candidates take some ten minutes. Prints what it counted."""
+    count, total = int(os.environ["FLEET_TEST_LOOP_NESTS"]), Agreement()
+    parts = check_suite(count, reader)
+    for part in parts:
+        total.add(part.agreement)
+        print(part.operator, part.family, dict(part.instructions))
+    print(total)
+    assert [one for part in parts for one in part.wrong] == []
+    assert sum(part.candidates for part in parts) == count
+    assert total.determined > total.inferred
     assert reader.unknown == {}
 
 

@@ -1,15 +1,11 @@
-"""Pieces of `benchmarks.scale`: rows and records made up for load, memory of this process, children.
+"""Rows, records, workloads and replay devices that are made up for load.
 
-The rows are made up: ids are random, latencies are random, traces look like AutoTVM's in length and in how
-well they compress. Nothing is learned from them; they only weigh as much as real ones.
+Ids are random, latencies are random, traces look like AutoTVM's in length and in how well they compress.
+Nothing is learned from them; they only weigh as much as real ones.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +20,20 @@ from agents.records import (
     Candidate,
     CandidateId,
     DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Family,
     Outcome,
     Protocol,
     Record,
+    Replay,
+    Workload,
     WorkloadId,
     canonical_json,
 )
 from fleet.store.delta.schema import FILE_SCHEMA
 
+TARGET = '{"kind":"llvm","num-cores":1}'
 #: Workloads that the made-up records are of.
 WORKLOADS = 50
 _ENVIRONMENT = canonical_json(
@@ -107,32 +109,38 @@ def _lists(values: np.ndarray[Any, Any]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
 
 
+def record_of(candidate: Candidate, **changes: Any) -> Record:
+    """A record of a candidate that ran."""
+    values: dict[str, Any] = {
+        "device_id": DeviceId("bench"),
+        "workload_id": candidate.workload_id,
+        "candidate_id": candidate.candidate_id,
+        "dialect": candidate.dialect,
+        "trace": candidate.trace,
+        "origin": "random",
+        "outcome": Outcome.OK,
+        "run_secs": (1e-3, 1.01e-3, 1.02e-3),
+        "warmup_secs": (1.5e-3,),
+        "number": 10,
+        "build_secs": 0.1,
+        "wait_secs": 0.0,
+        "timing_secs": 0.2,
+        "error": "",
+        "protocol": Protocol(),
+        "environment": "{}",
+        "environment_id": "e" * 32,
+        "attempt": 0,
+        "measured_at": 1.7e9,
+    }
+    return Record(**values | changes)
+
+
 class RecordMaker:
     """Records as agents deliver them, some microseconds each: only what makes them differ is made anew."""
 
     def __init__(self) -> None:
         candidate = Candidate(workload_id=WorkloadId("0" * 16), trace="", dialect="autotvm")
-        self._like = Record(
-            device_id=DeviceId("none"),
-            workload_id=candidate.workload_id,
-            candidate_id=candidate.candidate_id,
-            dialect=candidate.dialect,
-            trace="",
-            origin="random",
-            outcome=Outcome.OK,
-            run_secs=(1e-3, 1.01e-3, 1.02e-3),
-            warmup_secs=(1.5e-3,),
-            number=10,
-            build_secs=0.1,
-            wait_secs=0.0,
-            timing_secs=0.2,
-            error="",
-            protocol=Protocol(),
-            environment=_ENVIRONMENT,
-            environment_id="e" * 32,
-            attempt=0,
-            measured_at=1.7e9,
-        )
+        self._like = record_of(candidate, environment=_ENVIRONMENT)
         self._made = 0
 
     def batch(self, device_id: str, count: int) -> list[Record]:
@@ -157,37 +165,49 @@ class RecordMaker:
         return found
 
 
+def made_up_workloads(count: int, first: str = "") -> list[Workload]:
+    """Workloads of a network.
+
+    Args:
+        count: How many.
+        first: What their ids begin with; without it they are those of `made_up_rows`.
+    """
+    return [
+        Workload(
+            workload_id=WorkloadId(first + f"{number:016x}"[len(first) :]),
+            name=f"made up {number}",
+            operator="C2D",
+            arg_shapes=((64, 64),),
+            arg_dtypes=("float32",),
+            flops=10.0 ** (6 + number % 4),
+            networks=(("resnet-50", 1 + number % 5),),
+            module_json="{}",
+        )
+        for number in range(count)
+    ]
+
+
+def device_name(number: int) -> str:
+    """Name of a device."""
+    return f"dev-{number:05d}"
+
+
+def replay_specs(devices: int, records: Path) -> dict[DeviceId, DeviceSpec]:
+    """Devices that answer from the records of one, each with a seed of its own."""
+    return {
+        DeviceId(device_name(number)): DeviceSpec(
+            device_id=DeviceId(device_name(number)),
+            kind=DeviceKind.REPLAY,
+            family=Family.CPU,
+            target_json=TARGET,
+            replay=Replay(records=str(records), device=DeviceId("recorded"), seed=number),
+        )
+        for number in range(devices)
+    }
+
+
 def memory_mb() -> dict[str, float]:
     """Memory of this process in MB: all that is resident, and what of it is no mapped file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "RssAnon"))}
     return {"resident": int(found["VmRSS"]) / 1024, "own": int(found["RssAnon"]) / 1024}
-
-
-#: Run in a process of its own: a fresh interpreter has nothing of the store in its memory.
-_CHILD = """
-import json, pathlib, sys, time
-from fleet.store.store import Store
-def memory():
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines
-            if line.startswith(("VmHWM", "RssAnon", "VmRSS"))}
-before = memory()
-wall, cpu = time.perf_counter(), time.process_time()
-%(work)s
-wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-after = memory()
-print(json.dumps({"secs": round(wall, 3), "cpu_secs": round(cpu, 3),
-                  "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
-                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}))
-"""
-
-
-def in_child(work: str, *arguments: str) -> dict[str, Any]:
-    """Run lines of Python that leave a dictionary `found`; add what they took to it."""
-    program = _CHILD % {"work": work}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
-    )
-    value: Mapping[str, Any] = json.loads(done.stdout)
-    return dict(value)

@@ -2,7 +2,7 @@
 
 `te_workload.conv2d_winograd_nhwc` calls `topi.nn.conv2d._conv2d_winograd_nhwc_impl` with a pre-computed
 kernel, a path that 0.27 has closed. The stages, names and schedule rules here are those of that function, so
-the design spaces are the suite's. Called by `benchmarks.loop_nests`.
+the design spaces are the suite's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Loops of live candidates, side by side: as the interpreter of steps has them and as TVM scheduled them.
 
-Called by `benchmarks.loop_nests` and by the test of the same agreement; knows nothing of how candidates are
-made or counted.
+Knows nothing of how candidates are made or counted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agents.records import Workload
-from benchmarks.interpreted_loops import LoopNest
+from tests.transfer.language.interpreted_loops import LoopNest
 from transfer.language.compile_trace import begins_postprocessing
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import CREATED

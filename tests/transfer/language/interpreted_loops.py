@@ -1,7 +1,7 @@
 """What a sequence of canonical steps does to a program: stages and their loops, step by step.
 
 The same rules for every dialect, so that "a MetaSchedule split is an Ansor split" can be checked: against the
-scheduled program for live candidates (`benchmarks.loop_nests`), against the extents that an Ansor record
+scheduled program for live candidates (`live_loop_nests`), against the extents that an Ansor record
 repeats. Data that contradicts itself is noted in `mismatches`, never raised. Knows nothing of texts, TVM or
 learning.
 """

@@ -1,0 +1,322 @@
+"""What every benchmark has in common: its command line, its JSON, its folder, turns, intervals and tables.
+
+A benchmark declares its options as a frozen dataclass, whose annotations hold the help and the bounds::
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
+
+    main = benchmark("collection", __doc__, Options, measure)
+
+`measure` gets the options and returns what is printed as one JSON object: on one line with `--json`, indented
+without it. A benchmark that is a gate also says which results fail, which ends it with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from agents.files import write_durably
+from fleet.errors import FleetError
+from transfer.data.intervals import Estimate
+from transfer.errors import TransferError
+
+Figures = dict[str, Any]
+Chosen = TypeVar("Chosen")
+
+#: Run in a process of its own: a fresh one has nothing of a store in its memory. `ru_maxrss` would not
+#: do: a child inherits its parent's.
+_CHILD = """
+import json, os, pathlib, sys, time
+from fleet.store.store import Store
+def memory():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines
+            if line.startswith(("VmHWM", "RssAnon", "VmRSS"))}
+before = memory()
+wall, cpu = time.perf_counter(), time.process_time()
+%(work)s
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+after = memory()
+print(json.dumps({"secs": round(wall, 4), "cpu_secs": round(cpu, 4),
+                  "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
+                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field of a benchmark's options is given on the command line.
+
+    Attributes:
+        help: What it means; the default is added to it.
+        least: Smallest number that is allowed.
+        choices: Values that are allowed, of each item where there are several.
+        may_be_empty: Of several values: none are allowed too.
+        is_repeated: Several values come one by one, each behind the option's name again.
+        is_positional: It is given without a name.
+        metavar: What stands for a value in the help.
+        parse: Makes the value of its text; the field's type unless given.
+    """
+
+    help: str = ""
+    least: float | None = None
+    choices: Sequence[str] | None = None
+    may_be_empty: bool = False
+    is_repeated: bool = False
+    is_positional: bool = False
+    metavar: str | None = None
+    parse: Callable[[str], object] | None = None
+
+
+def benchmark(
+    name: str,
+    description: str | None,
+    options: type[Chosen],
+    measure: Callable[[Chosen], Figures],
+    *,
+    fails: Callable[[Figures], object] = lambda _: False,
+    table: Callable[[Figures], Iterable[str]] = lambda _: (),
+) -> Callable[..., None]:
+    """The entry point of a benchmark.
+
+    Args:
+        name: Of its module.
+        description: The module's docstring.
+        options: Frozen dataclass of its options.
+        measure: Does the work.
+        fails: Whether a result ends the program with exit code 1.
+        table: Lines that people read in place of the JSON, where there are some.
+
+    Returns:
+        What the command line calls; arguments may be given in its place.
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> None:
+        parser = parser_of(name, description, options)
+        parsed = vars(parser.parse_args(arguments))
+        is_json = parsed.pop("json")
+        try:
+            result = measure(options(**{key: _frozen(value) for key, value in parsed.items()}))
+        except (FleetError, TransferError) as error:  # for instance no such store, or a damaged one
+            raise SystemExit(str(error)) from error
+        lines = [] if is_json else list(table(result))
+        print("\n".join(lines) or json.dumps(result, indent=None if is_json else 2))
+        if fails(result):
+            sys.exit(1)
+
+    return main
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def parser_of(name: str, description: str | None, options: type[Any]) -> argparse.ArgumentParser:
+    """The parser of a dataclass of options, with `--json`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        _add(parser, field, hints[field.name])
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, field: Field[Any], hint: Any) -> None:
+    kind, option = _option_of(hint)
+    is_many = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if is_many else kind
+    is_required = field.default is MISSING
+    text = option.help.replace("%", "%%")
+    names = [field.name if option.is_positional else f"--{field.name.replace('_', '-')}"]
+    if kind is bool:
+        parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    if not is_required and field.default not in (None, ()):
+        text = f"{text} ({field.default})".strip()
+    given: dict[str, Any] = {"type": option.parse or _bounded(kind, option.least), "help": text}
+    if is_many:
+        given |= (
+            {"action": "append"} if option.is_repeated else {"nargs": "*" if option.may_be_empty else "+"}
+        )
+    if option.choices is not None:
+        given["choices"] = list(option.choices)
+    if option.metavar is not None:
+        given["metavar"] = option.metavar
+    if not option.is_positional:
+        # What is not given is left to the dataclass.
+        given |= {"required": True} if is_required else {"default": argparse.SUPPRESS}
+    parser.add_argument(*names, **given)
+
+
+def _option_of(hint: Any) -> tuple[Any, Option]:
+    """The type of a field's values, and how it is given."""
+    kind, option = (*get_args(hint), Option())[:2] if hasattr(hint, "__metadata__") else (hint, Option())
+    if isinstance(kind, UnionType):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    return kind, option
+
+
+def _bounded(kind: type, least: float | None) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        value = kind(text)
+        if least is not None and value < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least:g}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it in its refusals
+    return parse
+
+
+@contextmanager
+def working_folder(folder: Path | None = None, *, beside: Path | None = None) -> Iterator[Path]:
+    """The folder that is given, made if need be; else a temporary one until the block ends.
+
+    Args:
+        folder: What is to be kept, for instance of `--keep`.
+        beside: Where a temporary one is made, for instance on the disk of interest.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=beside) as made:
+        yield Path(made)
+
+
+def kept(path: Path, make: Callable[[], Figures]) -> Figures:
+    """What was found in an earlier run, from its file; else it is found now, and the file is there whole."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, json.dumps(make()).encode())
+    found: Figures = json.loads(path.read_bytes())
+    return found
+
+
+def child_json(command: Sequence[str], *, question: object = None, timeout_secs: float | None = None) -> Any:
+    """What another Python prints as JSON: memory of one process is not that of another.
+
+    Args:
+        command: Arguments of the interpreter.
+        question: Sent to its standard input as JSON.
+        timeout_secs: How long it may take.
+    """
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=None if question is None else json.dumps(question),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout_secs,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_child(work: str, *arguments: str) -> Figures:
+    """Run lines of Python that leave a dictionary `found`; add the seconds and the memory they took to it."""
+    result: Figures = child_json(["-c", _CHILD % {"work": work}, *arguments])
+    return result
+
+
+def by_turns(
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each side in each round; every other round begins at the other end, so none is always first.
+
+    Args:
+        sides: What is timed, by name.
+        rounds: How often.
+        clock: For instance `time.process_time`, where other processes of the host must not count.
+    """
+    secs: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        order = list(sides.items())
+        for name, side in order if number % 2 == 0 else reversed(order):
+            began = clock()
+            side()
+            secs[name].append(clock() - began)
+    return secs
+
+
+def command_of(name: str, options: Any) -> str:
+    """The command line that gives some options, for a page that shows how its figures were made.
+
+    Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
+    """
+    words = ["python", "-m", f"benchmarks.{name}"]
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value is None or value == field.default:
+            continue
+        option = _option_of(hints[field.name])[1]
+        flag = f"--{field.name.replace('_', '-')}"
+        values = [_shown(one) for one in (value if isinstance(value, tuple) else [value])]
+        if value is True:
+            words.append(flag)
+        elif option.is_repeated:
+            words += [word for one in values for word in (flag, one)]
+        else:
+            words += [*([] if option.is_positional else [flag]), *values]
+    return shlex.join(words)
+
+
+def _shown(value: object) -> str:
+    is_absolute = isinstance(value, Path) and value.is_absolute()
+    return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)
+
+
+def interval(estimate: Estimate | None, digits: int = 4) -> list[float] | None:
+    """A figure with its interval, for JSON; None where there is none."""
+    if estimate is None:
+        return None
+    return [round(value, digits) for value in (estimate.value, estimate.low, estimate.high)]
+
+
+def cell(value: float | Estimate | Sequence[float] | None, sign: str = "") -> str:
+    """A figure of a table, with its interval if it has one; nothing where there is none.
+
+    Args:
+        value: A number, an estimate, or an estimate as `interval` gives it.
+        sign: `+` of a difference.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return f"{value:{sign}.3f}"
+    figure, low, high = (value.value, value.low, value.high) if isinstance(value, Estimate) else value
+    return f"{figure:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table; rows whose figures are all empty are left out."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, *figures in rows:
+        if any(figures) or not figures:
+            lines.append(f"| {' | '.join(map(str, (name, *figures)))} |")
+    return lines
+
+
+def write_page(path: Path, lines: Iterable[str]) -> None:
+    """Write a page, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,115 @@
+"""What all benchmarks share: options from a dataclass, the JSON, the exit code, turns, tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from benchmarks.harness import (
+    Figures,
+    Option,
+    benchmark,
+    by_turns,
+    cell,
+    child_json,
+    command_of,
+    interval,
+    markdown_table,
+    working_folder,
+)
+from fleet.errors import FleetError
+from transfer.data.intervals import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One of each kind."""
+
+    place: Annotated[Path, Option("where, 100 % sure", is_positional=True)]
+    count: Annotated[int, Option("how many", least=1)] = 3
+    quick: bool = False
+    shares: Annotated[tuple[float, ...], Option(may_be_empty=True)] = (0.5,)
+    names: Annotated[tuple[str, ...] | None, Option(choices=("a", "b"))] = None
+    device: Annotated[tuple[str, ...], Option(is_repeated=True)] = ()
+
+
+def measure(options: Options) -> Figures:
+    if options.count == 13:
+        raise FleetError("13 is not counted")
+    return {name: str(getattr(options, name)) for name in Options.__dataclass_fields__}
+
+
+main = benchmark("sample", __doc__, Options, measure, fails=lambda found: found["count"] == "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("here", Options(Path("here"))),
+        ("here --count 1 --quick", Options(Path("here"), 1, True)),
+        ("here --shares --names b a", Options(Path("here"), shares=(), names=("b", "a"))),
+        ("/x/a/b/c --device x --device y", Options(Path("/x/a/b/c"), device=("x", "y"))),
+    ],
+)
+def test_options_are_read_and_shown_again(
+    words: str, expected: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*words.split(), "--json"])
+    assert json.loads(capsys.readouterr().out) == measure(expected)
+    command = command_of("sample", expected)
+    assert command == f"python -m benchmarks.sample {words.replace('/x/', '')}"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("here --count 0", 2, "argument --count: 0 is less than 1"),
+        ("here --count x", 2, "invalid int value: 'x'"),
+        ("here --names c", 2, "invalid choice: 'c'"),
+        ("", 2, "required: place"),
+        ("here --count 2", 1, ""),
+        ("here --count 13", "13 is not counted", ""),
+        ("--help", 0, ""),
+    ],
+)
+def test_how_it_ends(words: str, code: int | str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
+
+
+def test_each_side_is_first_every_other_round() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Callable[[], Any]:
+        return lambda: order.append(name)
+
+    ticks = iter(range(100))
+    secs = by_turns({name: side(name) for name in "ab"}, 3, clock=lambda: float(next(ticks)))
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert secs == {"a": [1.0] * 3, "b": [1.0] * 3}
+
+
+def test_tables_leave_out_rows_without_figures() -> None:
+    estimate = Estimate(0.5, 0.25, 1.0)
+    assert cell(estimate, "+") == cell(interval(estimate), "+") == "+0.500 [+0.250, +1.000]"
+    rows = [("a", cell(0.1), cell(None)), ("b", "", "")]
+    assert markdown_table(("x", "y", "z"), rows) == ["| x | y | z |", "|---|---|---|", "| a | 0.100 |  |"]
+
+
+def test_a_folder_that_is_given_stays(tmp_path: Path) -> None:
+    with working_folder(tmp_path / "a" / "b") as kept, working_folder(beside=tmp_path) as temporary:
+        assert temporary.parent == tmp_path
+    assert kept.is_dir()
+    assert not temporary.exists()
+
+
+def test_a_child_answers_a_question() -> None:
+    program = "import json, sys; print('said'); print(json.dumps([json.load(sys.stdin)]))"
+    assert child_json(["-c", program], question={"a": 1}) == [{"a": 1}]
