@@ -195,7 +195,8 @@ class World:
             if found["state"] == RequestState.RUNNING and RequestKind(found["kind"]).has_driver
         }
         assert self.driven == running
-        # An onboarding waits for other onboardings only.
+        # Fingerprints are the background's, and wait for no driver; an onboarding waits for onboardings only.
+        running = {one for one in running if self._kind(one) is not RequestKind.FINGERPRINT}
         arrivals = {one for one in running if self._kind(one) is RequestKind.ONBOARDING}
         assert len(running - arrivals) <= self.state.limits.drivers
         assert len(running) <= max(1, self.state.limits.drivers) + 1

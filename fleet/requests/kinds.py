@@ -114,7 +114,7 @@ def check_request(request: Request, fleet: KnownFleet, open_requests: Iterable[R
     _check_paths(arguments, fleet.folders)
     checked = replace(request, arguments=arguments.check(fleet))
     for other in open_requests:
-        if other.kind is not request.kind or other.is_background:
+        if other.kind is not request.kind:
             continue
         if does := arguments.conflict(other, fleet):
             raise RequestConflict(

@@ -11,10 +11,9 @@ import pytest
 
 from benchmarks.learning import Options, table
 from benchmarks.learning_failures import judge_failures
-from benchmarks.learning_lost import lost_by_published
+from benchmarks.learning_lost import candidates_of, lost_by_published
 from benchmarks.learning_parts import thinned_name
 from benchmarks.learning_prune import Pruning, prune, random_share
-from fleet.models.evaluation import candidates_of
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.model_fixtures import CONFIG, folds_of, make_dataset

@@ -282,7 +282,7 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
     class Narrow(ReplayFiles):
         def chosen(self, found: FoundDevices) -> DeviceFiles:
             every = super().chosen(found)
-            return replace(every, specs={ONE: every.specs[ONE]}, asked=frozenset([ONE]))
+            return replace(every, specs={ONE: every.specs[ONE]}, selection=frozenset([ONE]))
 
     all_files, lab.fleet.source = lab.fleet.source, lambda: Narrow(lab.folder)
     with lab.running() as run:

@@ -155,7 +155,7 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     # What is kept for the next device is bounded, and what is asked for again and again stays.
     many = [WorkloadId(f"{number:040x}") for number in range(100)]
     latest = DedupFilter(Coverage(state, {device: "cpu"}, many))
-    first = latest.tell("cpu", many[0])
+    first = latest.exclusions("cpu", many[0])
     for one in many:
-        latest.tell("cpu", one)
-        assert latest.tell("cpu", many[0]) is first
+        latest.exclusions("cpu", one)
+        assert latest.exclusions("cpu", many[0]) is first
