@@ -81,7 +81,7 @@ def compare_sides(
     from fleet.store.store import Store
 
     settings = load_settings(config, {"store.path": store}, changes)
-    found = compare(
+    comparison = compare(
         lambda: Store.read(settings.store.path),
         RegistryReader(models),
         (before, after),
@@ -89,28 +89,28 @@ def compare_sides(
         shows_all=shows_all,
     )
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
-def _print_comparison(found: dict[str, Any]) -> None:
-    summary = found["summary"]
+def _print_comparison(comparison: dict[str, Any]) -> None:
+    summary = comparison["summary"]
     say(
         f"{summary['significant']} significant changes (severity of {summary['threshold']:g} or more), "
         f"{summary['insignificant']} within the noise, {summary['unknown']} of unknown noise"
     )
-    for note in found["notes"]:
+    for note in comparison["notes"]:
         say(note)
-    if found["rows"]:
-        columns = ("series", *found["sides"], "change", "noise", "severity")
-        print_rows(columns, [_cells(row) for row in found["rows"]])
-        if any(row["kind"] == "latency" for row in found["rows"]):
+    if comparison["rows"]:
+        columns = ("series", *comparison["sides"], "change", "noise", "severity")
+        print_rows(columns, [_cells(row) for row in comparison["rows"]])
+        if any(row["kind"] == "latency" for row in comparison["rows"]):
             say("Each workload's latencies are of the candidate with the median change.")
-    if found["hidden"]:
-        say(f"{found['hidden']} changes within the noise are hidden; --all shows them")
-    if not found["is_last"]:
-        say(f"cut off: {len(found['rows'])} of {found['matched']} rows are shown")
+    if comparison["hidden"]:
+        say(f"{comparison['hidden']} changes within the noise are hidden; --all shows them")
+    if not comparison["is_last"]:
+        say(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -29,18 +29,18 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
     from fleet.config.device_folder import DeviceFolder
 
     settings = load_settings(config, {}, changes)
-    found = DeviceFolder(Path(settings.devices.folder)).read()
+    device_files = DeviceFolder(Path(settings.devices.folder)).read()
     view = ask(Path(settings.daemon.root), "/v1/status")
     rows: list[dict[str, Any]] = []
-    for device_id in sorted({*found.specs, *found.faults}):
-        spec, path = found.specs.get(device_id), found.paths.get(device_id)
+    for device_id in sorted({*device_files.specs, *device_files.faults}):
+        spec, path = device_files.specs.get(device_id), device_files.paths.get(device_id)
         rows.append(
             {
                 "device": device_id,
                 "kind": str(spec.kind) if spec else None,
                 "target": spec.target if spec else None,
                 "file": str(path) if path else None,
-                "faults": list(found.faults.get(device_id, ())),
+                "faults": list(device_files.faults.get(device_id, ())),
                 "daemon": view["devices"].get(device_id, {}).get("state") if view is not None else None,
             }
         )
@@ -122,9 +122,9 @@ def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
     from agents.host.probe import probe
     from fleet.collection.replay_files import REPLAY, ready
 
-    if found := differences(spec, probe()):
+    if mismatches := differences(spec, probe()):
         raise FleetError(
-            f"device {spec.device_id} cannot be measured on this host: {'; '.join(found)}; "
+            f"device {spec.device_id} cannot be measured on this host: {'; '.join(mismatches)}; "
             "--other-host adds it for another host of a cluster"
         )
     ready({spec.device_id: spec}, Path(settings.store.path).parent / REPLAY)

@@ -188,7 +188,7 @@ def config_show(
     if as_json:
         print_json(settings)
         return
-    rows = [(each["key"], _shown(each["value"]), each["origin"]) for each in settings]
+    rows = [(each["key"], _value_text(each["value"]), each["origin"]) for each in settings]
     print_rows(("setting", "value", "origin"), rows)
 
 
@@ -215,9 +215,9 @@ def config_schema(
     print_json(schema)
 
 
-def _folder(given: Path | None, config: Path | None, changes: list[str] | None) -> Path:
+def _folder(folder: Path | None, config: Path | None, changes: list[str] | None) -> Path:
     """Folder of the device files: the flag, else what the settings say."""
-    return given or Path(load_settings(config, {}, changes).devices.folder)
+    return folder or Path(load_settings(config, {}, changes).devices.folder)
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
@@ -268,5 +268,5 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return ", ".join(map(str, value)) or "(empty)" if isinstance(value, list) else str(value)

@@ -51,8 +51,8 @@ def _print_import(report: Mapping[str, Any], store: str) -> None:
         seconds += f", {report['lines_per_s']:,.0f} lines/s"
     rows = [("lines", f"{report['lines']:,}", f"{report['files']} files, {seconds}")]
     rows.append(("imported", f"{report['imported']:,}", "new records"))
-    known = f", {report['files_known']} files were imported before" if report["files_known"] else ""
-    rows.append(("duplicates", f"{report['duplicates']:,}", f"the store has them{known}"))
+    earlier_files = f", {report['files_known']} files were imported before" if report["files_known"] else ""
+    rows.append(("duplicates", f"{report['duplicates']:,}", f"the store has them{earlier_files}"))
     reasons = sorted(report["rejected_by_reason"].items(), key=lambda item: (-item[1], item[0]))
     for reason, count in reasons:
         rows.append(("not meant" if reason in NO_MEASUREMENTS else "rejected", f"{count:,}", reason))

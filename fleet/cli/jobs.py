@@ -101,15 +101,15 @@ def collect(
     from fleet.collection.time_spent import print_spending, spent_from
     from fleet.daemon.embedded import run
 
-    asked: RequestArguments = request
+    arguments: RequestArguments = request
     if fingerprint:
         if unused := sorted(request.values().keys() - {"devices"}):
             raise typer.BadParameter(f"--fingerprint measures nothing else: leave out {', '.join(unused)}")
-        asked = read_request(FingerprintDevices, request.values())
-    settings = options.read(asked.setting_changes())
+        arguments = read_request(FingerprintDevices, request.values())
+    settings = options.read(arguments.setting_changes())
     say_places(settings, options.config, options.store)
     began_at = time.time()
-    result = run(asked, options)
+    result = run(arguments, options)
     if result is None:
         return
     path = Path(settings.store.path)
@@ -139,8 +139,8 @@ def tune(
 
     out = request.out or str(Path("runs/tuned", request.device).absolute())
     networks = [*([network] if network else []), *(request.networks or [])]
-    given = {"networks": networks} if networks else {}
-    request = read_request(Tune, {**request.values(), "out": out, **given})
+    network_arguments = {"networks": networks} if networks else {}
+    request = read_request(Tune, {**request.values(), "out": out, **network_arguments})
     say_places(options.read(), options.config, options.store)
     result = run(request, options)
     if result is None:
@@ -209,19 +209,19 @@ def beside(store: Path, models: Path) -> Path:
 def _print_status(store: Path, models: Path) -> None:
     from fleet.report.status import read_status
 
-    found = read_status(store, models)
-    rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
+    status = read_status(store, models)
+    rows = [(name, *_status_cells(entry)) for name, entry in status["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
     say("failed: all but ok, rejected too. suspect: measured while the device drifted.")
     say("quarantined: candidates that kill their process. noise: median change of the")
     say("same program measured twice (A/A run), unless the device drifted meanwhile.")
-    known = ", ".join(found["models"]) or "none yet"
-    say(f"store {found['store']}, table version {found['table_version']}; models: {known}")
-    for name, note in found["champions"].items():
+    versions = ", ".join(status["models"]) or "none yet"
+    say(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
+    for name, note in status["champions"].items():
         if note["pinned"] or note["retained"]:
             kind = f"{note['model_kind'] or 'damaged'}{', pinned' if note['pinned'] else ''}"
-            kept = f"; {note['retained']}" if note["retained"] else ""
-            say(f"{name} is served by {note['version']} ({kind}){kept}")
+            retention = f"; {note['retained']}" if note["retained"] else ""
+            say(f"{name} is served by {note['version']} ({kind}){retention}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

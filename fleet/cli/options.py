@@ -63,12 +63,12 @@ def load_settings(
     """
     from fleet.config.settings import load_fleet
 
-    given = {
+    flag_values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in flags.items()
         if value is not None
     }
-    return load_fleet(config, {**parse_changes(changes or []), **given}).config
+    return load_fleet(config, {**parse_changes(changes or []), **flag_values}).config
 
 
 def say_places(settings: FleetConfig, config: Path | None, named_store: Path | str | None = None) -> None:
