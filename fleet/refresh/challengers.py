@@ -62,29 +62,29 @@ def challenger(
 
     if kind != FLEET_TLP:
         run = content_hash(run, kind)
-    kept = Path(request.folder) / CHALLENGER / kind
-    if kept.exists():
-        model, manifest = checkpoint.load(kept)
+    folder = Path(request.folder) / CHALLENGER / kind
+    if folder.exists():
+        model, manifest = checkpoint.load(folder)
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
-        shutil.rmtree(kept)
+        shutil.rmtree(folder)
     if kind == FLEET_TLP:
-        model, told = _fleet_tlp(request, run, base, rows, heads, data)
+        model, training_notes = _fleet_tlp(request, run, base, rows, heads, data)
     else:
         config = TrainConfig(epochs=request.epochs, device=request.compute)
         result, theirs = as_published(data.snapshot, rows, heads, config, request.seed)
         model = result.model
-        told = {"train": asdict(theirs), "train_secs": result.seconds, "resumed_epochs": 0}
-        told |= {"epochs_done": theirs.epochs, "best_epoch": result.best_epoch}
+        training_notes = {"train": asdict(theirs), "train_secs": result.seconds, "resumed_epochs": 0}
+        training_notes |= {"epochs_done": theirs.epochs, "best_epoch": result.best_epoch}
     dataset = data.snapshot.dataset
     about = {
         "candidates": len(dataset),
         "workloads": len(dataset.workload_ids),
         "devices": list(heads),
         "seed": request.seed,
-        **told,
+        **training_notes,
     }
-    checkpoint.save(kept, model, {"run": run, "about": about})
+    checkpoint.save(folder, model, {"run": run, "about": about})
     return Challenger(model=model, about=about, run=run)
 
 
