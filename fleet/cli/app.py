@@ -35,7 +35,7 @@ from fleet.cli import (
 )
 from fleet.cli.output import Interrupted, OutputError, open_standard_streams
 from fleet.errors import FleetError
-from fleet.terminal_text import make_logs_visible, say, say_text
+from fleet.terminal_text import make_logs_visible, print_text, say_text
 
 #: Extra of the distribution that brings a package, by the name that is imported.
 _EXTRAS = {
@@ -220,7 +220,7 @@ def _line(error: Exception) -> str:
 def _print_error(text: str) -> None:
     """One fault a line on standard error."""
     for line in text.strip().split("\n"):
-        say(f"fleet: {line}", error=True)
+        print_text(f"fleet: {line}", error=True)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.terminal_text import say
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     import psutil
@@ -65,15 +65,17 @@ def print_collected(counts: dict[str, Any], daemon_pid: int | None = None) -> No
     """
     parts = [f"{counts['candidates']} candidates"]
     parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(counts["extra"].items())]
-    say(f"measured now: {counts['records']} records: {', '.join(parts)}")
+    print_text(f"measured now: {counts['records']} records: {', '.join(parts)}")
     if counts["records"] and counts["suspect"] >= _MANY_SUSPECT * counts["records"]:
-        say(
+        print_text(
             f"{counts['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, "
             "so something takes the cores. Models learn from such records until better ones replace them."
         )
         busiest = ", ".join(busiest_programs(daemon_pid)) or "none; it has ended"
-        say(f"busiest programs beside the fleet now: {busiest}")
-        say("stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host")
+        print_text(f"busiest programs beside the fleet now: {busiest}")
+        print_text(
+            "stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host"
+        )
 
 
 def fleet_processes(daemon_pid: int | None) -> set[int]:

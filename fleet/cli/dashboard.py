@@ -10,7 +10,7 @@ import typer
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 #: File of the daemon's folder that leads a browser to the dashboard; its code is good once.
 _LOGIN_PAGE = "dashboard.html"
@@ -37,7 +37,7 @@ def dashboard(
     if as_json:
         print_json({"url": url})
     else:
-        say(url)
+        print_text(url)
     if should_open:
         _open_browser(Path(settings.daemon.root) / _LOGIN_PAGE, url)
 
@@ -96,21 +96,21 @@ def compare_sides(
 
 def _print_comparison(comparison: dict[str, Any]) -> None:
     summary = comparison["summary"]
-    say(
+    print_text(
         f"{summary['significant']} significant changes (severity of {summary['threshold']:g} or more), "
         f"{summary['insignificant']} within the noise, {summary['unknown']} of unknown noise"
     )
     for note in comparison["notes"]:
-        say(note)
+        print_text(note)
     if comparison["rows"]:
         columns = ("series", *comparison["sides"], "change", "noise", "severity")
         print_rows(columns, [_cells(row) for row in comparison["rows"]])
         if any(row["kind"] == "latency" for row in comparison["rows"]):
-            say("Each workload's latencies are of the candidate with the median change.")
+            print_text("Each workload's latencies are of the candidate with the median change.")
     if comparison["hidden"]:
-        say(f"{comparison['hidden']} changes within the noise are hidden; --all shows them")
+        print_text(f"{comparison['hidden']} changes within the noise are hidden; --all shows them")
     if not comparison["is_last"]:
-        say(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
+        print_text(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_text import print_rows, say, visible
+from fleet.terminal_text import print_rows, print_text, visible
 
 Sha256Option = Annotated[
     str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
@@ -51,7 +51,7 @@ def list_(
             counts = reader.counts()
             workloads = len(reader.workloads())
         except StoreError as error:
-            say(f"left out: {error}", error=True)
+            print_text(f"left out: {error}", error=True)
             continue
         stores.append(
             {
@@ -78,7 +78,7 @@ def list_(
     ]
     print_rows(("store", "records", "devices", "workloads", "last"), rows)
     if not stores:
-        say(f"no store below {folder.absolute()}")
+        print_text(f"no store below {folder.absolute()}")
 
 
 def publish(
@@ -120,7 +120,9 @@ def publish(
         print_json(publication)
         return
     _print_card(publication["card"])
-    say(f"{folder}: {publication['bytes'] / 2**20:.1f} MiB of records, SHA-256 {publication['sha256']}")
+    print_text(
+        f"{folder}: {publication['bytes'] / 2**20:.1f} MiB of records, SHA-256 {publication['sha256']}"
+    )
 
 
 def verify(
@@ -141,7 +143,7 @@ def verify(
         )
         return
     _print_card(published.card)
-    say(f"{folder}: whole, {records:,} records, SHA-256 {published.sha256}")
+    print_text(f"{folder}: whole, {records:,} records, SHA-256 {published.sha256}")
 
 
 def open_(
@@ -172,11 +174,11 @@ def open_(
     if as_json:
         print_json(asdict(admission))
         return
-    say(
+    print_text(
         f"{admission.name}: {admission.appended:,} new records, {admission.known:,} known, "
         f"{admission.workloads_new:,} new workloads; devices {', '.join(admission.devices)}"
     )
-    say(f"store {path}, table version {admission.table_version}")
+    print_text(f"store {path}, table version {admission.table_version}")
 
 
 def _print_card(card: Mapping[str, Any]) -> None:
@@ -192,9 +194,9 @@ def _print_card(card: Mapping[str, Any]) -> None:
         for name, device in card["devices"].items()
     ]
     print_rows(("device", "records", "ok", "suspect", "noise", "processor"), rows)
-    say(
+    print_text(
         f"{card['name']}: {card['records']:,} records, {card['candidates']:,} candidates, "
         f"{card['workloads']:,} workloads, {len(card['operators'])} operators; {visible(card['license'])}"
     )
     for fault in card["faults"]:
-        say(visible(fault))
+        print_text(visible(fault))

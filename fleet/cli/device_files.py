@@ -13,7 +13,7 @@ import typer
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from agents.records import DeviceSpec
@@ -50,9 +50,9 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
     print_rows(("device", "kind", "target", "file", "daemon"), [_cells(row) for row in rows])
     for row in rows:
         for fault in row["faults"]:
-            say(f"left out: {fault}")
+            print_text(f"left out: {fault}")
     if view is None:
-        say(f"no daemon runs on {settings.daemon.root}")
+        print_text(f"no daemon runs on {settings.daemon.root}")
 
 
 def add(
@@ -83,7 +83,7 @@ def add(
     if as_json:
         print_json({"device": spec.device_id, "file": str(path)})
         return
-    say(f"device {spec.device_id}: {path}; {follows}")
+    print_text(f"device {spec.device_id}: {path}; {follows}")
 
 
 def retire(
@@ -112,8 +112,8 @@ def retire(
     if as_json:
         print_json({"device": device, "files": places})
         return
-    say(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
-    say(f"`fleet devices add {places[0]}` brings it back; {follows}")
+    print_text(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
+    print_text(f"`fleet devices add {places[0]}` brings it back; {follows}")
 
 
 def _check(spec: DeviceSpec, settings: FleetConfig) -> None:

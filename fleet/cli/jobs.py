@@ -20,7 +20,7 @@ from fleet.requests.collect import Collect
 from fleet.requests.fingerprint import FingerprintDevices
 from fleet.requests.request_kind import RequestArguments
 from fleet.requests.tune import Tune
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -120,7 +120,7 @@ def collect(
     if not fingerprint:
         print_spending(spent_from(result["spent"]))
     for device_id, programs in result.get("ran", {}).items():
-        say(f"{device_id}: {programs} reference programs ran")
+        print_text(f"{device_id}: {programs} reference programs ran")
     _print_status(path, beside(path, options.models))
     daemon = find_daemon(Path(settings.daemon.root))
     print_collected(came, None if daemon is None else daemon.pid)
@@ -196,7 +196,7 @@ def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json
 
         print_daemon(view)
     elif not is_named and not path.exists():
-        say(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
+        print_text(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
     else:
         _print_status(path, models)
 
@@ -212,16 +212,16 @@ def _print_status(store: Path, models: Path) -> None:
     status = read_status(store, models)
     rows = [(name, *_status_cells(entry)) for name, entry in status["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
-    say("failed: all but ok, rejected too. suspect: measured while the device drifted.")
-    say("quarantined: candidates that kill their process. noise: median change of the")
-    say("same program measured twice (A/A run), unless the device drifted meanwhile.")
+    print_text("failed: all but ok, rejected too. suspect: measured while the device drifted.")
+    print_text("quarantined: candidates that kill their process. noise: median change of the")
+    print_text("same program measured twice (A/A run), unless the device drifted meanwhile.")
     versions = ", ".join(status["models"]) or "none yet"
-    say(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
+    print_text(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
     for name, note in status["champions"].items():
         if note["pinned"] or note["retained"]:
             kind = f"{note['model_kind'] or 'damaged'}{', pinned' if note['pinned'] else ''}"
             retention = f"; {note['retained']}" if note["retained"] else ""
-            say(f"{name} is served by {note['version']} ({kind}){retention}")
+            print_text(f"{name} is served by {note['version']} ({kind}){retention}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

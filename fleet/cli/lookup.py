@@ -15,7 +15,7 @@ from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say, say_text
+from fleet.terminal_text import print_rows, print_text, say_text
 
 if TYPE_CHECKING:
     from agents.records import Record, Workload, WorkloadId
@@ -144,7 +144,7 @@ def _print(match: FoundId) -> None:
     )
     for record in match.records:
         if record.error:
-            say(f"{record.record_id[:12]}: {record.error.strip()}")
+            print_text(f"{record.record_id[:12]}: {record.error.strip()}")
 
 
 def _cells(record: Record) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ def workloads(
         ],
     )
     more = f", the first {limit} of them shown; --limit shows more" if len(described) > limit else ""
-    say(f"{len(described):,} workloads in {where}, {len(by_operator)} operators{more}")
+    print_text(f"{len(described):,} workloads in {where}, {len(by_operator)} operators{more}")
 
 
 def _has(workload: Workload, text: str) -> bool:

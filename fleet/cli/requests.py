@@ -23,7 +23,7 @@ from fleet.cli.output import (
     short_moment,
 )
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
@@ -43,7 +43,7 @@ def list_requests(
     if as_json:
         print_json(requests)
     elif not requests:
-        say("no requests; `fleet train` makes one")
+        print_text("no requests; `fleet train` makes one")
     else:
         rows = [
             (
@@ -116,7 +116,7 @@ def cancel(
     if as_json:
         print_json(request)
     else:
-        say(f"request {request_id} is {request['state']}")
+        print_text(f"request {request_id} is {request['state']}")
 
 
 def run_request(
@@ -237,4 +237,4 @@ def _so_far(request: Mapping[str, Any]) -> str:
 
 
 def _print_note(text: str) -> None:
-    say(text, error=True)
+    print_text(text, error=True)

@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
-from fleet.terminal_text import say
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     from fleet.archive.verify import Verified
@@ -46,7 +46,7 @@ def verify(
 
     folder = _folder(store, config, changes)
     for note in rebuild_state(folder) if rebuild else ():
-        say(note, error=as_json)
+        print_text(note, error=as_json)
     report = verify_backup(folder) if is_backup(folder) else verify_store(folder)
     if as_json:
         print_json(report.to_json())
@@ -77,11 +77,11 @@ def backup(
     if as_json:
         print_json(asdict(copied))
         return
-    say(
+    print_text(
         f"{copied.records} records (table version {copied.version}) and {copied.waiting} on their way: "
         f"{copied.files} files, {_mib(copied.bytes)}, {_mib(copied.copied_bytes)} of it copied now"
     )
-    say(f"`fleet store restore {folder} FOLDER` makes a store of it")
+    print_text(f"`fleet store restore {folder} FOLDER` makes a store of it")
 
 
 def restore(
@@ -99,8 +99,8 @@ def restore(
     if as_json:
         print_json(asdict(restored))
         return
-    say(f"{folder}: {restored.files} files, {_mib(restored.bytes)}, all sums are right")
-    say("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
+    print_text(f"{folder}: {restored.files} files, {_mib(restored.bytes)}, all sums are right")
+    print_text("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
 
 
 def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:
@@ -109,12 +109,12 @@ def _folder(store: Path | None, config: Path | None, changes: list[str] | None) 
 
 def _print_verified(report: Verified) -> None:
     for damage in report.damage:
-        say(f"damaged: {damage.where}: {damage.what}; {damage.next_step}")
+        print_text(f"damaged: {damage.where}: {damage.what}; {damage.next_step}")
     if report.damages > len(report.damage):
-        say(f"... and {report.damages - len(report.damage)} more")
+        print_text(f"... and {report.damages - len(report.damage)} more")
     for note in report.notes:
-        say(f"note: {note}")
-    say(
+        print_text(f"note: {note}")
+    print_text(
         f"read {report.records} records of {report.devices} devices in {report.files} files "
         f"({_mib(report.bytes)}, table version {report.version}), {report.workloads} workloads, "
         f"{report.waiting} records on their way, in {report.secs:.1f} s"

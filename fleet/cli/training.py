@@ -31,7 +31,7 @@ from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
 from fleet.requests.evaluate import Evaluate
 from fleet.requests.onboard import Onboard
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 
 class ComputeOption(StrEnum):
@@ -161,9 +161,9 @@ def _print_transfer(found: dict[str, Any]) -> None:
     ]
     print_rows(("head", "with", "pairwise", "top1", "verdict"), rows)
     for head, sources in found["leave_out"].items():
-        say(f"{head}: train it without {', '.join(sources)}")
+        print_text(f"{head}: train it without {', '.join(sources)}")
     for head in found["better_alone"]:
-        say(f"{head}: better with a model of its own (fleet train --device {head})")
+        print_text(f"{head}: better with a model of its own (fleet train --device {head})")
 
 
 @contextmanager
@@ -231,4 +231,4 @@ def onboard(
         print_json(result)
     else:
         for line in lines_of(result):
-            say(line)
+            print_text(line)
