@@ -2,7 +2,8 @@
 
 Names of files, lines of logs and errors of other programs may hold escape sequences, marks that turn the
 direction of writing, and line ends that feign a line of ours. `visible` shows them instead. Every line of the
-command line goes through it: by `say`, by `fleet.terminal_console.TerminalConsole`, or by the log handler.
+command line goes through it: by `print_text`, by `fleet.terminal_console.TerminalConsole`, or by the log
+handler.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def in_utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def say(line: str, *, error: bool = False) -> None:
+def print_text(line: str, *, error: bool = False) -> None:
     """Print one line on standard output, or on standard error."""
     typer.echo(visible(line), err=error)
 

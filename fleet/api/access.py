@@ -39,17 +39,17 @@ def needs(access: Access) -> Callable[[_Endpoint], _Endpoint]:
 
 def declared(route: BaseRoute) -> Access | None:
     """What a route declares; None where it declares nothing."""
-    found: Access | None = getattr(getattr(route, "endpoint", None), _MARK, None)
-    return found
+    access: Access | None = getattr(getattr(route, "endpoint", None), _MARK, None)
+    return access
 
 
 def needed(routes: Iterable[BaseRoute], scope: Scope) -> Access:
     """What a request needs: that of its route; a token of either kind where there is no such route."""
     matches = [(route.matches(scope)[0], route) for route in routes]
     # As the router has it: the first whole match, else the first of another method, whose answer is 405.
-    for wanted in (Match.FULL, Match.PARTIAL):
+    for match_kind in (Match.FULL, Match.PARTIAL):
         for match, route in matches:
-            if match is wanted:
+            if match is match_kind:
                 access = declared(route)
                 return Access.OWNER if access is None else access
     return Access.READER

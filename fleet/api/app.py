@@ -83,8 +83,8 @@ def _written_out(value: Any) -> Any:
     if isinstance(value, str):
         return in_utf8(value)
     if isinstance(value, dict):
-        return {_written_out(key): _written_out(one) for key, one in value.items()}
-    return [_written_out(one) for one in value] if isinstance(value, list | tuple) else value
+        return {_written_out(key): _written_out(member) for key, member in value.items()}
+    return [_written_out(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +129,8 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
     @needs(Access.READER)
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
-        told = metrics_text(sources.view(), connections, None if scores is None else scores.view)
-        return PlainTextResponse(told, media_type=CONTENT_TYPE_LATEST)
+        text = metrics_text(sources.view(), connections, None if scores is None else scores.view)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
 
     _add_fleet(app, sources.view, sources.registry)
     _add_models(app, sources.registry)
@@ -150,8 +150,8 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
     @needs(Access.READER)
     def status() -> Mapping[str, Any]:
         """The whole view."""
-        shown = view()
-        return {**shown, "devices": _with_notes(shown["devices"], registry)}
+        whole = view()
+        return {**whole, "devices": _with_notes(whole["devices"], registry)}
 
     @app.get("/v1/devices")
     @needs(Access.READER)
@@ -163,10 +163,12 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
     @needs(Access.READER)
     def device(device_id: str) -> Any:
         """One device."""
-        found = view()["devices"]
-        if device_id not in found:
-            raise HTTPException(404, f"no device {device_id!r} in this fleet; it has: {_listed(found)}")
-        return _with_notes({device_id: found[device_id]}, registry)[device_id]
+        fleet_devices = view()["devices"]
+        if device_id not in fleet_devices:
+            raise HTTPException(
+                404, f"no device {device_id!r} in this fleet; it has: {_listed(fleet_devices)}"
+            )
+        return _with_notes({device_id: fleet_devices[device_id]}, registry)[device_id]
 
 
 def _add_models(app: FastAPI, registry: RegistryReader) -> None:
@@ -175,7 +177,9 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     def models() -> dict[str, Any]:
         """Who serves which device, and all versions."""
         return {
-            "champions": {one: as_json(champion) for one, champion in registry.champions().items()},
+            "champions": {
+                device_id: as_json(champion) for device_id, champion in registry.champions().items()
+            },
             "versions": registry.versions(),
         }
 
@@ -183,17 +187,17 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     @needs(Access.READER)
     def manifest(device_id: str, version: str = "") -> dict[str, Any]:
         """The manifest of a device's champion, or of another version that has its head."""
-        name, found = _version_of(registry, device_id, version)
-        return {"device_id": device_id, "version": name, "manifest": found}
+        name, contents = _version_of(registry, device_id, version)
+        return {"device_id": device_id, "version": name, "manifest": contents}
 
     @app.get("/v1/models/{device_id}/model.safetensors")
     @needs(Access.READER)
     def tensors(device_id: str, version: str = "", if_none_match: Annotated[str, Header()] = "") -> Response:
         """The tensors of the same; the entity tag is their SHA-256, as the manifest has it."""
-        name, found = _version_of(registry, device_id, version)
-        tag = f'"{found["tensors_sha256"]}"'
+        name, manifest = _version_of(registry, device_id, version)
+        tag = f'"{manifest["tensors_sha256"]}"'
         headers = {"ETag": tag, "X-Model-Version": name}
-        if tag in (one.strip() for one in if_none_match.split(",")):
+        if tag in (client_tag.strip() for client_tag in if_none_match.split(",")):
             return Response(status_code=304, headers=headers)
         path = registry.path(name) / TENSORS_NAME
         if not path.is_file():
@@ -215,7 +219,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
             return await read_body(request, limits.body_bytes, limits.body_secs)
 
         try:
-            status, found = await scores.answer(body, request.is_disconnected)
+            status, answer = await scores.answer(body, request.is_disconnected)
         except ScoreBusyError:
             raise HTTPException(
                 503,
@@ -225,7 +229,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
         except ClientDisconnect:
             return Response(status_code=_GONE)
         retry = {"Retry-After": _RETRY_SECS} if status == 503 else {}
-        return Response(found, status, media_type="application/json", headers=retry)
+        return Response(answer, status, media_type="application/json", headers=retry)
 
 
 def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
@@ -233,15 +237,15 @@ def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[st
     notes = champion_notes(registry)
     none = {"pinned": False, "retained": "", "model_kind": ""}
     return {
-        device_id: {**found, **{key: notes.get(device_id, none)[key] for key in none}}
-        for device_id, found in devices.items()
+        device_id: {**device, **{key: notes.get(device_id, none)[key] for key in none}}
+        for device_id, device in devices.items()
     }
 
 
 def _version_of(registry: RegistryReader, device_id: str, version: str) -> tuple[str, dict[str, Any]]:
     """Name and manifest of the asked or serving version."""
     champions = registry.champions()
-    serving = {str(one): champion.version for one, champion in champions.items()}
+    serving = {str(served_device): champion.version for served_device, champion in champions.items()}
     if not version:
         if device_id not in serving:
             raise HTTPException(404, f"no model serves device {device_id!r}; served: {_listed(serving)}")
@@ -250,12 +254,12 @@ def _version_of(registry: RegistryReader, device_id: str, version: str) -> tuple
         raise HTTPException(
             404, f"no model version {version!r}; the last: {_listed(registry.versions()[-5:])}"
         )
-    found = registry.manifest(version)
-    if device_id not in found["heads"]:
+    manifest = registry.manifest(version)
+    if device_id not in manifest["heads"]:
         raise HTTPException(
-            404, f"version {version} has no head for {device_id!r}; it has: {_listed(found['heads'])}"
+            404, f"version {version} has no head for {device_id!r}; it has: {_listed(manifest['heads'])}"
         )
-    return version, found
+    return version, manifest
 
 
 def _listed(names: Any) -> str:

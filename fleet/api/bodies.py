@@ -13,8 +13,8 @@ CLOSE = {"Connection": "close"}
 
 def too_large(most: int, got: int) -> bytes:
     """What whoever sends too long a body is told."""
-    told = f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
-    return json.dumps({"detail": told}).encode()
+    detail = f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
+    return json.dumps({"detail": detail}).encode()
 
 
 async def read_body(request: Request, most: int, secs: float) -> bytes:
@@ -30,10 +30,10 @@ async def read_body(request: Request, most: int, secs: float) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    told = json.loads(too_large(most, size))["detail"]
-                    raise HTTPException(413, told, headers=CLOSE)
+                    detail = json.loads(too_large(most, size))["detail"]
+                    raise HTTPException(413, detail, headers=CLOSE)
                 parts.append(part)
     except TimeoutError:
-        told = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
-        raise HTTPException(408, told, headers=CLOSE) from None
+        detail = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
+        raise HTTPException(408, detail, headers=CLOSE) from None
     return b"".join(parts)

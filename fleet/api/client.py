@@ -49,7 +49,7 @@ class DaemonClient:
 
     def get(self, path: str) -> Any:
         """Get the JSON of a path of the API, such as `/v1/status`; None where the daemon ends just now."""
-        return self._asked("GET", path, _TIMEOUT_SECS)
+        return self._exchange("GET", path, _TIMEOUT_SECS)
 
     def submit(self, request: dict[str, Any]) -> dict[str, Any]:
         """Submit a request; it is durable when this returns. Sent again with the same id, it exists once."""
@@ -71,13 +71,14 @@ class DaemonClient:
         """
         import httpx
 
-        told, is_over, gone = 0, False, f"the daemon at {self.url} is gone"
+        last_change, is_over, gone = 0, False, f"the daemon at {self.url} is gone"
         while not is_over:
             try:
-                for shown in self._events(request_id):
-                    if shown["changes"] != told:  # the first one of a new connection may be an old one
-                        told, is_over = shown["changes"], shown["ended_at"] is not None
-                        yield shown
+                for request in self._events(request_id):
+                    # The first event of a new connection may be an old one.
+                    if request["changes"] != last_change:
+                        last_change, is_over = request["changes"], request["ended_at"] is not None
+                        yield request
             except httpx.ConnectError as error:
                 raise FleetError(
                     f"{gone}; it goes on with request {request_id} when it is started again"
@@ -89,7 +90,7 @@ class DaemonClient:
 
     def post(self, path: str, value: Any, timeout_secs: float) -> Any:
         """Send JSON to a path that may be asked twice, and get JSON; None where the daemon ends just now."""
-        return self._asked("POST", path, timeout_secs, value)
+        return self._exchange("POST", path, timeout_secs, value)
 
     def _events(self, request_id: str) -> Iterator[dict[str, Any]]:
         with (
@@ -104,22 +105,22 @@ class DaemonClient:
                     yield json.loads(line.removeprefix("data: "))
 
     def _ordered(self, method: str, path: str, value: Any = None) -> dict[str, Any]:
-        found = self._asked(method, path, _ORDER_SECS, value)
-        if found is None:
+        answer = self._exchange(method, path, _ORDER_SECS, value)
+        if answer is None:
             raise FleetError(f"the daemon at {self.url} ends just now; start it again, then ask again")
-        return dict(found)
+        return dict(answer)
 
-    def _asked(self, method: str, path: str, timeout_secs: float, value: Any = None) -> Any:
+    def _exchange(self, method: str, path: str, timeout_secs: float, value: Any = None) -> Any:
         import httpx
 
         try:
             with self._client(timeout_secs) as client:
-                for left in reversed(range(_TRIES)):
+                for tries_after in reversed(range(_TRIES)):
                     try:
                         answer = client.request(method, self.url + path, json=value)
                         break
                     except (httpx.RemoteProtocolError, httpx.ReadError):
-                        if not left:
+                        if not tries_after:
                             raise
             if answer.status_code == httpx.codes.UNAUTHORIZED:
                 raise DaemonRefused(

@@ -84,9 +84,9 @@ class Connections:
         """How many are open."""
         return len(self._open)
 
-    def add(self, one: GuardedConnection) -> bool:
+    def add(self, connection: GuardedConnection) -> bool:
         """Take a connection in; false if it must be closed at once."""
-        if one.client in self._open:
+        if connection.client in self._open:
             return False
         if len(self._open) >= self.limits.most:
             self.refused["crowd"] += 1
@@ -95,20 +95,20 @@ class Connections:
                 return False
             self.discard(oldest)
             oldest.abort()
-        self._open[one.client] = one
+        self._open[connection.client] = connection
         return True
 
-    def discard(self, one: GuardedConnection) -> None:
+    def discard(self, connection: GuardedConnection) -> None:
         """Forget a connection; twice does no harm."""
-        if self._open.get(one.client) is one:
-            del self._open[one.client]
+        if self._open.get(connection.client) is connection:
+            del self._open[connection.client]
 
     def trust(self, client: tuple[str, int], is_trusted: bool) -> None:
         """Note that the connection of a client begins a request with the token, or has its answer."""
-        one = self._open.get(client)
-        if one is not None:
-            one.is_trusted = is_trusted
-            one.limit(self.limits.request_secs if is_trusted else self.limits.head_secs)
+        connection = self._open.get(client)
+        if connection is not None:
+            connection.is_trusted = is_trusted
+            connection.limit(self.limits.request_secs if is_trusted else self.limits.head_secs)
 
 
 class GuardedConnection(asyncio.Protocol):

@@ -142,38 +142,40 @@ def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -
     @needs(Access.OWNER)
     async def predictions(request: Request, workload_id: str, device: Name) -> dict[str, Any]:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
-        latencies, chosen, body = await run_in_threadpool(_asked, dashboard, workload_id, device)
+        latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
 
         async def whole() -> bytes:
             return body
 
         try:
-            status, found = await scores.answer(whole, request.is_disconnected)
+            status, score_body = await scores.answer(whole, request.is_disconnected)
         except ScoreBusyError:
             raise HTTPException(503, "the scorer is busy; try again in a moment") from None
-        answer = json.loads(found)
+        answer = json.loads(score_body)
         if status != 200:
             raise HTTPException(status, str(answer.get("detail", "no scores")))
         return {"version": answer["version"], **predicted(chosen, latencies, answer["scores"])}
 
 
-def _asked(dashboard: Dashboard, workload_id: str, device: str) -> tuple[dict[str, float], list[str], bytes]:
+def _score_question(
+    dashboard: Dashboard, workload_id: str, device: str
+) -> tuple[dict[str, float], list[str], bytes]:
     """Latencies of a device, the candidates to be scored, and the question for the scorer."""
     reader = dashboard.reader()
     latencies = dashboard.matrix(reader, workload_id, [device]).latencies(device)
     if not latencies:
         raise DashboardMissing(f"{device!r:.80} has no latency of workload {workload_id!r:.80}")
     chosen = sample(latencies)
-    found = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen)))
-    traces = {str(one.candidate_id): one for one in found}
-    chosen = [one for one in chosen if one in traces]
-    asked = {
+    candidates = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen)))
+    traces = {str(candidate.candidate_id): candidate for candidate in candidates}
+    chosen = [candidate_id for candidate_id in chosen if candidate_id in traces]
+    question = {
         "device": device,
         "workload": workload_id,
-        "traces": [traces[one].trace for one in chosen],
-        "dialect": found[0].dialect if found else "meta_schedule",
+        "traces": [traces[candidate_id].trace for candidate_id in chosen],
+        "dialect": candidates[0].dialect if candidates else "meta_schedule",
     }
-    return latencies, chosen, json.dumps(asked).encode()
+    return latencies, chosen, json.dumps(question).encode()
 
 
 #: How often changes are looked for.
@@ -192,14 +194,14 @@ def add_live(app: FastAPI, dashboard: Dashboard, followers: Followers) -> None:
 
 
 def _changes(dashboard: Dashboard) -> Look:
-    seen: tuple[object, ...] = ()
+    last_marks: tuple[object, ...] = ()
 
     def look() -> tuple[str, bool]:
-        nonlocal seen
+        nonlocal last_marks
         marks = dashboard.marks()
-        if marks == seen:
+        if marks == last_marks:
             return "", False
-        begin, seen = "" if seen else "retry: 2000\n\n", marks
+        begin, last_marks = "" if last_marks else "retry: 2000\n\n", marks
         return f"{begin}event: change\ndata: {time.monotonic():.3f}\n\n", False
 
     return look
@@ -243,15 +245,15 @@ StaticFile = tuple[bytes, str, str]
 
 def static_files() -> dict[str, StaticFile]:
     """The files by path."""
-    found: dict[str, StaticFile] = {}
+    files: dict[str, StaticFile] = {}
     for file in resources.files("fleet").joinpath("dashboard", "static").iterdir():
         suffix = f".{file.name.rpartition('.')[2]}"
         if suffix in _TYPES:
             path = "/" if file.name == "index.html" else STATIC_PATH + file.name
             content = file.read_bytes()
             tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[path] = content, _TYPES[suffix], tag
-    return found
+            files[path] = content, _TYPES[suffix], tag
+    return files
 
 
 def add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
@@ -270,9 +272,9 @@ def add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
         return _answer(files[STATIC_PATH + name], if_none_match)
 
 
-def _answer(file: StaticFile, known: str) -> Response:
+def _answer(file: StaticFile, client_tags: str) -> Response:
     content, kind, tag = file
     headers = {**SAFE_HEADERS, "ETag": tag, "Cache-Control": "no-cache"}
-    if tag in (one.strip() for one in known.split(",")):
+    if tag in (client_tag.strip() for client_tag in client_tags.split(",")):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=kind, headers=headers)

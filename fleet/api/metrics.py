@@ -87,17 +87,17 @@ class _Collector:
             "fleet_view_time_seconds", "When these numbers were taken.", value=view["now"]
         )
         for name, key, text in _DEVICE_COUNTERS:
-            counts = {device_id: found.get(key) or 0 for device_id, found in devices.items()}
+            counts = {device_id: device.get(key) or 0 for device_id, device in devices.items()}
             yield _each(CounterMetricFamily(name, text, labels=["device"]), counts)
         for name, key, text in _DEVICE_GAUGES:
-            values = {device_id: found.get(key) for device_id, found in devices.items()}
+            values = {device_id: device.get(key) for device_id, device in devices.items()}
             yield _each(GaugeMetricFamily(name, text, labels=["device"]), values)
         states = GaugeMetricFamily(
             "fleet_device_state", "1 for the state it is in.", labels=["device", "state"]
         )
-        for device_id, found in devices.items():
+        for device_id, device in devices.items():
             for state in DeviceState:
-                states.add_metric([device_id, state.value], float(found["state"] == state.value))
+                states.add_metric([device_id, state.value], float(device["state"] == state.value))
         yield states
         yield _each(GaugeMetricFamily("fleet_jobs", "Jobs by state.", labels=["state"]), view["jobs"])
         store = view["store"]
@@ -143,8 +143,8 @@ def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
     waits = HistogramMetricFamily(
         "fleet_fsync_seconds", "Time until the disk had what was written.", labels=["log"]
     )
-    for name, found in health["disk_waits"].items():
-        _add(waits, [name], found)
+    for name, histogram in health["disk_waits"].items():
+        _add(waits, [name], histogram)
     yield waits
     for name, key, text in _HEALTH_GAUGES:
         yield GaugeMetricFamily(name, text, value=health[key])
@@ -162,10 +162,12 @@ def _each(
     return family
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], found: Mapping[str, Any]) -> None:
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Mapping[str, Any]) -> None:
     """Add a `fleet.histogram.Histogram`; Prometheus wants each class with all below it."""
     bounds = [*map(str, BOUNDS_SECS), "+Inf"]
-    family.add_metric(labels, list(zip(bounds, accumulate(found["counts"]), strict=True)), found["sum_secs"])
+    family.add_metric(
+        labels, list(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum_secs"]
+    )
 
 
 def _connections(connections: Connections) -> Iterator[Metric]:

@@ -99,9 +99,9 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
     @needs(Access.OWNER)
     async def submit(request: Request) -> Shown:
         """Submit a request; the answer comes once it is durable."""
-        wanted = parse_request(await read_body(request, MOST_BYTES, _BODY_SECS))
-        again = f"send it again with the id {wanted.request_id}: it will exist once"
-        return await _answered(desk.submit(wanted), answer_secs, again)
+        submitted = parse_request(await read_body(request, MOST_BYTES, _BODY_SECS))
+        again = f"send it again with the id {submitted.request_id}: it will exist once"
+        return await _answered(desk.submit(submitted), answer_secs, again)
 
     @app.get(PATH)
     @needs(Access.OWNER)
@@ -113,7 +113,7 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
     @needs(Access.OWNER)
     async def show(request_id: str) -> Shown:
         """One request."""
-        return _found(desk, request_id)
+        return _request_of(desk, request_id)
 
     @app.delete(PATH + "/{request_id}")
     @needs(Access.OWNER)
@@ -125,7 +125,7 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
     @needs(Access.OWNER)
     async def events(request_id: str) -> StreamingResponse:
         """Follow a request as server-sent events, until it has ended."""
-        _found(desk, request_id)
+        _request_of(desk, request_id)
         refusal = f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
         return followers.answer(_changes(desk, request_id), _LOOK_SECS, refusal)
 
@@ -151,11 +151,11 @@ def _body_schema() -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": shapes}}}}}
 
 
-def _found(desk: RequestDesk, request_id: str) -> Shown:
-    found = desk.get(request_id)
-    if found is None:
+def _request_of(desk: RequestDesk, request_id: str) -> Shown:
+    request = desk.get(request_id)
+    if request is None:
         raise RequestUnknown(f"no request {request_id!r:.80}; `fleet requests list` shows those there are")
-    return found
+    return request
 
 
 async def _answered(order: Future[Shown], timeout_secs: float, what_next: str) -> Shown:
@@ -178,17 +178,17 @@ async def _answered(order: Future[Shown], timeout_secs: float, what_next: str) -
 
 def _changes(desk: RequestDesk, request_id: str) -> Look:
     """Each state of a request that the follower has time for, the last one always."""
-    told = 0
+    last_change = 0
 
     def look() -> tuple[str, bool]:
-        nonlocal told
-        found = desk.get(request_id)
-        if found is None:
+        nonlocal last_change
+        request = desk.get(request_id)
+        if request is None:
             return "", True  # it ended long ago
-        if found["changes"] == told:
+        if request["changes"] == last_change:
             return "", False
-        told = found["changes"]
-        event = f"id: {told}\nevent: {found['state']}\ndata: {json.dumps(dict(found))}\n\n"
-        return event, RequestState(found["state"]).is_end
+        last_change = request["changes"]
+        event = f"id: {last_change}\nevent: {request['state']}\ndata: {json.dumps(dict(request))}\n\n"
+        return event, RequestState(request["state"]).is_end
 
     return look

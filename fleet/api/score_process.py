@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     models, store, cores = arguments
     be_nice(_NICE)
     if cores:
-        os.sched_setaffinity(0, {int(one) for one in cores.split(",")})
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Output of a library must not stand between the frames.
@@ -78,13 +78,13 @@ def _answer(registry: RegistryReader, heads: HeadCache, store: Path, body: bytes
 
     status, scored = 200, 0
     try:
-        found = answered(registry, heads, store, body)
-        scored = sum(one is not None for one in found["scores"])
+        answer = answered(registry, heads, store, body)
+        scored = sum(score is not None for score in answer["scores"])
     except ScoreRefusalError as error:
-        status, found = error.status, {"detail": str(error)}
+        status, answer = error.status, {"detail": str(error)}
     except (FleetError, TransferError, OSError, MemoryError) as error:
-        status, found = 503, {"detail": str(error) or type(error).__name__}
-    return status, scored, json.dumps(found, allow_nan=False).encode()
+        status, answer = 503, {"detail": str(error) or type(error).__name__}
+    return status, scored, json.dumps(answer, allow_nan=False).encode()
 
 
 def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: bytes) -> dict[str, Any]:
@@ -99,17 +99,17 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
     from transfer.errors import TraceError
     from transfer.features.extractor import Extractor, default_readers
 
-    asked = _parsed(body)
+    request = _parsed(body)
     dialects = sorted(default_readers())
-    if asked["dialect"] not in dialects:
+    if request["dialect"] not in dialects:
         raise ScoreRefusalError(
-            422, f"dialect: got {asked['dialect']!r}, expected one of {', '.join(dialects)}"
+            422, f"dialect: got {request['dialect']!r}, expected one of {', '.join(dialects)}"
         )
-    ref = _ref(registry, store, asked["device"], asked["version"])
-    workload = _workload(store, asked["workload"])
+    ref = _ref(registry, store, request["device"], request["version"])
+    workload = _workload(store, request["workload"])
     candidates = [
-        Candidate(workload_id=workload.workload_id, trace=trace, dialect=asked["dialect"])
-        for trace in asked["traces"]
+        Candidate(workload_id=workload.workload_id, trace=trace, dialect=request["dialect"])
+        for trace in request["traces"]
     ]
     try:
         # A fresh extractor: what it keeps of one request must not answer the next, nor pile up.
@@ -124,14 +124,14 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
         raise ScoreRefusalError(
             422, f"the workload says what cannot be ({why}); send it as the store has it"
         ) from error
-    told = [None if place in refused else float(one) for place, one in enumerate(scores)]
-    for place, one in enumerate(told):
-        if one is not None and not 0 <= one <= 1:
-            told[place], refused[place] = None, "the workload has numbers that no score comes from"
+    answered_scores = [None if place in refused else float(score) for place, score in enumerate(scores)]
+    for place, score in enumerate(answered_scores):
+        if score is not None and not 0 <= score <= 1:
+            answered_scores[place], refused[place] = None, "the workload has numbers that no score comes from"
     return {
         "device_id": ref.device_id,
         "version": ref.version,
-        "scores": told,
+        "scores": answered_scores,
         "refused": {str(place): why for place, why in sorted(refused.items())},
     }
 
@@ -146,40 +146,42 @@ def _parsed(body: bytes) -> dict[str, Any]:
         raise ScoreRefusalError(400, f"the body is a {type(value).__name__}; expected an object")
     if unknown := sorted(value.keys() - _KEYS):
         raise ScoreRefusalError(422, f"{unknown[0][:80]!r} is no field; known: {', '.join(sorted(_KEYS))}")
-    found = {"dialect": "meta_schedule", "version": "", **value}
+    fields = {"dialect": "meta_schedule", "version": "", **value}
     for key in ("device", "dialect", "version"):
-        if not isinstance(found.get(key), str):
-            raise ScoreRefusalError(422, f"{key}: expected a text, got {_kind(found, key)}")
-    if not isinstance(found.get("workload"), str | dict):
-        raise ScoreRefusalError(422, f"workload: expected an id or an object, got {_kind(found, 'workload')}")
-    traces = found.get("traces")
-    if not isinstance(traces, list) or not all(isinstance(one, str) for one in traces):
-        raise ScoreRefusalError(422, f"traces: expected a list of texts, got {_kind(found, 'traces')}")
+        if not isinstance(fields.get(key), str):
+            raise ScoreRefusalError(422, f"{key}: expected a text, got {_kind(fields, key)}")
+    if not isinstance(fields.get("workload"), str | dict):
+        raise ScoreRefusalError(
+            422, f"workload: expected an id or an object, got {_kind(fields, 'workload')}"
+        )
+    traces = fields.get("traces")
+    if not isinstance(traces, list) or not all(isinstance(trace, str) for trace in traces):
+        raise ScoreRefusalError(422, f"traces: expected a list of texts, got {_kind(fields, 'traces')}")
     if len(traces) > MOST_TRACES:
         raise ScoreRefusalError(413, f"traces: got {len(traces)}, at most {MOST_TRACES}; send them in parts")
-    return found
+    return fields
 
 
-def _kind(found: Mapping[str, Any], key: str) -> str:
-    if key not in found:
+def _kind(fields: Mapping[str, Any], key: str) -> str:
+    if key not in fields:
         return "nothing"
-    value = found[key]
+    value = fields[key]
     return "a list with others" if isinstance(value, list) else type(value).__name__
 
 
 def _ref(registry: RegistryReader, store: Path, device: str, version: str) -> ModelRef:
     """The head to ask."""
     champions = registry.champions()
-    serving = {str(one): champion.ref for one, champion in champions.items()}
+    serving = {str(device_id): champion.ref for device_id, champion in champions.items()}
     if not version:
         if device in serving:
             return serving[device]
         from fleet.store.store import Store
 
-        known = Store.read(store).devices()
-        if device in known:
+        devices = Store.read(store).devices()
+        if device in devices:
             raise ScoreRefusalError(404, f"no model serves device {device!r} yet; served: {_listed(serving)}")
-        every = {*serving, *map(str, known)}
+        every = {*serving, *map(str, devices)}
         raise ScoreRefusalError(404, f"unknown device {device[:80]!r}; known: {_listed(every)}")
     if version not in registry.versions():
         last = ", ".join(registry.versions()[-5:]) or "none"
@@ -192,19 +194,19 @@ def _ref(registry: RegistryReader, store: Path, device: str, version: str) -> Mo
     return ModelRef(version=version, device_id=DeviceId(device), sha256=registry.sha256(version))
 
 
-def _workload(store: Path, given: str | dict[str, Any]) -> Workload:
+def _workload(store: Path, reference: str | dict[str, Any]) -> Workload:
     """The workload of a store, or the one that was given."""
-    if isinstance(given, str):
+    if isinstance(reference, str):
         from fleet.store.store import Store
 
-        found = Store.read(store).workloads([WorkloadId(given)])
-        if not found:
+        workloads = Store.read(store).workloads([WorkloadId(reference)])
+        if not workloads:
             raise ScoreRefusalError(
-                404, f"unknown workload {given[:80]!r}; give an id of {store}, or a whole workload"
+                404, f"unknown workload {reference[:80]!r}; give an id of {store}, or a whole workload"
             )
-        return next(iter(found.values()))
+        return next(iter(workloads.values()))
     try:
-        workload = workload_from_json(given)
+        workload = workload_from_json(reference)
     except AgentError as error:
         raise ScoreRefusalError(422, str(error)) from error
     # A given workload may claim any id; facts about another workload must not be applied to it.
@@ -212,9 +214,9 @@ def _workload(store: Path, given: str | dict[str, Any]) -> Workload:
 
 
 def _listed(names: Any) -> str:
-    known = sorted(map(str, names))
-    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
-    return (", ".join(known[:20]) or "none") + more
+    sorted_names = sorted(map(str, names))
+    more = f" and {len(sorted_names) - 20} more" if len(sorted_names) > 20 else ""
+    return (", ".join(sorted_names[:20]) or "none") + more
 
 
 def read_exactly(source: IO[bytes], size: int) -> bytes:
@@ -223,10 +225,10 @@ def read_exactly(source: IO[bytes], size: int) -> bytes:
     Raises:
         EOFError: The other end has closed before.
     """
-    found = source.read(size)
-    if len(found) < size:
+    content = source.read(size)
+    if len(content) < size:
         raise EOFError
-    return found
+    return content
 
 
 if __name__ == "__main__":

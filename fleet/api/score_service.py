@@ -87,13 +87,13 @@ class ScoreService:
                 if await is_gone():
                     return 499, b""
                 with self._secs.timed():
-                    status, scored, found = await asyncio.to_thread(self._ask, read)
+                    status, scored, answer = await asyncio.to_thread(self._ask, read)
         finally:
             self._inside -= 1
         self._candidates += scored
         if status != 200:
             self._refused["request" if status < 500 else "failed"] += 1
-        return status, found
+        return status, answer
 
     @property
     def view(self) -> dict[str, Any]:
@@ -138,8 +138,8 @@ class ScoreService:
         except (OSError, EOFError, ValueError):
             self._end()
             why = f"took longer than {secs:.0f} s" if is_late.is_set() else f"ended (see {self._log})"
-            told = f'{{"detail":"the process that scores {why}; ask for fewer traces at a time"}}'
-            return 503, 0, told.encode()
+            answer = f'{{"detail":"the process that scores {why}; ask for fewer traces at a time"}}'
+            return 503, 0, answer.encode()
         finally:
             timer.cancel()
 

@@ -39,8 +39,8 @@ class ScoreAnswer:
     @property
     def order(self) -> list[int]:
         """Places of the schedules with a score, the most promising first."""
-        known = [(-value, place) for place, value in enumerate(self.scores) if value is not None]
-        return [place for _, place in sorted(known)]
+        scored = [(-value, place) for place, value in enumerate(self.scores) if value is not None]
+        return [place for _, place in sorted(scored)]
 
 
 def score(
@@ -65,7 +65,7 @@ def score(
     Raises:
         FleetError: No daemon runs on this host with that folder, or it refuses; the text says why.
     """
-    asked = {
+    question = {
         "device": device_id,
         "workload": asdict(workload) if isinstance(workload, Workload) else workload,
         "traces": list(traces),
@@ -73,12 +73,12 @@ def score(
         "version": version,
     }
     daemon = find_daemon(root)
-    found = None if daemon is None else daemon.post("/v1/score", asked, _TIMEOUT_SECS)
-    if found is None:
+    answer = None if daemon is None else daemon.post("/v1/score", question, _TIMEOUT_SECS)
+    if answer is None:
         raise FleetError(f"no daemon runs on {root}; start `fleet up`, or name its folder (daemon.root)")
     return ScoreAnswer(
-        device_id=found["device_id"],
-        version=found["version"],
-        scores=tuple(found["scores"]),
-        refused={int(place): why for place, why in found["refused"].items()},
+        device_id=answer["device_id"],
+        version=answer["version"],
+        scores=tuple(answer["scores"]),
+        refused={int(place): why for place, why in answer["refused"].items()},
     )

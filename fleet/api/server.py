@@ -94,9 +94,9 @@ class ApiServer:
         sys.setswitchinterval(_SWITCH_SECS)
         gate, connections = self._gate(sources, limits or fitting_limits(), answer_secs)
         listening = _listen(host, port)
-        shown, bound = listening.getsockname()[:2]
-        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}"
-        self.is_loopback = ipaddress.ip_address(shown).is_loopback
+        bound_host, bound_port = listening.getsockname()[:2]
+        self.url = f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+        self.is_loopback = ipaddress.ip_address(bound_host).is_loopback
         self._server = uvicorn.Server(_uvicorn_config(gate, connections))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listening]}, name="api", daemon=True

@@ -102,17 +102,17 @@ class Keyring:
 
         A login code is redeemed by this.
         """
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        given = given.strip()
+        scheme, _, credential = headers.get(b"authorization", b"").partition(b" ")
+        credential = credential.strip()
         is_owner = False
         match scheme.lower():
             case b"bearer":
-                if self._reader_token and secrets.compare_digest(given, self._reader_token):
+                if self._reader_token and secrets.compare_digest(credential, self._reader_token):
                     return Access.READER
-                is_owner = secrets.compare_digest(given, self._owner_token)
+                is_owner = secrets.compare_digest(credential, self._owner_token)
             case b"login":
                 is_session = scope["path"] == SESSION_PATH and scope["method"] == "POST"
-                is_owner = is_session and self._redeem(given.decode("latin-1"))
+                is_owner = is_session and self._redeem(credential.decode("latin-1"))
             case b"":
                 is_owner = self._has_session(scope, headers)
         return Access.OWNER if is_owner else Access.OPEN

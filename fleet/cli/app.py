@@ -35,7 +35,7 @@ from fleet.cli import (
 )
 from fleet.cli.output import Interrupted, OutputError, open_standard_streams
 from fleet.errors import FleetError
-from fleet.terminal_text import make_logs_visible, say, say_text
+from fleet.terminal_text import make_logs_visible, print_text, say_text
 
 #: Extra of the distribution that brings a package, by the name that is imported.
 _EXTRAS = {
@@ -53,8 +53,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"tensor-fleet {version('tensor-fleet')}")
@@ -192,16 +192,16 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
         if os.environ.get("FLEET_DEBUG") == "1":
             say_text(traceback.format_exc(), error=True)
         if signals is None or signals.number is None:
-            _say(_line(error))
+            _print_error(_line(error))
         code = 1
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in _EXTRAS:
             raise
         extra = _EXTRAS[error.name.split(".")[0]]
-        _say(f"this needs {error.name}, which is not installed: pip install 'tensor-fleet[{extra}]'")
+        _print_error(f"this needs {error.name}, which is not installed: pip install 'tensor-fleet[{extra}]'")
         code = 1
     if signals is not None and signals.number is not None:
-        _say("interrupted; the same command goes on where this one stopped")
+        _print_error("interrupted; the same command goes on where this one stopped")
         code = 128 + signals.number
     return code
 
@@ -217,10 +217,10 @@ def _line(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """One fault a line on standard error."""
     for line in text.strip().split("\n"):
-        say(f"fleet: {line}", error=True)
+        print_text(f"fleet: {line}", error=True)
 
 
 def main() -> None:
@@ -235,6 +235,6 @@ def main() -> None:
     try:
         finish_output()
     except OutputError as error:
-        _say(str(error))
+        _print_error(str(error))
         code = code or 1
     sys.exit(code)

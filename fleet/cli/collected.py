@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.terminal_text import say
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     import psutil
@@ -56,24 +56,26 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     }
 
 
-def print_collected(found: dict[str, Any], daemon_pid: int | None = None) -> None:
+def print_collected(counts: dict[str, Any], daemon_pid: int | None = None) -> None:
     """Say how many records came and why, and what to do where most of them are suspect.
 
     Args:
-        found: As `collected` gives it.
+        counts: As `collected` gives it.
         daemon_pid: The daemon that measured, where it was not this process.
     """
-    parts = [f"{found['candidates']} candidates"]
-    parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(found["extra"].items())]
-    say(f"measured now: {found['records']} records: {', '.join(parts)}")
-    if found["records"] and found["suspect"] >= _MANY_SUSPECT * found["records"]:
-        say(
-            f"{found['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, so "
-            "something takes the cores. Models learn from such records until better ones replace them."
+    parts = [f"{counts['candidates']} candidates"]
+    parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(counts["extra"].items())]
+    print_text(f"measured now: {counts['records']} records: {', '.join(parts)}")
+    if counts["records"] and counts["suspect"] >= _MANY_SUSPECT * counts["records"]:
+        print_text(
+            f"{counts['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, "
+            "so something takes the cores. Models learn from such records until better ones replace them."
         )
         busiest = ", ".join(busiest_programs(daemon_pid)) or "none; it has ended"
-        say(f"busiest programs beside the fleet now: {busiest}")
-        say("stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host")
+        print_text(f"busiest programs beside the fleet now: {busiest}")
+        print_text(
+            "stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host"
+        )
 
 
 def fleet_processes(daemon_pid: int | None) -> set[int]:
@@ -94,14 +96,14 @@ def busiest_programs(daemon_pid: int | None) -> list[str]:
     others = [process for process in psutil.process_iter(["name"]) if process.pid not in own]
 
     def cpu_secs() -> dict[psutil.Process, float]:
-        found = {}
+        secs_by_process = {}
         for process in others:
             try:
                 times = process.cpu_times()
             except psutil.Error:
                 continue
-            found[process] = times.user + times.system
-        return found
+            secs_by_process[process] = times.user + times.system
+        return secs_by_process
 
     before = cpu_secs()
     time.sleep(_WATCH_SECS)

@@ -77,14 +77,14 @@ def up(
         from fleet.models.registry_reader import RegistryReader
 
         registry, store_path = RegistryReader(models), Path(settings.store.path)
-        shown = Dashboard(coordinator.view, registry, store_path, coordinator.desk.listed)
+        dashboard = Dashboard(coordinator.view, registry, store_path, coordinator.desk.listed)
         sources = ApiSources(
             view=coordinator.view,
             registry=registry,
             desk=coordinator.desk,
             scoring=ScoreSettings(models=models, store=store_path, cores=quiet_cores),
-            dashboard=shown,
-            webhook=Webhook(daemon.webhook_url, shown.all_alerts) if daemon.webhook_url else None,
+            dashboard=dashboard,
+            webhook=Webhook(daemon.webhook_url, dashboard.all_alerts) if daemon.webhook_url else None,
         )
         return ApiServer(sources, folder, host=daemon.api_host, port=daemon.api_port)
 
@@ -101,44 +101,46 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     from transfer.model.kinds import FLEET_TLP
 
     devices: Mapping[str, Mapping[str, Any]] = view["devices"]
-    print_rows(_COLUMNS, [(name, *_cells(found)) for name, found in devices.items()])
-    say = TerminalConsole().print
-    for name, found in devices.items():
-        if why := found["reason"] or found["closed"]:
-            say(f"{name}: {why}")
+    print_rows(_COLUMNS, [(name, *_cells(device)) for name, device in devices.items()])
+    print_line = TerminalConsole().print
+    for name, device in devices.items():
+        if why := device["reason"] or device["closed"]:
+            print_line(f"{name}: {why}")
         # There is no room beside the version; what is not said is a FleetTLP.
-        if (kind := found.get("model_kind", "")) and kind != FLEET_TLP:
-            say(f"{name}: {found['champion']} is of kind {kind}")
-        if kept := found.get("retained"):
-            say(f"{name}: {found['champion']} stays; {kept}")
+        if (kind := device.get("model_kind", "")) and kind != FLEET_TLP:
+            print_line(f"{name}: {device['champion']} is of kind {kind}")
+        if retention := device.get("retained"):
+            print_line(f"{name}: {device['champion']} stays; {retention}")
     coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
     since = short_moment(view["started_at"])
-    say(
+    print_line(
         f"daemon {coordinator['state']} since {since} (process {coordinator['pid']}); "
         "jobs: " + ", ".join(f"{count} {state}" for state, count in jobs.items())
     )
     waiting = f", {store['waiting']} on their way there" if store.get("waiting") else ""
-    say(f"store {store['path']}: {store['records']} records{waiting}, table version {store['table_version']}")
+    print_line(
+        f"store {store['path']}: {store['records']} records{waiting}, table version {store['table_version']}"
+    )
     if store.get("refused"):
-        say(f"{store['refused']} records that the store refuses are set aside", style="yellow")
+        print_line(f"{store['refused']} records that the store refuses are set aside", style="yellow")
     training = view["training"]
     last = f"; last: {training['last']}" if training.get("last") else ""
-    say(f"training: {training['state']}{last}")
+    print_line(f"training: {training['state']}{last}")
     alarms: Sequence[Mapping[str, Any]] = view["alarms"]
     for alarm in alarms[-_ALARMS:]:
-        say(f"{short_moment(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
+        print_line(f"{short_moment(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
 
 
-def _cells(found: Mapping[str, Any]) -> tuple[str, ...]:
-    leases = found["leases"]
-    done, size = sum(one["done"] for one in leases), sum(one["of"] for one in leases)
+def _cells(device: Mapping[str, Any]) -> tuple[str, ...]:
+    leases = device["leases"]
+    done, size = sum(lease["done"] for lease in leases), sum(lease["of"] for lease in leases)
     return (
-        found["state"],
-        str(found["records"]),
-        str(found["failed"]),
-        str(found["late"]),
-        f"{found['records_per_s']:.1f}",
+        device["state"],
+        str(device["records"]),
+        str(device["failed"]),
+        str(device["late"]),
+        f"{device['records_per_s']:.1f}",
         f"{done}/{size}" if leases else "-",
-        short_moment(found["last_record_at"]),
-        (found["champion"] or "-") + (" (pinned)" if found.get("pinned") else ""),
+        short_moment(device["last_record_at"]),
+        (device["champion"] or "-") + (" (pinned)" if device.get("pinned") else ""),
     )

@@ -10,7 +10,7 @@ import typer
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 #: File of the daemon's folder that leads a browser to the dashboard; its code is good once.
 _LOGIN_PAGE = "dashboard.html"
@@ -37,7 +37,7 @@ def dashboard(
     if as_json:
         print_json({"url": url})
     else:
-        say(url)
+        print_text(url)
     if should_open:
         _open_browser(Path(settings.daemon.root) / _LOGIN_PAGE, url)
 
@@ -81,7 +81,7 @@ def compare_sides(
     from fleet.store.store import Store
 
     settings = load_settings(config, {"store.path": store}, changes)
-    found = compare(
+    comparison = compare(
         lambda: Store.read(settings.store.path),
         RegistryReader(models),
         (before, after),
@@ -89,28 +89,28 @@ def compare_sides(
         shows_all=shows_all,
     )
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
-def _print_comparison(found: dict[str, Any]) -> None:
-    summary = found["summary"]
-    say(
+def _print_comparison(comparison: dict[str, Any]) -> None:
+    summary = comparison["summary"]
+    print_text(
         f"{summary['significant']} significant changes (severity of {summary['threshold']:g} or more), "
         f"{summary['insignificant']} within the noise, {summary['unknown']} of unknown noise"
     )
-    for note in found["notes"]:
-        say(note)
-    if found["rows"]:
-        columns = ("series", *found["sides"], "change", "noise", "severity")
-        print_rows(columns, [_cells(row) for row in found["rows"]])
-        if any(row["kind"] == "latency" for row in found["rows"]):
-            say("Each workload's latencies are of the candidate with the median change.")
-    if found["hidden"]:
-        say(f"{found['hidden']} changes within the noise are hidden; --all shows them")
-    if not found["is_last"]:
-        say(f"cut off: {len(found['rows'])} of {found['matched']} rows are shown")
+    for note in comparison["notes"]:
+        print_text(note)
+    if comparison["rows"]:
+        columns = ("series", *comparison["sides"], "change", "noise", "severity")
+        print_rows(columns, [_cells(row) for row in comparison["rows"]])
+        if any(row["kind"] == "latency" for row in comparison["rows"]):
+            print_text("Each workload's latencies are of the candidate with the median change.")
+    if comparison["hidden"]:
+        print_text(f"{comparison['hidden']} changes within the noise are hidden; --all shows them")
+    if not comparison["is_last"]:
+        print_text(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
-from fleet.terminal_text import print_rows, say, visible
+from fleet.terminal_text import print_rows, print_text, visible
 
 Sha256Option = Annotated[
     str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
@@ -41,42 +41,44 @@ def list_(
     from fleet.errors import StoreError
     from fleet.store.store import Store
 
-    found: list[dict[str, Any]] = []
-    for log in sorted(one for depth in range(4) for one in folder.glob("*/" * depth + "records/_delta_log")):
+    stores: list[dict[str, Any]] = []
+    for log in sorted(
+        log_path for depth in range(4) for log_path in folder.glob("*/" * depth + "records/_delta_log")
+    ):
         path = log.parent.parent
         try:
             reader = Store.read(path)
             counts = reader.counts()
             workloads = len(reader.workloads())
         except StoreError as error:
-            say(f"left out: {error}", error=True)
+            print_text(f"left out: {error}", error=True)
             continue
-        found.append(
+        stores.append(
             {
                 "store": str(path),
-                "records": sum(one.records for one in counts.values()),
+                "records": sum(device_counts.records for device_counts in counts.values()),
                 "devices": sorted(counts),
                 "workloads": workloads,
                 "table_version": reader.version,
-                "last_at": max((one.last_at for one in counts.values()), default=None),
+                "last_at": max((device_counts.last_at for device_counts in counts.values()), default=None),
             }
         )
     if as_json:
-        print_json(found)
+        print_json(stores)
         return
     rows = [
         (
-            one["store"],
-            f"{one['records']:,}",
-            str(len(one["devices"])),
-            str(one["workloads"]),
-            short_moment(one["last_at"]),
+            store["store"],
+            f"{store['records']:,}",
+            str(len(store["devices"])),
+            str(store["workloads"]),
+            short_moment(store["last_at"]),
         )
-        for one in found
+        for store in stores
     ]
     print_rows(("store", "records", "devices", "workloads", "last"), rows)
-    if not found:
-        say(f"no store below {folder.absolute()}")
+    if not stores:
+        print_text(f"no store below {folder.absolute()}")
 
 
 def publish(
@@ -106,19 +108,21 @@ def publish(
     from fleet.datasets.publication import publish as publish_dataset
     from fleet.store.store import Store
 
-    told = DatasetAbout(
+    dataset_about = DatasetAbout(
         name=name or folder.absolute().name,
         about=about,
         made_by=made_by,
         license=license_,
         faults=tuple(fault or ()),
     )
-    found = publish_dataset(Store.read(store), folder, told, tuple(device or ()))
+    publication = publish_dataset(Store.read(store), folder, dataset_about, tuple(device or ()))
     if as_json:
-        print_json(found)
+        print_json(publication)
         return
-    _print_card(found["card"])
-    say(f"{folder}: {found['bytes'] / 2**20:.1f} MiB of records, SHA-256 {found['sha256']}")
+    _print_card(publication["card"])
+    print_text(
+        f"{folder}: {publication['bytes'] / 2**20:.1f} MiB of records, SHA-256 {publication['sha256']}"
+    )
 
 
 def verify(
@@ -132,12 +136,14 @@ def verify(
     """
     from fleet.datasets.admission import verify_apart
 
-    found, records = verify_apart(folder, sha256)
+    published, records = verify_apart(folder, sha256)
     if as_json:
-        print_json({"folder": str(folder), "sha256": found.sha256, "records": records, "card": found.card})
+        print_json(
+            {"folder": str(folder), "sha256": published.sha256, "records": records, "card": published.card}
+        )
         return
-    _print_card(found.card)
-    say(f"{folder}: whole, {records:,} records, SHA-256 {found.sha256}")
+    _print_card(published.card)
+    print_text(f"{folder}: whole, {records:,} records, SHA-256 {published.sha256}")
 
 
 def open_(
@@ -164,33 +170,33 @@ def open_(
     say_places(settings, config, store)
     path = Path(settings.store.path)
     with records_or_nothing(path), Store.open(path) as opened:
-        found = open_dataset(folder, opened, sha256)
+        admission = open_dataset(folder, opened, sha256)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(admission))
         return
-    say(
-        f"{found.name}: {found.appended:,} new records, {found.known:,} known, {found.workloads_new:,} new "
-        f"workloads; devices {', '.join(found.devices)}"
+    print_text(
+        f"{admission.name}: {admission.appended:,} new records, {admission.known:,} known, "
+        f"{admission.workloads_new:,} new workloads; devices {', '.join(admission.devices)}"
     )
-    say(f"store {path}, table version {found.table_version}")
+    print_text(f"store {path}, table version {admission.table_version}")
 
 
 def _print_card(card: Mapping[str, Any]) -> None:
     rows = [
         (
             name,
-            f"{one['records']:,}",
-            f"{one['outcomes'].get('ok', 0):,}",
-            "-" if one["suspect_share"] is None else f"{one['suspect_share']:.1%}",
-            "-" if one["noise"] is None else f"{one['noise']['median_change']:.1%}",
-            str(one["processor"]),
+            f"{device['records']:,}",
+            f"{device['outcomes'].get('ok', 0):,}",
+            "-" if device["suspect_share"] is None else f"{device['suspect_share']:.1%}",
+            "-" if device["noise"] is None else f"{device['noise']['median_change']:.1%}",
+            str(device["processor"]),
         )
-        for name, one in card["devices"].items()
+        for name, device in card["devices"].items()
     ]
     print_rows(("device", "records", "ok", "suspect", "noise", "processor"), rows)
-    say(
+    print_text(
         f"{card['name']}: {card['records']:,} records, {card['candidates']:,} candidates, "
         f"{card['workloads']:,} workloads, {len(card['operators'])} operators; {visible(card['license'])}"
     )
     for fault in card["faults"]:
-        say(visible(fault))
+        print_text(visible(fault))

@@ -13,7 +13,7 @@ import typer
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from agents.records import DeviceSpec
@@ -29,18 +29,18 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
     from fleet.config.device_folder import DeviceFolder
 
     settings = load_settings(config, {}, changes)
-    found = DeviceFolder(Path(settings.devices.folder)).read()
+    device_files = DeviceFolder(Path(settings.devices.folder)).read()
     view = ask(Path(settings.daemon.root), "/v1/status")
     rows: list[dict[str, Any]] = []
-    for device_id in sorted({*found.specs, *found.faults}):
-        spec, path = found.specs.get(device_id), found.paths.get(device_id)
+    for device_id in sorted({*device_files.specs, *device_files.faults}):
+        spec, path = device_files.specs.get(device_id), device_files.paths.get(device_id)
         rows.append(
             {
                 "device": device_id,
                 "kind": str(spec.kind) if spec else None,
                 "target": spec.target if spec else None,
                 "file": str(path) if path else None,
-                "faults": list(found.faults.get(device_id, ())),
+                "faults": list(device_files.faults.get(device_id, ())),
                 "daemon": view["devices"].get(device_id, {}).get("state") if view is not None else None,
             }
         )
@@ -50,9 +50,9 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
     print_rows(("device", "kind", "target", "file", "daemon"), [_cells(row) for row in rows])
     for row in rows:
         for fault in row["faults"]:
-            say(f"left out: {fault}")
+            print_text(f"left out: {fault}")
     if view is None:
-        say(f"no daemon runs on {settings.daemon.root}")
+        print_text(f"no daemon runs on {settings.daemon.root}")
 
 
 def add(
@@ -83,7 +83,7 @@ def add(
     if as_json:
         print_json({"device": spec.device_id, "file": str(path)})
         return
-    say(f"device {spec.device_id}: {path}; {follows}")
+    print_text(f"device {spec.device_id}: {path}; {follows}")
 
 
 def retire(
@@ -112,8 +112,8 @@ def retire(
     if as_json:
         print_json({"device": device, "files": places})
         return
-    say(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
-    say(f"`fleet devices add {places[0]}` brings it back; {follows}")
+    print_text(f"device {device}: its records and its model stay; its file is {', '.join(places)} now")
+    print_text(f"`fleet devices add {places[0]}` brings it back; {follows}")
 
 
 def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
@@ -122,9 +122,9 @@ def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
     from agents.host.probe import probe
     from fleet.collection.replay_files import REPLAY, ready
 
-    if found := differences(spec, probe()):
+    if mismatches := differences(spec, probe()):
         raise FleetError(
-            f"device {spec.device_id} cannot be measured on this host: {'; '.join(found)}; "
+            f"device {spec.device_id} cannot be measured on this host: {'; '.join(mismatches)}; "
             "--other-host adds it for another host of a cluster"
         )
     ready({spec.device_id: spec}, Path(settings.store.path).parent / REPLAY)

@@ -17,7 +17,7 @@ import typer
 from fleet.cli.options import FolderOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from agents.records import Descriptor, DeviceSpec
@@ -49,7 +49,7 @@ def init(
         return
     print_rows(("device", "file", ""), [(path.stem, str(path), str(action)) for path, action in done.items()])
     if Action.KEPT in done.values():
-        say("kept: the file differs from what this host would write; --force replaces it")
+        print_text("kept: the file differs from what this host would write; --force replaces it")
 
 
 def probe(
@@ -85,7 +85,7 @@ def probe(
     else:
         print_rows(("host", descriptor.host), _descriptor_rows(descriptor))
         if spec and not faults:
-            say(f"device {device}: {_board_line(spec, board) if board else 'this host can be it'}")
+            print_text(f"device {device}: {_board_line(spec, board) if board else 'this host can be it'}")
     if faults:
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(faults)}")
 
@@ -147,8 +147,8 @@ def doctor(
             rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
             print_rows(("", "what", "why", "what to do"), rows)
         else:
-            say("nothing found: this host is fit to measure")
-        say("")
+            print_text("nothing found: this host is fit to measure")
+        print_text("")
         _print_confinement(confined)
     errors = [finding for finding in findings if finding.level is Level.ERROR]
     if errors:
@@ -158,7 +158,7 @@ def doctor(
 def _print_confinement(rows: Sequence[ConfinementRow]) -> None:
     if not rows:
         return
-    say("How far worker processes are confined here, found by trying:")
+    print_text("How far worker processes are confined here, found by trying:")
     print_rows(
         ("", "tried and refused", "by", "still possible"),
         [
@@ -188,7 +188,7 @@ def config_show(
     if as_json:
         print_json(settings)
         return
-    rows = [(each["key"], _shown(each["value"]), each["origin"]) for each in settings]
+    rows = [(each["key"], _value_text(each["value"]), each["origin"]) for each in settings]
     print_rows(("setting", "value", "origin"), rows)
 
 
@@ -215,9 +215,9 @@ def config_schema(
     print_json(schema)
 
 
-def _folder(given: Path | None, config: Path | None, changes: list[str] | None) -> Path:
+def _folder(folder: Path | None, config: Path | None, changes: list[str] | None) -> Path:
     """Folder of the device files: the flag, else what the settings say."""
-    return given or Path(load_settings(config, {}, changes).devices.folder)
+    return folder or Path(load_settings(config, {}, changes).devices.folder)
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
@@ -268,5 +268,5 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return ", ".join(map(str, value)) or "(empty)" if isinstance(value, list) else str(value)

@@ -18,7 +18,7 @@ from fleet.cli.request_command import request_command
 from fleet.daemon.engine_options import EngineOptions
 from fleet.errors import FleetError
 from fleet.requests.import_logs import ImportLogs
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 
 @request_command(ImportLogs)
@@ -51,30 +51,30 @@ def _print_import(report: Mapping[str, Any], store: str) -> None:
         seconds += f", {report['lines_per_s']:,.0f} lines/s"
     rows = [("lines", f"{report['lines']:,}", f"{report['files']} files, {seconds}")]
     rows.append(("imported", f"{report['imported']:,}", "new records"))
-    known = f", {report['files_known']} files were imported before" if report["files_known"] else ""
-    rows.append(("duplicates", f"{report['duplicates']:,}", f"the store has them{known}"))
+    earlier_files = f", {report['files_known']} files were imported before" if report["files_known"] else ""
+    rows.append(("duplicates", f"{report['duplicates']:,}", f"the store has them{earlier_files}"))
     reasons = sorted(report["rejected_by_reason"].items(), key=lambda item: (-item[1], item[0]))
     for reason, count in reasons:
         rows.append(("not meant" if reason in NO_MEASUREMENTS else "rejected", f"{count:,}", reason))
     print_rows((f"device {report['device']}", "", ""), rows)
     for reason, _ in reasons:
         if reason in report["first_examples"] and reason not in NO_MEASUREMENTS:
-            say(f"first {reason}: {report['first_examples'][reason]}")
-    say(f"measurements: {_joined(report['dialects']) or 'none'}")
-    say(f"outcomes: {_joined(report['outcomes']) or 'none'}")
+            print_text(f"first {reason}: {report['first_examples'][reason]}")
+    print_text(f"measurements: {_joined(report['dialects']) or 'none'}")
+    print_text(f"outcomes: {_joined(report['outcomes']) or 'none'}")
     if report["networks"]:
-        say(f"networks: {', '.join(report['networks'])}")
+        print_text(f"networks: {', '.join(report['networks'])}")
     if report["described_by"]:
-        say(
+        print_text(
             f"workloads: {report['workloads_new']:,} new; device described by {report['described_by']}"
             f" ({', '.join(report['targets'])})"
         )
     for path, damage in report["damaged"].items():
-        say(f"damaged: {path}: {damage}; what came before the damage was imported")
+        print_text(f"damaged: {path}: {damage}; what came before the damage was imported")
     if skipped := report["files_skipped"]:
         rest = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        say(f"not logs: {', '.join(Path(path).name for path in skipped[:5])}{rest}")
-    say(f"store {store}, table version {report['table_version']}")
+        print_text(f"not logs: {', '.join(Path(path).name for path in skipped[:5])}{rest}")
+    print_text(f"store {store}, table version {report['table_version']}")
 
 
 def _joined(counts: Mapping[str, int]) -> str:
@@ -124,4 +124,4 @@ def export(
         rows.append(("", "", f"and {len(result.files) - 3} more files"))
     rows += [("left out", f"{count:,}", reason) for reason, count in result.skipped.items()]
     print_rows((f"records as {result.fmt}", "", ""), rows)
-    say(f"store {settings.store.path}, table version {result.table_version}")
+    print_text(f"store {settings.store.path}, table version {result.table_version}")

@@ -20,7 +20,7 @@ from fleet.requests.collect import Collect
 from fleet.requests.fingerprint import FingerprintDevices
 from fleet.requests.request_kind import RequestArguments
 from fleet.requests.tune import Tune
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -101,15 +101,15 @@ def collect(
     from fleet.collection.time_spent import print_spending, spent_from
     from fleet.daemon.embedded import run
 
-    asked: RequestArguments = request
+    arguments: RequestArguments = request
     if fingerprint:
         if unused := sorted(request.values().keys() - {"devices"}):
             raise typer.BadParameter(f"--fingerprint measures nothing else: leave out {', '.join(unused)}")
-        asked = read_request(FingerprintDevices, request.values())
-    settings = options.read(asked.setting_changes())
+        arguments = read_request(FingerprintDevices, request.values())
+    settings = options.read(arguments.setting_changes())
     say_places(settings, options.config, options.store)
     began_at = time.time()
-    result = run(asked, options)
+    result = run(arguments, options)
     if result is None:
         return
     path = Path(settings.store.path)
@@ -120,7 +120,7 @@ def collect(
     if not fingerprint:
         print_spending(spent_from(result["spent"]))
     for device_id, programs in result.get("ran", {}).items():
-        say(f"{device_id}: {programs} reference programs ran")
+        print_text(f"{device_id}: {programs} reference programs ran")
     _print_status(path, beside(path, options.models))
     daemon = find_daemon(Path(settings.daemon.root))
     print_collected(came, None if daemon is None else daemon.pid)
@@ -139,8 +139,8 @@ def tune(
 
     out = request.out or str(Path("runs/tuned", request.device).absolute())
     networks = [*([network] if network else []), *(request.networks or [])]
-    given = {"networks": networks} if networks else {}
-    request = read_request(Tune, {**request.values(), "out": out, **given})
+    network_arguments = {"networks": networks} if networks else {}
+    request = read_request(Tune, {**request.values(), "out": out, **network_arguments})
     say_places(options.read(), options.config, options.store)
     result = run(request, options)
     if result is None:
@@ -196,7 +196,7 @@ def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json
 
         print_daemon(view)
     elif not is_named and not path.exists():
-        say(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
+        print_text(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
     else:
         _print_status(path, models)
 
@@ -209,19 +209,19 @@ def beside(store: Path, models: Path) -> Path:
 def _print_status(store: Path, models: Path) -> None:
     from fleet.report.status import read_status
 
-    found = read_status(store, models)
-    rows = [(name, *_status_cells(entry)) for name, entry in found["devices"].items()]
+    status = read_status(store, models)
+    rows = [(name, *_status_cells(entry)) for name, entry in status["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
-    say("failed: all but ok, rejected too. suspect: measured while the device drifted.")
-    say("quarantined: candidates that kill their process. noise: median change of the")
-    say("same program measured twice (A/A run), unless the device drifted meanwhile.")
-    known = ", ".join(found["models"]) or "none yet"
-    say(f"store {found['store']}, table version {found['table_version']}; models: {known}")
-    for name, note in found["champions"].items():
+    print_text("failed: all but ok, rejected too. suspect: measured while the device drifted.")
+    print_text("quarantined: candidates that kill their process. noise: median change of the")
+    print_text("same program measured twice (A/A run), unless the device drifted meanwhile.")
+    versions = ", ".join(status["models"]) or "none yet"
+    print_text(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
+    for name, note in status["champions"].items():
         if note["pinned"] or note["retained"]:
             kind = f"{note['model_kind'] or 'damaged'}{', pinned' if note['pinned'] else ''}"
-            kept = f"; {note['retained']}" if note["retained"] else ""
-            say(f"{name} is served by {note['version']} ({kind}){kept}")
+            retention = f"; {note['retained']}" if note["retained"] else ""
+            print_text(f"{name} is served by {note['version']} ({kind}){retention}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say, say_text
+from fleet.terminal_text import print_rows, print_text, say_text
 
 if TYPE_CHECKING:
     from agents.records import Record, Workload, WorkloadId
@@ -57,39 +57,39 @@ def show(
         return
     path = Path(settings.store.path)
     reader = Store.read(path)
-    found = find(reader, name)
-    if found is None:
+    match = find(reader, name)
+    if match is None:
         raise FleetError(
             f"nothing is named {name!r}: looked for a version in {models}, a request of a daemon, and a "
             f"record, candidate or workload in {path} (at least six characters of its id)"
         )
     if script:
-        say_text(_script(reader, found))
+        say_text(_script(reader, match))
     elif as_json:
-        print_json(_as_json(found))
+        print_json(_as_json(match))
     else:
-        _print(found)
+        _print(match)
 
 
 def _request(root: Path, name: str) -> dict[str, Any] | None:
     """The request of this id, where a daemon runs and has it."""
     from fleet.api.client import ask
 
-    return next((one for one in ask(root, "/v1/requests") or [] if one["id"] == name), None)
+    return next((request for request in ask(root, "/v1/requests") or [] if request["id"] == name), None)
 
 
-def _script(reader: StoreReader, found: FoundId) -> str:
+def _script(reader: StoreReader, match: FoundId) -> str:
     from agents.records import Candidate
     from fleet.coverage.reproducer import MeasuredOn, reproducer
 
-    name = f"{found.kind} {found.id}"
-    if not found.records:
+    name = f"{match.kind} {match.id}"
+    if not match.records:
         raise FleetError(f"{name} has no schedule: a script is made of a candidate or a record")
-    first = found.records[0]
+    first = match.records[0]
     candidate = Candidate(workload_id=first.workload_id, trace=first.trace, dialect=first.dialect)
     measurements = (
         MeasuredOn(device_id=record.device_id, origin=record.origin, protocol=record.protocol)
-        for record in found.records
+        for record in match.records
     )
     try:
         return reproducer(reader, candidate, measurements)
@@ -97,54 +97,54 @@ def _script(reader: StoreReader, found: FoundId) -> str:
         raise FleetError(f"{name} gets no script: {error}") from error
 
 
-def _as_json(found: FoundId) -> dict[str, Any]:
+def _as_json(match: FoundId) -> dict[str, Any]:
     from agents.records import as_json_dict
 
-    workload = as_json_dict(found.workload) if found.workload else None
+    workload = as_json_dict(match.workload) if match.workload else None
     if workload:
         del workload["module_json"]
-    value: dict[str, Any] = {"kind": found.kind, "id": found.id, "workload": workload}
-    if found.counts is not None:
-        return value | {"records_by_device": found.counts}
+    value: dict[str, Any] = {"kind": match.kind, "id": match.id, "workload": workload}
+    if match.counts is not None:
+        return value | {"records_by_device": match.counts}
     return value | {
-        "trace": found.records[0].trace,
+        "trace": match.records[0].trace,
         "records": [
             {
-                "record_id": one.record_id,
-                **{key: of for key, of in as_json_dict(one).items() if key != "trace"},
+                "record_id": record.record_id,
+                **{key: of for key, of in as_json_dict(record).items() if key != "trace"},
             }
-            for one in found.records
+            for record in match.records
         ],
     }
 
 
-def _print(found: FoundId) -> None:
-    workload = found.workload
+def _print(match: FoundId) -> None:
+    workload = match.workload
     rows = [("workload", f"{workload.name} ({workload.workload_id})" if workload else "not in the store")]
     if workload:
         rows.append(("flops", f"{workload.flops:.4g}"))
         rows.append(
             ("networks", ", ".join(f"{name} ({count})" for name, count in workload.networks) or "none")
         )
-    if found.counts is not None:
-        rows += [(f"records on {name}", f"{count:,}") for name, count in sorted(found.counts.items())]
-    elif found.records:
-        first = found.records[0]
+    if match.counts is not None:
+        rows += [(f"records on {name}", f"{count:,}") for name, count in sorted(match.counts.items())]
+    elif match.records:
+        first = match.records[0]
         rows += [
             ("candidate", first.candidate_id),
             ("dialect", first.dialect),
             ("trace", _trace(first.trace)),
         ]
-    print_rows((found.kind, found.id), rows)
-    if not found.records:
+    print_rows((match.kind, match.id), rows)
+    if not match.records:
         return
     print_rows(
         ("record", "device", "outcome", "best", "repeats", "reason", "measured"),
-        list(map(_cells, found.records)),
+        list(map(_cells, match.records)),
     )
-    for record in found.records:
+    for record in match.records:
         if record.error:
-            say(f"{record.record_id[:12]}: {record.error.strip()}")
+            print_text(f"{record.record_id[:12]}: {record.error.strip()}")
 
 
 def _cells(record: Record) -> tuple[str, ...]:
@@ -200,41 +200,46 @@ def workloads(
 
     where, listed, counts = _listed(network, store, config, changes)
     fit = [
-        one
-        for one in listed
-        if _has(one, contains)
-        and min_flops <= one.flops <= max_flops
-        and (not operator or one.operator in operator)
+        workload
+        for workload in listed
+        if _has(workload, contains)
+        and min_flops <= workload.flops <= max_flops
+        and (not operator or workload.operator in operator)
     ]
     if count is not None:
         fit = choose_workloads(fit, count=count)
-    found = [_described(one, counts) for one in fit]
-    found.sort(key=lambda one: (-one["records"], one["workload"]))
+    described = [_described(workload, counts) for workload in fit]
+    described.sort(key=lambda row: (-row["records"], row["workload"]))
     if as_json:
-        print_json(found)
+        print_json(described)
         return
     rows = [
         (
-            one["workload"],
-            one["operator"],
-            f"{one['records']:,}",
-            f"{one['flops'] / 1e6:,.3g}",
-            str(len(one["networks"])) if network else ", ".join(one["networks"]),
-            one["workload_id"],
+            row["workload"],
+            row["operator"],
+            f"{row['records']:,}",
+            f"{row['flops'] / 1e6:,.3g}",
+            str(len(row["networks"])) if network else ", ".join(row["networks"]),
+            row["workload_id"],
         )
-        for one in found[:limit]
+        for row in described[:limit]
     ]
     print_rows(("workload", "operator", "records", "MFLOP", "networks", "id"), rows)
     by_operator = _counts_by_operator(fit)
     print_rows(
         ("operator", "workloads", "networks", "MFLOP"),
         [
-            (name, f"{one['workloads']:,}", f"{one['networks']:,}", _span(one["min_flops"], one["max_flops"]))
-            for name, one in by_operator.items()
+            (
+                name,
+                f"{group['workloads']:,}",
+                f"{group['networks']:,}",
+                _span(group["min_flops"], group["max_flops"]),
+            )
+            for name, group in by_operator.items()
         ],
     )
-    more = f", the first {limit} of them shown; --limit shows more" if len(found) > limit else ""
-    say(f"{len(found):,} workloads in {where}, {len(by_operator)} operators{more}")
+    more = f", the first {limit} of them shown; --limit shows more" if len(described) > limit else ""
+    print_text(f"{len(described):,} workloads in {where}, {len(by_operator)} operators{more}")
 
 
 def _has(workload: Workload, text: str) -> bool:
@@ -260,14 +265,14 @@ def _described(workload: Workload, records: dict[WorkloadId, int]) -> dict[str, 
 def _counts_by_operator(workloads: list[Workload]) -> dict[str, dict[str, float]]:
     """Of each operator: `workloads`, `networks` that run them, least and most FLOPs; most common first."""
     groups: dict[str, list[Workload]] = {}
-    for one in workloads:
-        groups.setdefault(one.operator, []).append(one)
+    for workload in workloads:
+        groups.setdefault(workload.operator, []).append(workload)
     return {
         operator: {
             "workloads": len(group),
-            "networks": len({name for one in group for name, _ in one.networks}),
-            "min_flops": min(one.flops for one in group),
-            "max_flops": max(one.flops for one in group),
+            "networks": len({name for workload in group for name, _ in workload.networks}),
+            "min_flops": min(workload.flops for workload in group),
+            "max_flops": max(workload.flops for workload in group),
         }
         for operator, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     }
@@ -296,6 +301,7 @@ def _listed(
     reader = Store.read(path)
     counts: dict[WorkloadId, int] = {}
     for _, batch in reader.columns(["workload_id"]):
-        for one in pc.value_counts(batch.column(0)).to_pylist():
-            counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+        for value_count in pc.value_counts(batch.column(0)).to_pylist():
+            workload_id = value_count["values"]
+            counts[workload_id] = counts.get(workload_id, 0) + value_count["counts"]
     return str(path), list(reader.workloads().values()), counts

@@ -15,7 +15,7 @@ import typer
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption
 from fleet.cli.output import JsonOption, print_json, value_text
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from fleet.models.registry_file import Champion
@@ -51,7 +51,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         for each in found
     ]
     if not rows:
-        say(f"no model under {models}; `fleet train` makes one")
+        print_text(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "model", "candidates", "from", "serves", "other heads"), rows)
     print_rows(
@@ -64,7 +64,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     )
     for each in found:
         if each["damaged"]:
-            say(each["damaged"])
+            print_text(each["damaged"])
 
 
 def show(
@@ -87,7 +87,7 @@ def show(
         from fleet.report.model_card import write_card
 
         write_card(found, card)
-        say(f"card of {version}: {card}")
+        print_text(f"card of {version}: {card}")
         return
     if as_json:
         print_json(found)
@@ -169,7 +169,7 @@ def diff(
     print_rows(("", one, other), rows)
     workloads = found["workloads"]
     if workloads is not None:
-        say(
+        print_text(
             f"workloads learnt from: {workloads['both']} by both, {workloads['added']} only by {other}, "
             f"{workloads['removed']} only by {one}"
         )
@@ -252,7 +252,7 @@ def _print_champion(champion: Champion, said: str, *, as_json: bool) -> None:
     if as_json:
         print_json(champion_json(champion))
     else:
-        say(said)
+        print_text(said)
 
 
 def _held(champion: dict[str, Any]) -> tuple[str, str, str]:

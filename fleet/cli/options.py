@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.output import parse_changes
 from fleet.errors import FleetError
-from fleet.terminal_text import say
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -63,12 +63,12 @@ def load_settings(
     """
     from fleet.config.settings import load_fleet
 
-    given = {
+    flag_values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in flags.items()
         if value is not None
     }
-    return load_fleet(config, {**parse_changes(changes or []), **given}).config
+    return load_fleet(config, {**parse_changes(changes or []), **flag_values}).config
 
 
 def say_places(settings: FleetConfig, config: Path | None, named_store: Path | str | None = None) -> None:
@@ -87,9 +87,9 @@ def say_places(settings: FleetConfig, config: Path | None, named_store: Path | s
         origin = f"settings: built-in ones, as {Path.cwd()} has no {file}"
     path = Path(settings.store.path)
     if path.exists():
-        say(f"{origin}; store: {path}", error=True)
+        print_text(f"{origin}; store: {path}", error=True)
         return
-    say(f"{origin}; store: {path}, which is not there yet", error=True)
+    print_text(f"{origin}; store: {path}, which is not there yet", error=True)
     is_asked = named_store is not None and sys.stdin.isatty()
     if is_asked and not typer.confirm(f"make a new store at {path.absolute()}?", err=True):
         raise FleetError(f"no store was made at {path}; `fleet datasets` lists the stores that there are")

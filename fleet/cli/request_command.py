@@ -55,13 +55,13 @@ def request_command(kind: type[RequestArguments]) -> Callable[[Callable[..., Non
         engine = {**(_MEASURING if measuring else {}), **(_MODELS if models else {}), **_COMMON}
 
         def command(**values: Any) -> None:
-            given = {part.name: _as_argument(values[part.name]) for part in arguments}
+            argument_values = {part.name: _as_argument(values[part.name]) for part in arguments}
             request = read_request(
                 kind,
                 {
-                    part.name: given[part.name]
+                    part.name: argument_values[part.name]
                     for part in arguments
-                    if given[part.name] not in (None, part.default)
+                    if argument_values[part.name] not in (None, part.default)
                 },
             )
             more = {parameter.name: values[parameter.name] for parameter in own}

@@ -23,7 +23,7 @@ from fleet.cli.output import (
     short_moment,
 )
 from fleet.errors import FleetError
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
     from fleet.api.client import DaemonClient
@@ -39,15 +39,21 @@ def list_requests(
 
     Example: fleet requests list
     """
-    found: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
+    requests: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
     if as_json:
-        print_json(found)
-    elif not found:
-        say("no requests; `fleet train` makes one")
+        print_json(requests)
+    elif not requests:
+        print_text("no requests; `fleet train` makes one")
     else:
         rows = [
-            (one["id"], one["kind"], one["state"], short_moment(one["submitted_at"]), _so_far(one))
-            for one in found
+            (
+                request["id"],
+                request["kind"],
+                request["state"],
+                short_moment(request["submitted_at"]),
+                _so_far(request),
+            )
+            for request in requests
         ]
         print_rows(("request", "kind", "state", "came", "so far"), rows)
 
@@ -63,16 +69,16 @@ def show(
     Example: fleet requests show train-3f9c
     """
     listed: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
-    found = next((one for one in listed if one["id"] == request_id), None)
-    if found is None:
+    request = next((entry for entry in listed if entry["id"] == request_id), None)
+    if request is None:
         raise FleetError(f"no request {request_id!r}; `fleet requests list` shows those there are")
     if as_json:
-        print_json(found)
+        print_json(request)
         return
     moments = {"submitted_at", "started_at", "ended_at"}
     rows = [
         (name, short_moment(value) if name in moments else str(value))
-        for name, value in found.items()
+        for name, value in request.items()
         if value not in (None, "", {})
     ]
     print_rows(("request", request_id), rows)
@@ -90,10 +96,10 @@ def follow(
 
     Example: fleet requests follow train-3f9c
     """
-    found = follow_request(_daemon(config, changes), request_id)
+    request = follow_request(_daemon(config, changes), request_id)
     if as_json:
-        print_json(found)
-    finish(found, is_printed=not as_json)
+        print_json(request)
+    finish(request, is_printed=not as_json)
 
 
 def cancel(
@@ -106,11 +112,11 @@ def cancel(
 
     Example: fleet requests cancel train-3f9c
     """
-    found = _daemon(config, changes).cancel(request_id)
+    request = _daemon(config, changes).cancel(request_id)
     if as_json:
-        print_json(found)
+        print_json(request)
     else:
-        say(f"request {request_id} is {found['state']}")
+        print_text(f"request {request_id} is {request['state']}")
 
 
 def run_request(
@@ -134,7 +140,9 @@ def run_request(
     accepted = daemon.submit(
         {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": minutes}
     )
-    _tell(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on")
+    _print_note(
+        f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on"
+    )
     return accepted if is_detached else follow_request(daemon, request_id)
 
 
@@ -179,7 +187,7 @@ def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
     last: dict[str, Any] = {}
     try:
         for last in daemon.follow(request_id):
-            _tell(f"{last['state']}{': ' if (so_far := _so_far(last)) else ''}{so_far}")
+            _print_note(f"{last['state']}{': ' if (so_far := _so_far(last)) else ''}{so_far}")
     except Interrupted:
         _interrupted(daemon, request_id)
         raise
@@ -204,12 +212,12 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
     """Ask what becomes of a request whose follower goes away; where nobody can say, it goes on."""
     answer = ""
     if sys.stdin.isatty():
-        _tell("leave it to the daemon (Enter), or cancel it (c)?")
+        _print_note("leave it to the daemon (Enter), or cancel it (c)?")
         answer = sys.stdin.readline().strip().lower()
     if answer.startswith("c"):
-        _tell(f"request {request_id} is {daemon.cancel(request_id)['state']}")
+        _print_note(f"request {request_id} is {daemon.cancel(request_id)['state']}")
     else:
-        _tell(f"request {request_id} goes on; `fleet requests follow {request_id}` shows it")
+        _print_note(f"request {request_id} goes on; `fleet requests follow {request_id}` shows it")
 
 
 def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
@@ -222,11 +230,11 @@ def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
     return daemon
 
 
-def _so_far(shown: Mapping[str, Any]) -> str:
+def _so_far(request: Mapping[str, Any]) -> str:
     """How far a request has come, or what came of it."""
-    left = f", about {shown['left_secs']:.0f} s left" if shown["left_secs"] else ""
-    return str(shown["reason"] or f"{shown['finding']}{left}")
+    time_left = f", about {request['left_secs']:.0f} s left" if request["left_secs"] else ""
+    return str(request["reason"] or f"{request['finding']}{time_left}")
 
 
-def _tell(text: str) -> None:
-    say(text, error=True)
+def _print_note(text: str) -> None:
+    print_text(text, error=True)

@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.options import StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
-from fleet.terminal_text import say
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     from fleet.archive.verify import Verified
@@ -46,14 +46,14 @@ def verify(
 
     folder = _folder(store, config, changes)
     for note in rebuild_state(folder) if rebuild else ():
-        say(note, error=as_json)
-    found = verify_backup(folder) if is_backup(folder) else verify_store(folder)
+        print_text(note, error=as_json)
+    report = verify_backup(folder) if is_backup(folder) else verify_store(folder)
     if as_json:
-        print_json(found.to_json())
+        print_json(report.to_json())
     else:
-        _print_verified(found)
-    if found.damages:
-        some = f"{found.damages} things are" if found.damages > 1 else "one thing is"
+        _print_verified(report)
+    if report.damages:
+        some = f"{report.damages} things are" if report.damages > 1 else "one thing is"
         raise FleetError(f"{folder} is damaged: {some} not as written; each line says what to do next")
 
 
@@ -73,15 +73,15 @@ def backup(
     """
     from fleet.archive.backup import back_up
 
-    made = back_up(_folder(store, config, changes), folder)
+    copied = back_up(_folder(store, config, changes), folder)
     if as_json:
-        print_json(asdict(made))
+        print_json(asdict(copied))
         return
-    say(
-        f"{made.records} records (table version {made.version}) and {made.waiting} on their way: "
-        f"{made.files} files, {_mib(made.bytes)}, {_mib(made.copied_bytes)} of it copied now"
+    print_text(
+        f"{copied.records} records (table version {copied.version}) and {copied.waiting} on their way: "
+        f"{copied.files} files, {_mib(copied.bytes)}, {_mib(copied.copied_bytes)} of it copied now"
     )
-    say(f"`fleet store restore {folder} FOLDER` makes a store of it")
+    print_text(f"`fleet store restore {folder} FOLDER` makes a store of it")
 
 
 def restore(
@@ -95,30 +95,30 @@ def restore(
     """
     from fleet.archive.backup import restore as restore_store
 
-    made = restore_store(backup_folder, folder)
+    restored = restore_store(backup_folder, folder)
     if as_json:
-        print_json(asdict(made))
+        print_json(asdict(restored))
         return
-    say(f"{folder}: {made.files} files, {_mib(made.bytes)}, all sums are right")
-    say("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
+    print_text(f"{folder}: {restored.files} files, {_mib(restored.bytes)}, all sums are right")
+    print_text("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
 
 
 def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:
     return Path(load_settings(config, {"store.path": store}, changes).store.path)
 
 
-def _print_verified(found: Verified) -> None:
-    for one in found.damage:
-        say(f"damaged: {one.where}: {one.what}; {one.next_step}")
-    if found.damages > len(found.damage):
-        say(f"... and {found.damages - len(found.damage)} more")
-    for note in found.notes:
-        say(f"note: {note}")
-    say(
-        f"read {found.records} records of {found.devices} devices in {found.files} files "
-        f"({_mib(found.bytes)}, table version {found.version}), {found.workloads} workloads, "
-        f"{found.waiting} records on their way, in {found.secs:.1f} s"
-        + ("" if found.damages else ": all is as it was written")
+def _print_verified(report: Verified) -> None:
+    for damage in report.damage:
+        print_text(f"damaged: {damage.where}: {damage.what}; {damage.next_step}")
+    if report.damages > len(report.damage):
+        print_text(f"... and {report.damages - len(report.damage)} more")
+    for note in report.notes:
+        print_text(f"note: {note}")
+    print_text(
+        f"read {report.records} records of {report.devices} devices in {report.files} files "
+        f"({_mib(report.bytes)}, table version {report.version}), {report.workloads} workloads, "
+        f"{report.waiting} records on their way, in {report.secs:.1f} s"
+        + ("" if report.damages else ": all is as it was written")
     )
 
 

@@ -31,7 +31,7 @@ from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
 from fleet.requests.evaluate import Evaluate
 from fleet.requests.onboard import Onboard
-from fleet.terminal_text import print_rows, say
+from fleet.terminal_text import print_rows, print_text
 
 
 class ComputeOption(StrEnum):
@@ -196,4 +196,4 @@ def onboard(
         print_json(result)
     else:
         for line in lines_of(result):
-            say(line)
+            print_text(line)

@@ -27,22 +27,22 @@ def request_trainings(
     Raises:
         FleetError: The daemon has no such device, refuses, or a training failed.
     """
-    known = daemon.get("/v1/devices")
-    if known is None:
+    devices_by_id = daemon.get("/v1/devices")
+    if devices_by_id is None:
         raise FleetError(f"the daemon at {daemon.url} ends just now; start it again, then ask again")
-    families = {one: str(found["family"]) for one, found in known.items()}
-    if unknown := [one for one in devices if one not in families]:
+    families = {device_id: str(device["family"]) for device_id, device in devices_by_id.items()}
+    if unknown := [device_id for device_id in devices if device_id not in families]:
         listed = ", ".join(sorted(families)) or "none"
         raise FleetError(f"the daemon knows no device {unknown[0]!r}; it has: {listed}")
     ended: list[dict[str, Any]] = []
-    for family in sorted({families[one] for one in devices or families}):
-        named = sorted({one for one in devices if families[one] == family})
+    for family in sorted({families[device_id] for device_id in devices or families}):
+        named = sorted({device_id for device_id in devices if families[device_id] == family})
         arguments = {"devices": named} if named else {"family": family}
         ended.append(run_request(daemon, "training", arguments, is_detached=is_detached))
     if as_json:
         print_json(ended)
-    for one in ended:
-        finish(one, is_printed=not as_json)
+    for request in ended:
+        finish(request, is_printed=not as_json)
 
 
 def each_family(settings: FleetConfig, devices: Collection[str], family: str | None) -> list[tuple[str, ...]]:
@@ -63,20 +63,24 @@ def each_family(settings: FleetConfig, devices: Collection[str], family: str | N
     from fleet.store.store import Store
 
     reader = Store.read(Path(settings.store.path))
-    known = reader.devices()
+    entries = reader.devices()
     families: dict[str, list[DeviceId]] = {}
-    for device_id, entry in sorted(known.items()):
+    for device_id, entry in sorted(entries.items()):
         if device_id in devices or not devices:
             families.setdefault(str(entry.spec.family), []).append(device_id)
     if family is None and len(families) <= 1:
         return [tuple(devices)]
-    if unknown := sorted(one for one in devices if one not in known):
-        listed = ", ".join(sorted(known)) or "none"
+    if unknown := sorted(device_id for device_id in devices if device_id not in entries):
+        listed = ", ".join(sorted(entries)) or "none"
         raise FleetError(f"device {unknown[0]!r} has no records in {settings.store.path}; it holds: {listed}")
     counts = reader.counts()
     chosen = [
         # A device whose log held next to nothing keeps no other from being learnt.
-        tuple(one for one in names if one in devices or (one in counts and counts[one].ok > 1))
+        tuple(
+            device_id
+            for device_id in names
+            if device_id in devices or (device_id in counts and counts[device_id].ok > 1)
+        )
         for of, names in families.items()
         if family is None or of == family
     ]

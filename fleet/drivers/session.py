@@ -160,8 +160,8 @@ class EngineSession:
     def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
         """List the workloads of networks, heaviest first; the store has them afterwards."""
         question = {"op": "workloads", "device": device_id, "networks": list(networks)}
-        found: list[Workload] = self.ask(question, _workloads).result()
-        return found
+        workloads: list[Workload] = self.ask(question, _workloads).result()
+        return workloads
 
     def propose(
         self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
@@ -225,8 +225,8 @@ class EngineSession:
         measured = self._measured
         if self._reader is None or self._read_after != measured:
             self.ask({"op": "flush"}).result()
-            found = Store.read(self._path)
-            self._reader = found.parted(self._part)
+            reader = Store.read(self._path)
+            self._reader = reader.parted(self._part)
             self._read_after = measured
         return self._reader
 
@@ -254,8 +254,8 @@ class EngineSession:
         is_measuring: bool = True,
     ) -> None:
         """Say how far the request has come, and whether it still needs its devices."""
-        told = {"done": done, "of": of, "left_secs": left_secs, "finding": finding}
-        self._channel.send({"op": "progress", **told, "is_measuring": is_measuring})
+        amounts = {"done": done, "of": of, "left_secs": left_secs, "finding": finding}
+        self._channel.send({"op": "progress", **amounts, "is_measuring": is_measuring})
 
     def say(self, text: str) -> None:
         """Say something to whoever reads along."""
@@ -302,7 +302,7 @@ class EngineSession:
 
     def _records(self, answer: Any) -> list[Record]:
         self._measured += 1
-        return [record_from_json(one) for one in answer]
+        return [record_from_json(line) for line in answer]
 
     def _hear(self) -> None:
         """Give answers to those who wait for them, until the coordinator is gone."""
@@ -341,16 +341,16 @@ class EngineSession:
 
 
 def _workloads(answer: Any) -> list[Workload]:
-    return [workload_from_json(one) for one in answer]
+    return [workload_from_json(line) for line in answer]
 
 
 def _candidates(answer: Any) -> list[Candidate]:
     return list(map(unpack_candidate, answer["candidates"]))
 
 
-def pack_candidate(one: Candidate) -> list[str]:
+def pack_candidate(candidate: Candidate) -> list[str]:
     """A candidate as it goes through the channel."""
-    return [one.workload_id, one.dialect, one.origin, one.trace]
+    return [candidate.workload_id, candidate.dialect, candidate.origin, candidate.trace]
 
 
 def unpack_candidate(value: Any) -> Candidate:

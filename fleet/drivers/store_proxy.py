@@ -41,13 +41,13 @@ class StoreProxy:
 
     def put_device(self, spec: DeviceSpec, descriptor: Descriptor | None = None) -> bool:
         """See `fleet.store.store.Store.put_device`."""
-        told = None if descriptor is None else as_json_dict(descriptor)
-        question = {"op": "import_device", "spec": as_json_dict(spec), "descriptor": told}
+        descriptor_json = None if descriptor is None else as_json_dict(descriptor)
+        question = {"op": "import_device", "spec": as_json_dict(spec), "descriptor": descriptor_json}
         return bool(self._session.ask(question).result())
 
     def put_workloads(self, workloads: Iterable[Workload]) -> int:
         """See `fleet.store.store.Store.put_workloads`; not as our own."""
-        lines = [json.dumps(as_json_dict(one)) for one in workloads]
+        lines = [json.dumps(as_json_dict(workload)) for workload in workloads]
         if not lines:
             return 0
         path = self._folder / "workloads.jsonl"
@@ -72,12 +72,12 @@ class StoreProxy:
 
     def _hand_on(self, path: Path, write: Callable[[], object], question: dict[str, Any]) -> Any:
         """Write a file, and have the coordinator take it up; on a full disk both wait."""
-        is_told = False
+        is_waiting = False
         try:
             while not self._is_written(path, write):
-                if not is_told:
+                if not is_waiting:
                     self._session.say(f"waits for room on the disk, in {self._folder}")
-                    is_told = True
+                    is_waiting = True
                 time.sleep(_RETRY_SECS)
                 # Its answer comes once the store has room, and none of a coordinator that is gone.
                 self._session.ask({"op": "flush"}).result()

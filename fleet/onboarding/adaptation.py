@@ -62,8 +62,8 @@ class Onboarding:
     @property
     def latency(self) -> NDArray[np.float64]:
         """(N,) the target's seconds; only those of the few-shot set may be read."""
-        found: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
-        return found
+        latency_secs: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
+        return latency_secs
 
     def adapt(self, strategy: Strategy, rows: Rows) -> Adapted:
         """Make a head from some of the samples."""
@@ -78,13 +78,15 @@ class Onboarding:
         )
 
 
-def prepared(strategy: Strategy, one: Onboarding) -> LeaveOneOutScores | None:
+def prepared(strategy: Strategy, onboarding: Onboarding) -> LeaveOneOutScores | None:
     """Leave-one-device-out scores that `auto` makes, or looks up, ahead of adapting; None for the others."""
     from transfer.auto.strategy import Auto
 
     if not isinstance(strategy, Auto):
         return None
-    return strategy.prepare(one.dataset, one.target, source_rows=one.source_rows, config=one.config)
+    return strategy.prepare(
+        onboarding.dataset, onboarding.target, source_rows=onboarding.source_rows, config=onboarding.config
+    )
 
 
 def strategy_for(
@@ -119,7 +121,7 @@ def strategy_for(
     return by_name[name]
 
 
-def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, ranked: Rows) -> Expectation:
+def expectation(onboarding: Onboarding, adapted: Adapted, strategy: Strategy, ranked: Rows) -> Expectation:
     """What the first choices of a head, made by `strategy`, among the rows `ranked` will reach.
 
     Raises:
@@ -129,32 +131,36 @@ def expectation(one: Onboarding, adapted: Adapted, strategy: Strategy, ranked: R
     from transfer.auto.strategy import checking_view, for_check
     from transfer.evaluate.onboarding_cases import Regime
 
-    scores = np.full(len(one.few_shot), np.nan)
-    for held in folds(one):
-        rest = one.few_shot[~held]
+    scores = np.full(len(onboarding.few_shot), np.nan)
+    for held in folds(onboarding):
+        rest = onboarding.few_shot[~held]
         # What source devices said of held-back candidates is hidden where nobody will have measured any.
-        hidden = one.few_shot[held] if one.regime is Regime.CANDIDATE_NEW else one.few_shot[:0]
-        seen = replace(one, source_rows=np.setdiff1d(one.source_rows, hidden))
-        fold = seen.adapt(for_check(strategy, one.regime), rest)
-        view = checking_view(one.dataset, one.few_shot[held], one.regime)
-        scores[held] = fold.score(view, one.few_shot[held])
-    known = np.isfinite(scores)
-    rows = one.few_shot[known]
+        hidden = (
+            onboarding.few_shot[held]
+            if onboarding.regime is Regime.CANDIDATE_NEW
+            else onboarding.few_shot[:0]
+        )
+        fold_onboarding = replace(onboarding, source_rows=np.setdiff1d(onboarding.source_rows, hidden))
+        fold = fold_onboarding.adapt(for_check(strategy, onboarding.regime), rest)
+        view = checking_view(onboarding.dataset, onboarding.few_shot[held], onboarding.regime)
+        scores[held] = fold.score(view, onboarding.few_shot[held])
+    has_score = np.isfinite(scores)
+    rows = onboarding.few_shot[has_score]
     return expect(
-        adapted.score(_hidden(one), ranked),
-        one.dataset.group[ranked],
-        scores[known],
-        one.latency[rows],
-        one.dataset.group[rows],
-        seed=one.seed,
-        unseen=one.regime is Regime.BOTH_NEW,
+        adapted.score(_hidden(onboarding), ranked),
+        onboarding.dataset.group[ranked],
+        scores[has_score],
+        onboarding.latency[rows],
+        onboarding.dataset.group[rows],
+        seed=onboarding.seed,
+        unseen=onboarding.regime is Regime.BOTH_NEW,
     )
 
 
-def told(
-    one: Onboarding,
+def expectation_report(
+    onboarding: Onboarding,
     adapted: Adapted,
-    taken: str,
+    strategy_name: str,
     ranked: Rows,
     device_scores: LeaveOneOutScores | None,
     limit: int,
@@ -166,11 +172,13 @@ def told(
     """
     from transfer.errors import TransferError
 
-    strategy = strategy_for(taken, one.regime, None)
+    strategy = strategy_for(strategy_name, onboarding.regime, None)
     try:
-        found = expectation(one, adapted, strategy, ranked)
+        estimate = expectation(onboarding, adapted, strategy, ranked)
     except TransferError as error:
-        by_devices = None if device_scores is None else device_scores.expected(taken, len(one.few_shot))
+        by_devices = (
+            None if device_scores is None else device_scores.expected(strategy_name, len(onboarding.few_shot))
+        )
         if device_scores is None or by_devices is None:
             return {"expected": None, "reason": str(error), "more": []}
         return {
@@ -178,19 +186,23 @@ def told(
                 **_figures(*by_devices),
                 "samples": 0,
                 "devices": len(device_scores.devices),
-                "regime": one.regime.value,
+                "regime": onboarding.regime.value,
             },
             "reason": str(error),
-            "more": more_samples(device_scores, taken, by_devices[0].value, len(one.few_shot), limit),
+            "more": more_samples(
+                device_scores, strategy_name, by_devices[0].value, len(onboarding.few_shot), limit
+            ),
         }
     return {
         "expected": {
-            **_figures(found.top1, found.top5),
-            "samples": found.samples,
-            "workloads": found.workloads,
-            "regime": one.regime.value,
+            **_figures(estimate.top1, estimate.top5),
+            "samples": estimate.samples,
+            "workloads": estimate.workloads,
+            "regime": onboarding.regime.value,
         },
-        "more": more_samples(device_scores, taken, found.top1.value, len(one.few_shot), limit),
+        "more": more_samples(
+            device_scores, strategy_name, estimate.top1.value, len(onboarding.few_shot), limit
+        ),
     }
 
 
@@ -200,13 +212,13 @@ def more_samples(
     """What more samples would buy, by what they bought on the known devices."""
     if device_scores is None or strategy not in device_scores.top1:
         return []
-    found = []
-    here = device_scores.at(max(k, 1)).get(strategy)
+    gains = []
+    present_top1 = device_scores.at(max(k, 1)).get(strategy)
     for more in (2 * k, 4 * k):
-        there = device_scores.at(more).get(strategy)
-        if here is not None and there is not None and k < more <= limit:
-            found.append({"samples": more, "top1": round(min(1.0, now + there - here), 4)})
-    return found
+        larger_top1 = device_scores.at(more).get(strategy)
+        if present_top1 is not None and larger_top1 is not None and k < more <= limit:
+            gains.append({"samples": more, "top1": round(min(1.0, now + larger_top1 - present_top1), 4)})
+    return gains
 
 
 def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:
@@ -218,24 +230,24 @@ def _figures(top1: Estimate, top5: Estimate) -> dict[str, Any]:
     }
 
 
-def _hidden(one: Onboarding) -> Dataset:
+def _hidden(onboarding: Onboarding) -> Dataset:
     """What the head may look at when it ranks: the source devices', or nothing where nobody has measured."""
     from transfer.evaluate.onboarding_cases import Regime
 
-    shown = np.zeros(one.dataset.latency_secs.shape, dtype=np.bool_)
-    if one.regime is not Regime.BOTH_NEW:
-        shown[one.source_rows] = True
-        shown[:, one.dataset.column(one.target)] = False
-    return one.dataset.where(shown)
+    visible = np.zeros(onboarding.dataset.latency_secs.shape, dtype=np.bool_)
+    if onboarding.regime is not Regime.BOTH_NEW:
+        visible[onboarding.source_rows] = True
+        visible[:, onboarding.dataset.column(onboarding.target)] = False
+    return onboarding.dataset.where(visible)
 
 
-def folds(one: Onboarding) -> list[NDArray[np.bool_]]:
+def folds(onboarding: Onboarding) -> list[NDArray[np.bool_]]:
     """Masks over the few-shot set: what is held back in turn, whole workloads where workloads will be new."""
     from transfer.evaluate.onboarding_cases import Regime
 
-    random = np.random.default_rng(one.seed)
-    group = one.dataset.group[one.few_shot]
-    if one.regime is Regime.BOTH_NEW:
+    random = np.random.default_rng(onboarding.seed)
+    group = onboarding.dataset.group[onboarding.few_shot]
+    if onboarding.regime is Regime.BOTH_NEW:
         groups = random.permutation(np.unique(group))
         parts: Sequence[NDArray[np.bool_]] = [np.isin(group, groups[fold::_FOLDS]) for fold in range(_FOLDS)]
     else:

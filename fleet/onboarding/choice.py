@@ -50,18 +50,18 @@ def source_devices_of(
 ) -> list[DeviceId]:
     """Devices of the target's family with records and a head in the model."""
     entries = store.devices()
-    found = [
+    sources = [
         DeviceId(head)
         for head in heads
         if head != target and head in entries and entries[DeviceId(head)].spec.family is family
     ]
-    if not found:
+    if not sources:
         raise FleetError(
             f"model {version} has heads for {', '.join(heads)}, none of them a source device of {target} "
             f"(family {family}) with records in {store.path}; run `fleet collect` and `fleet train` "
             "on devices of that family first"
         )
-    return found
+    return sources
 
 
 def source_version(
@@ -112,33 +112,34 @@ def pools_of(
     Raises:
         FleetError: Source devices have measured none.
     """
-    known = store.workloads()
+    workloads = store.workloads()
 
     def pools_up_to(limit: int) -> dict[WorkloadId, list[Candidate]]:
-        found = known_candidates(store, sources, limit, live=live)
+        candidates_by_workload = known_candidates(store, sources, limit, live=live)
         pools = {
-            one: [each for each in pool if each.candidate_id in learnable] for one, pool in found.items()
+            workload_id: [each for each in pool if each.candidate_id in learnable]
+            for workload_id, pool in candidates_by_workload.items()
         }
-        return {one: pool for one, pool in pools.items() if pool}
+        return {workload_id: pool for workload_id, pool in pools.items() if pool}
 
-    limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(known))))
+    limit = max(_LEAST_POOL, math.ceil(_POOL_SHARE * samples / max(1, len(workloads))))
     limit = _WHOLE_POOL if whole else limit
     pools = pools_up_to(limit)
     if sum(map(len, pools.values())) < samples:
         pools = pools_up_to(samples)
-    kept_out = held_out(known[workload_id] for workload_id in pools)
-    open_pools = {one: pool for one, pool in pools.items() if one not in kept_out}
+    kept_out = held_out(workloads[workload_id] for workload_id in pools)
+    open_pools = {workload_id: pool for workload_id, pool in pools.items() if workload_id not in kept_out}
     # Held-out workloads teach nothing, so samples of them would be spent in vain.
     if sum(map(len, open_pools.values())) >= samples:
-        return open_pools, not any(is_held_out(known[one]) for one in open_pools), samples
-    there = sum(map(len, pools.values()))
-    if samples and not there:
+        return open_pools, not any(is_held_out(workloads[workload_id]) for workload_id in open_pools), samples
+    candidate_count = sum(map(len, pools.values()))
+    if samples and not candidate_count:
         raise FleetError(
             f"the source devices {', '.join(sources)} have measured no candidate"
             f"{' of our own' if live else ''} that a head can learn from: run `fleet collect` on one of them "
             "first"
         )
-    return pools, False, min(samples, there)
+    return pools, False, min(samples, candidate_count)
 
 
 def choose(
@@ -160,9 +161,9 @@ def choose(
     from transfer.adapt.sample_selection import selector_named
 
     dataset = snapshot.dataset
-    by_id = {one.candidate_id: one for pool in pools.values() for one in pool}
-    pool = np.flatnonzero([one in by_id for one in dataset.candidate_ids])
-    taken = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
+    by_id = {candidate.candidate_id: candidate for pool in pools.values() for candidate in pool}
+    pool = np.flatnonzero([candidate_id in by_id for candidate_id in dataset.candidate_ids])
+    measured_rows = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
     selector = selector_named(settings.onboarding.selector)
     choice = Choice(
         dataset=dataset,
@@ -170,21 +171,21 @@ def choose(
         pool=pool,
         source_model=lambda: source,
         seed=settings.training.seed,
-        measured=taken,
-        measured_secs=np.array([measured[dataset.candidate_ids[row]] for row in taken.tolist()]),
+        measured=measured_rows,
+        measured_secs=np.array([measured[dataset.candidate_ids[row]] for row in measured_rows.tolist()]),
     )
-    if len(taken) > samples:
-        rows = selector.choose(replace(choice, pool=taken, measured=taken[:0]), samples)
+    if len(measured_rows) > samples:
+        rows = selector.choose(replace(choice, pool=measured_rows, measured=measured_rows[:0]), samples)
     else:
-        rows = np.concatenate([taken, selector.choose(choice, samples - len(taken))])
+        rows = np.concatenate([measured_rows, selector.choose(choice, samples - len(measured_rows))])
     few: dict[WorkloadId, list[Candidate]] = {}
     for row in rows.tolist():
-        one = by_id[dataset.candidate_ids[row]]
-        few.setdefault(one.workload_id, []).append(one)
+        candidate = by_id[dataset.candidate_ids[row]]
+        few.setdefault(candidate.workload_id, []).append(candidate)
     return few
 
 
-def rows_of(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:
+def rows_of(onboarding: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.ndarray:
     """Rows that the head will rank: all that source devices measured.
 
     The samples are among them. They are the promising ones: without them the rest is harder than any draw,
@@ -192,5 +193,5 @@ def rows_of(one: Onboarding, pools: Mapping[WorkloadId, list[Candidate]]) -> np.
     """
     import numpy as np
 
-    known = {candidate.candidate_id for pool in pools.values() for candidate in pool}
-    return np.flatnonzero([candidate_id in known for candidate_id in one.dataset.candidate_ids])
+    pool_ids = {candidate.candidate_id for pool in pools.values() for candidate in pool}
+    return np.flatnonzero([candidate_id in pool_ids for candidate_id in onboarding.dataset.candidate_ids])

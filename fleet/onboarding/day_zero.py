@@ -26,7 +26,7 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import AUTO, strategy_for, told
+from fleet.onboarding.adaptation import AUTO, expectation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
@@ -60,9 +60,9 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     One of the shipped model, which learnt from none of its records, makes a device no source of others.
     """
     others = {
-        str(one)
-        for one, entry in store.devices().items()
-        if one != spec.device_id and entry.spec.family is spec.family
+        str(device_id)
+        for device_id, entry in store.devices().items()
+        if device_id != spec.device_id and entry.spec.family is spec.family
     }
     for version in registry.versions():
         if is_extensible(registry.kind(version)):
@@ -104,7 +104,7 @@ def check_onboarding(settings: FleetConfig, device_id: DeviceId, models: Path) -
     heads = tuple(registry.manifest(version)["heads"])
     sources = source_devices_of(store, device_id, spec.family, heads, version)
     entries = store.devices()
-    usable = [one for one in sources if is_live(entries[one].spec) or not is_live(spec)]
+    usable = [source for source in sources if is_live(entries[source].spec) or not is_live(spec)]
     if not set(usable) & set(store.device_ids):
         raise FleetError(
             f"the source devices of {device_id}, {', '.join(sources)}, have measured nothing that it may be "
@@ -220,22 +220,24 @@ def _measure(
     collection: Collection, settings: FleetConfig, spec: DeviceSpec, samples: int
 ) -> frozenset[CandidateId]:
     """Measure random candidates of some workloads, none of which is kept for judging."""
-    asked = settings.workloads
-    listed = collection.network_workloads(asked.networks)
-    open_ones = [one for one in listed if not is_held_out(one)]
-    count = max(1, min(asked.count, samples // _PER_WORKLOAD))
-    workloads = choose_workloads(open_ones, count=count, min_flops=asked.min_flops, max_flops=asked.max_flops)
+    selection = settings.workloads
+    listed = collection.network_workloads(selection.networks)
+    open_ones = [workload for workload in listed if not is_held_out(workload)]
+    count = max(1, min(selection.count, samples // _PER_WORKLOAD))
+    workloads = choose_workloads(
+        open_ones, count=count, min_flops=selection.min_flops, max_flops=selection.max_flops
+    )
     if not workloads:
-        raise none_fits(len(listed), asked.networks, asked.min_flops, asked.max_flops)
+        raise none_fits(len(listed), selection.networks, selection.min_flops, selection.max_flops)
     pools = collection.propose(workloads, _shares(workloads, samples))
     collection.measure(pools)
-    return frozenset(one.candidate_id for pool in pools[spec.family].values() for one in pool)
+    return frozenset(candidate.candidate_id for pool in pools[spec.family].values() for candidate in pool)
 
 
 def _shares(workloads: Sequence[Workload], samples: int) -> dict[WorkloadId, int]:
     """Samples of each workload, which differ by one at most."""
     each, rest = divmod(samples, len(workloads))
-    return {one.workload_id: each + (place < rest) for place, one in enumerate(workloads)}
+    return {workload.workload_id: each + (place < rest) for place, workload in enumerate(workloads)}
 
 
 def _adapted(
@@ -257,30 +259,32 @@ def _adapted(
     environment_id = engine.environment_id(target)
     outcomes = sample_outcomes(store, target, environment_id, chosen)
     snapshot = load_snapshot(store, device_ids=[target], environments={target: {environment_id: target}})
-    known = {one: (its.spec, its.descriptor) for one, its in shipped.devices.items()}
-    snapshot = with_columns(snapshot, known)
+    hardware_by_device = {device_id: (its.spec, its.descriptor) for device_id, its in shipped.devices.items()}
+    snapshot = with_columns(snapshot, hardware_by_device)
     config = train_config(settings.training.epochs)
-    one = onboarding_of(
+    onboarding = onboarding_of(
         *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
     )
-    one = replace(one, source_rows=np.zeros(0, dtype=np.int64))
+    onboarding = replace(onboarding, source_rows=np.zeros(0, dtype=np.int64))
     strategy = alone_strategy(settings.onboarding.strategy, Regime.BOTH_NEW)
     with clock.part("adapt"):
-        others = Strangers(list(known), shipped.manifest.get("trained_workloads", ()))
-        adapted, version = adapt_version(one, snapshot, models, strategy, strangers=others)
-    taken = str(adapted.notes.get("strategy", strategy.name))
+        others = Strangers(list(hardware_by_device), shipped.manifest.get("trained_workloads", ()))
+        adapted, version = adapt_version(onboarding, snapshot, models, strategy, strangers=others)
+    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
-        said = told(one, adapted, taken, one.few_shot, None, len(one.few_shot))
+        said = expectation_report(
+            onboarding, adapted, strategy_name, onboarding.few_shot, None, len(onboarding.few_shot)
+        )
     if said["expected"] is None:
         said["expected"] = expected.get("0")
     return {
-        "samples": len(one.few_shot),
+        "samples": len(onboarding.few_shot),
         "outcomes": outcomes,
-        "taken": taken,
+        "taken": strategy_name,
         "notes": dict(adapted.notes),
         "version": version,
         **said,
-        "more": _more(expected, len(one.few_shot)),
+        "more": _more(expected, len(onboarding.few_shot)),
     }
 
 
@@ -295,12 +299,18 @@ def alone_strategy(name: str, regime: Regime) -> Strategy:
 
     if name != AUTO:
         return strategy_for(name, regime, None)
-    known = strategies()
-    return Auto(strategies=tuple(known[one] for one in _CHOICES), regime=regime, waits=False)
+    strategies_by_name = strategies()
+    return Auto(
+        strategies=tuple(strategies_by_name[choice] for choice in _CHOICES), regime=regime, waits=False
+    )
 
 
 def _more(expected: Mapping[str, Any], samples: int) -> list[dict[str, float]]:
     """What more samples bought where each device of the shipped model was left out in turn."""
-    found = {int(k): figures["top1"] for k, figures in expected.items()}
-    now = max((top1 for k, top1 in found.items() if k <= samples), default=0.0)
-    return [{"samples": k, "top1": top1} for k, top1 in sorted(found.items()) if k > samples and top1 > now]
+    top1_by_samples = {int(k): figures["top1"] for k, figures in expected.items()}
+    now = max((top1 for k, top1 in top1_by_samples.items() if k <= samples), default=0.0)
+    return [
+        {"samples": k, "top1": top1}
+        for k, top1 in sorted(top1_by_samples.items())
+        if k > samples and top1 > now
+    ]

@@ -63,10 +63,14 @@ def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -
         for environment_id, at_secs in of:
             count[environment_id] = count.get(environment_id, 0) + 1
             last_at[environment_id] = max(last_at.get(environment_id, 0.0), at_secs)
-    found = [one for one in count if one != present and count[one] >= _LEAST_RECORDS]
-    if not found:
+    earlier = [
+        environment_id
+        for environment_id in count
+        if environment_id != present and count[environment_id] >= _LEAST_RECORDS
+    ]
+    if not earlier:
         return None
-    newest = max(found, key=last_at.__getitem__)
+    newest = max(earlier, key=last_at.__getitem__)
     name = DeviceId(f"{device_id}{_MARK}")
     return Earlier(environment_id=newest, device_id=name)
 
@@ -74,7 +78,7 @@ def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -
 def environment_since(store: StoreReader, device_id: DeviceId, environment_id: str) -> float:
     """Unix seconds of the first record of a device in an environment; the present where there is none."""
     records = store.records(device_id=device_id)
-    moments = (one.measured_at for one in records if one.environment_id == environment_id)
+    moments = (record.measured_at for record in records if record.environment_id == environment_id)
     return min(moments, default=time.time())
 
 
@@ -98,17 +102,17 @@ def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreRead
 def _noise(store: StoreReader, device_id: DeviceId) -> float:
     """How far nine of ten repeats of a program differ; 0 where nothing was measured twice."""
     batches = store.columns(READING_COLUMNS, device_ids=[device_id])
-    floor = noise_floor(one for _, batch in batches for one in readings(device_id, batch))
+    floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
     return floor.p90_change if floor is not None else 0.0
 
 
 def against_champion(
-    one: Onboarding, registry: Registry, asked: str, adapted: Adapted
+    onboarding: Onboarding, registry: Registry, strategy_name: str, adapted: Adapted
 ) -> dict[str, Any] | None:
     """Compare a new head with the one that serves, on the samples that were measured since the drift.
 
     Each sample is scored by a head that was made without it. The champion knows what the device measured of
-    it before. `asked` is the name of the strategy that made the new head, or chose one that did.
+    it before. `strategy_name` names the strategy that made the new head, or chose one that did.
 
     Returns:
         JSON-ready: `champion`, share of `pairs` in the right order of both, `says` (one sentence), and
@@ -116,44 +120,55 @@ def against_champion(
     """
     from transfer.errors import TransferError
 
-    champion = registry.champions().get(DeviceId(one.target))
+    champion = registry.champions().get(DeviceId(onboarding.target))
     if champion is None:
         return None
     try:
         serving = HeadCache(registry).head(champion.ref)
-        before = serving.score_unseen(one.dataset.features.take(one.few_shot))
+        before = serving.score_unseen(onboarding.dataset.features.take(onboarding.few_shot))
     except (FleetError, TransferError):
         return None
-    told: dict[str, Any] = {"champion": champion.version, "samples": len(one.few_shot), "is_better": False}
+    comparison: dict[str, Any] = {
+        "champion": champion.version,
+        "samples": len(onboarding.few_shot),
+        "is_better": False,
+    }
     try:
-        theirs = _pairs(one, before)
-        mine = _pairs(one, _held_back(one, str(adapted.notes.get("strategy", asked))))
+        theirs = _pairs(onboarding, before)
+        mine = _pairs(onboarding, _held_back(onboarding, str(adapted.notes.get("strategy", strategy_name))))
     except TransferError as error:
-        return {**told, "says": f"it cannot be compared with {champion.version}: {error}"}
-    says = (
-        f"on {len(one.few_shot)} samples measured since the drift {champion.version} puts {theirs:.1%} of "
-        f"pairs in the right order, this head {mine:.1%}"
+        return {**comparison, "says": f"it cannot be compared with {champion.version}: {error}"}
+    sentence = (
+        f"on {len(onboarding.few_shot)} samples measured since the drift {champion.version} puts "
+        f"{theirs:.1%} of pairs in the right order, this head {mine:.1%}"
     )
-    return {**told, "pairs": [round(theirs, 4), round(mine, 4)], "is_better": mine > theirs, "says": says}
+    return {
+        **comparison,
+        "pairs": [round(theirs, 4), round(mine, 4)],
+        "is_better": mine > theirs,
+        "says": sentence,
+    }
 
 
-def _held_back(one: Onboarding, name: str) -> NDArray[np.float64]:
+def _held_back(onboarding: Onboarding, name: str) -> NDArray[np.float64]:
     """(k,) scores of the samples by heads that were made without them, NaN where none was."""
-    strategy = strategy_for(name, one.regime, None)
-    scores = np.full(len(one.few_shot), np.nan)
-    for held in folds(one):
-        fold = one.adapt(strategy, one.few_shot[~held])
-        scores[held] = fold.score_unseen(one.dataset.features.take(one.few_shot[held]))
+    strategy = strategy_for(name, onboarding.regime, None)
+    scores = np.full(len(onboarding.few_shot), np.nan)
+    for held in folds(onboarding):
+        fold = onboarding.adapt(strategy, onboarding.few_shot[~held])
+        scores[held] = fold.score_unseen(onboarding.dataset.features.take(onboarding.few_shot[held]))
     return scores
 
 
-def _pairs(one: Onboarding, scores: NDArray[np.float64]) -> float:
+def _pairs(onboarding: Onboarding, scores: NDArray[np.float64]) -> float:
     """Mean share of the samples' pairs in the right order, workload by workload."""
     from transfer.errors import TransferError
     from transfer.evaluate.evaluator import judge
 
-    known = np.isfinite(scores)
-    found = judge(one.dataset, one.target, one.few_shot[known], scores[known])
-    if found is None:
+    has_score = np.isfinite(scores)
+    judgement = judge(
+        onboarding.dataset, onboarding.target, onboarding.few_shot[has_score], scores[has_score]
+    )
+    if judgement is None:
         raise TransferError("no workload has two samples that ran")
-    return found.pairwise
+    return judgement.pairwise

@@ -38,15 +38,20 @@ def measure_fingerprint(engine: EngineSession, collection: Collection, spec: Dev
     for workload in _reference_workloads(engine, spec.device_id):
         drawn = engine.propose(spec.device_id, workload, PER_WORKLOAD, SEED, ()).result()
         pool[workload.workload_id] = [
-            Candidate(workload_id=one.workload_id, trace=one.trace, dialect=one.dialect, origin=ORIGIN)
-            for one in drawn
+            Candidate(
+                workload_id=candidate.workload_id,
+                trace=candidate.trace,
+                dialect=candidate.dialect,
+                origin=ORIGIN,
+            )
+            for candidate in drawn
         ]
     if any(pool.values()):
         collection.measure({spec.family: pool})
-    programs = {one.candidate_id for several in pool.values() for one in several}
+    programs = {candidate.candidate_id for several in pool.values() for candidate in several}
     present = engine.environment_id(spec.device_id)
     records = engine.store().records(device_id=spec.device_id)
-    mine = (one for one in records if one.environment_id == present)
+    mine = (record for record in records if record.environment_id == present)
     return from_records(spec.device_id, mine, programs)
 
 
@@ -86,13 +91,15 @@ def known_fingerprints(
     """
     from transfer.adapt.fingerprint import from_records
 
-    found = [from_records(one, store.records(device_id=one), programs) for one in device_ids]
+    fingerprints = [
+        from_records(device_id, store.records(device_id=device_id), programs) for device_id in device_ids
+    ]
     if earlier is not None:
         records = store.records(device_id=of)
-        before = (one for one in records if one.environment_id == earlier.environment_id)
-        renamed = (replace(one, device_id=earlier.device_id) for one in before)
-        found.append(from_records(earlier.device_id, renamed, programs))
-    return [one for one in found if one.is_usable]
+        before = (record for record in records if record.environment_id == earlier.environment_id)
+        renamed = (replace(record, device_id=earlier.device_id) for record in before)
+        fingerprints.append(from_records(earlier.device_id, renamed, programs))
+    return [fingerprint for fingerprint in fingerprints if fingerprint.is_usable]
 
 
 def _reference_workloads(engine: EngineSession, device_id: DeviceId) -> list[Workload]:
@@ -100,8 +107,8 @@ def _reference_workloads(engine: EngineSession, device_id: DeviceId) -> list[Wor
     from transfer.adapt.fingerprint import NETWORKS, choose_workloads
 
     try:
-        found = engine.network_workloads(device_id, list(NETWORKS))
+        workloads = engine.network_workloads(device_id, list(NETWORKS))
     except FleetError:
         # A replay device offers recorded workloads only: other people's logs have none of these.
         return []
-    return choose_workloads(found)
+    return choose_workloads(workloads)

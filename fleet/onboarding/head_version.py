@@ -53,7 +53,7 @@ def onboarding_of(
 
     dataset = snapshot.dataset
     rows, kept_out = learnable(snapshot) if holds_out else (np.arange(len(dataset)), frozenset())
-    chosen = np.flatnonzero([one in few_shot for one in dataset.candidate_ids])
+    chosen = np.flatnonzero([candidate_id in few_shot for candidate_id in dataset.candidate_ids])
     return Onboarding(
         dataset=dataset,
         target=target,
@@ -78,7 +78,7 @@ NO_STRANGERS = Strangers((), ())
 
 
 def adapt_version(
-    one: Onboarding,
+    onboarding: Onboarding,
     snapshot: DatasetSnapshot,
     models: Path,
     strategy: Strategy,
@@ -95,7 +95,7 @@ def adapt_version(
     that.
 
     Args:
-        one: What the head is made from.
+        onboarding: What the head is made from.
         snapshot: Where its rows are from.
         models: Folder of the model versions.
         strategy: Makes the head.
@@ -111,7 +111,7 @@ def adapt_version(
     from transfer.model.fleet_tlp import FleetTLP
 
     started = time.perf_counter()
-    adapted = one.adapt(strategy, one.few_shot)
+    adapted = onboarding.adapt(strategy, onboarding.few_shot)
     model = adapted.model
     if isinstance(model, FleetTLP):
         gone = {*strangers.devices, *([earlier.device_id] if earlier is not None else [])}
@@ -119,21 +119,25 @@ def adapt_version(
             model.drop_head(head)
     manifest = manifest_of(
         snapshot,
-        seed=one.seed,
-        config=asdict(one.config),
+        seed=onboarding.seed,
+        config=asdict(onboarding.config),
         seconds=time.perf_counter() - started,
-        sources=one.source.device_ids,
+        sources=onboarding.source.device_ids,
     )
-    onboarded = {"onboarded": one.target, "samples": len(one.few_shot), "strategy": strategy.name}
+    onboarded = {
+        "onboarded": onboarding.target,
+        "samples": len(onboarding.few_shot),
+        "strategy": strategy.name,
+    }
     onboarded |= {"environment_since": since} if earlier is not None else {}
     if judge is not None and (compared := judge(adapted)) is not None:
         onboarded["against_champion"] = compared
     # A model may have heads of devices that this store never saw.
-    heads = [head for head in model.device_ids if head in one.dataset.device_ids]
-    rows = np.union1d(one.source_rows, one.few_shot)
-    provenance = training_provenance(one.dataset, rows, heads, {}, holds_out=one.holds_out)
+    heads = [head for head in model.device_ids if head in onboarding.dataset.device_ids]
+    rows = np.union1d(onboarding.source_rows, onboarding.few_shot)
+    provenance = training_provenance(onboarding.dataset, rows, heads, {}, holds_out=onboarding.holds_out)
     provenance["trained_workloads"] = sorted({*provenance["trained_workloads"], *strangers.workloads})
-    provenance[INHERITED] = sorted(one.inherited - set(provenance["trained_workloads"]))
+    provenance[INHERITED] = sorted(onboarding.inherited - set(provenance["trained_workloads"]))
     version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
     return adapted, version
 
@@ -158,7 +162,9 @@ def with_columns(
     from transfer.features.hardware import hardware_table, hardware_vector
 
     dataset = snapshot.dataset
-    new = {one: known for one, known in devices.items() if one not in dataset.device_ids}
+    new = {
+        device_id: hardware for device_id, hardware in devices.items() if device_id not in dataset.device_ids
+    }
     if not new:
         return snapshot
     shape = len(dataset), len(new)
@@ -167,7 +173,9 @@ def with_columns(
         device_ids=(*dataset.device_ids, *new),
         latency_secs=np.concatenate([dataset.latency_secs, np.full(shape, np.nan)], axis=1),
         failed=np.concatenate([dataset.failed, np.zeros(shape, dtype=np.bool_)], axis=1),
-        hardware=hardware_table([*dataset.hardware, *(hardware_vector(*known) for known in new.values())]),
+        hardware=hardware_table(
+            [*dataset.hardware, *(hardware_vector(*hardware) for hardware in new.values())]
+        ),
     )
     return replace(snapshot, dataset=grown, devices={**snapshot.devices, **new})
 
@@ -196,14 +204,14 @@ def sample_outcomes(
     Raises:
         FleetError: None of them ran.
     """
-    found = settled(
+    settled_records = settled(
         record
         for record in store.records(device_id=target)
         if record.candidate_id in few_shot and record.environment_id == environment_id
     )
-    counts = Counter(str(record.outcome) for record in found)
+    counts = Counter(str(record.outcome) for record in settled_records)
     if few_shot and not counts[Outcome.OK]:
-        error = next((record.error for record in found if record.error), "no error text")
+        error = next((record.error for record in settled_records if record.error), "no error text")
         said = ", ".join(f"{outcome} {count}" for outcome, count in counts.items()) or "no record"
         raise FleetError(
             f"none of the {len(few_shot)} samples ran on {target} ({said}); no head can be made of failures. "

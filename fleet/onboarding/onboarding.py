@@ -34,7 +34,7 @@ from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
-from fleet.onboarding.adaptation import prepared, strategy_for, told
+from fleet.onboarding.adaptation import expectation_report, prepared, strategy_for
 from fleet.onboarding.choice import (
     choose,
     pools_of,
@@ -115,32 +115,32 @@ def onboard_device(
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
-    cache, asked = models.parent / DEVICE_SCORES, settings.onboarding.strategy
-    strategy = strategy_for(asked, Regime.DEVICE_NEW, cache, waits=waits)
-    one = onboarding_of(
+    cache, asked_strategy = models.parent / DEVICE_SCORES, settings.onboarding.strategy
+    strategy = strategy_for(asked_strategy, Regime.DEVICE_NEW, cache, waits=waits)
+    onboarding = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
-    one = replace(one, inherited=arrival.inherited)
+    onboarding = replace(onboarding, inherited=arrival.inherited)
     with clock.part("standings"):
-        device_scores = prepared(strategy, one)
+        device_scores = prepared(strategy, onboarding)
     with clock.part("adapt"):
         since = environment_since(engine.store(), target, arrival.environment_id)
-        judge = partial(against_champion, one, registry, strategy.name) if has_drifted else None
+        judge = partial(against_champion, onboarding, registry, strategy.name) if has_drifted else None
         adapted, version = adapt_version(
-            one, snapshot, models, strategy, earlier=earlier, since=since, judge=judge
+            onboarding, snapshot, models, strategy, earlier=earlier, since=since, judge=judge
         )
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
-    taken = str(adapted.notes.get("strategy", strategy.name))
+    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
         "device": target,
         "samples": len(samples.few_shot),
         "samples_asked": settings.onboarding.samples,
         "outcomes": samples.outcomes,
         "strategy": strategy.name,
-        "taken": taken,
+        "taken": strategy_name,
         "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
@@ -155,10 +155,12 @@ def onboard_device(
     }
     with clock.part("report"):
         limit = sum(map(len, samples.pools.values()))
-        result |= told(one, adapted, taken, rows_of(one, samples.pools), device_scores, limit)
+        result |= expectation_report(
+            onboarding, adapted, strategy_name, rows_of(onboarding, samples.pools), device_scores, limit
+        )
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
-            point = {"samples": len(samples.few_shot), "taken": taken, **result["expected"]}
+            point = {"samples": len(samples.few_shot), "taken": strategy_name, **result["expected"]}
             remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result
@@ -224,25 +226,29 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: 
 
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier
     target, environment_id, store = spec.device_id, arrival.environment_id, engine.store()
-    asked, selector = settings.onboarding.samples, settings.onboarding.selector
-    how = CollectSettings(samples=max(1, asked), seed=settings.training.seed)
+    asked_samples, selector = settings.onboarding.samples, settings.onboarding.selector
+    how = CollectSettings(samples=max(1, asked_samples), seed=settings.training.seed)
     # The device's own measurements in another environment are as good as samples.
-    known = [*arrival.sources, target] if earlier is not None else arrival.sources
+    recorded_devices = [*arrival.sources, target] if earlier is not None else arrival.sources
     with display.live():
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("choose"):
-            before = load_snapshot(store, device_ids=known, environments=_parts(target, "", earlier))
+            before = load_snapshot(
+                store, device_ids=recorded_devices, environments=_parts(target, "", earlier)
+            )
             how_wide = {"live": is_live(spec), "whole": selector in IN_ROUNDS}
             learnable = frozenset(before.dataset.candidate_ids)
-            pools, holds_out, count = pools_of(store, known, asked, learnable=learnable, **how_wide)
-        if count < asked:
-            display.say(f"{target} measures {count} samples of {asked}: {WHY_FEWER}")
+            pools, holds_out, count = pools_of(
+                store, recorded_devices, asked_samples, learnable=learnable, **how_wide
+            )
+        if count < asked_samples:
+            display.say(f"{target} measures {count} samples of {asked_samples}: {WHY_FEWER}")
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
             others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
             near = {name: round(value, 4) for name, value in distances(mine, others).items()}
         if has_drifted:
-            names = {one.device_id: one for one in others}
+            names = {fingerprint.device_id: fingerprint for fingerprint in others}
             before_it = names.get(earlier.device_id) if earlier is not None else None
             if why := why_as_before(mine, before_it, engine.store()):
                 display.finish()
@@ -254,7 +260,7 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: 
             with clock.part("measure"):
                 _check_programs(collection, few)
                 collection.measure({spec.family: few})
-        few_shot = frozenset(one.candidate_id for chosen in few.values() for one in chosen)
+        few_shot = frozenset(candidate.candidate_id for chosen in few.values() for candidate in chosen)
         store = engine.store()
         outcomes = sample_outcomes(store, target, environment_id, few_shot)
         parts = _parts(target, environment_id, earlier)
@@ -273,8 +279,8 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: 
 
 def _check_programs(collection: Collection, few: CollectionOf[WorkloadId]) -> None:
     """Refuse chosen candidates of workloads that the device may not be given."""
-    found = collection.stored_workloads(few)
-    if missing := sorted(set(few) - found.keys()):
+    workloads = collection.stored_workloads(few)
+    if missing := sorted(set(few) - workloads.keys()):
         raise FleetError(
             f"the programs of {len(missing)} of {len(few)} chosen workloads, {missing[0]} first, may be of "
             "others, and no known network has them: collect on a live source device once more, then onboard"
@@ -292,11 +298,11 @@ def _parts(
 
 def _measured(store: StoreReader, target: DeviceId, environment_id: str) -> dict[CandidateId, float]:
     """Seconds of what a device has measured in its present environment, NaN where it failed."""
-    found: dict[CandidateId, float] = {}
+    secs_by_candidate: dict[CandidateId, float] = {}
     for row in store.records(device_id=target):
         if row.environment_id == environment_id:
             secs = row.latency_secs if row.outcome is Outcome.OK else math.nan
             # The fastest of several; a failure only where no other measurement is.
-            before = found.get(row.candidate_id, math.nan)
-            found[row.candidate_id] = secs if math.isnan(before) or secs < before else before
-    return found
+            before = secs_by_candidate.get(row.candidate_id, math.nan)
+            secs_by_candidate[row.candidate_id] = secs if math.isnan(before) or secs < before else before
+    return secs_by_candidate

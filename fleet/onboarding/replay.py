@@ -18,7 +18,7 @@ from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, prepared, strategy_for, told
+from fleet.onboarding.adaptation import Onboarding, expectation_report, prepared, strategy_for
 from fleet.onboarding.choice import family_devices
 from fleet.store.store import Store
 
@@ -42,31 +42,33 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     """
     clock = Clock()
     recorded = _look_up(settings, device, clock)
-    one = recorded.onboarding
+    onboarding = recorded.onboarding
     cache = models.parent / DEVICE_SCORES
-    strategy = strategy_for(settings.onboarding.strategy, one.regime, cache)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, cache)
     with clock.part("standings"):
-        device_scores = prepared(strategy, one)
+        device_scores = prepared(strategy, onboarding)
     with clock.part("adapt"):
-        adapted = one.adapt(strategy, one.few_shot)
-    taken = str(adapted.notes.get("strategy", strategy.name))
+        adapted = onboarding.adapt(strategy, onboarding.few_shot)
+    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     case = recorded.case
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
-        "samples": len(one.few_shot),
+        "samples": len(onboarding.few_shot),
         "samples_asked": settings.onboarding.samples,
         "failed_samples": recorded.failed,
         "strategy": strategy.name,
-        "taken": taken,
+        "taken": strategy_name,
         "selector": settings.onboarding.selector,
         "siblings": list(recorded.sources),
         "likeness": recorded.likeness,
         "notes": dict(adapted.notes),
     }
     with clock.part("report"):
-        result |= told(one, adapted, taken, case.test, device_scores, len(case.pool))
-    scores = adapted.score(recorded.shown, case.test)
+        result |= expectation_report(
+            onboarding, adapted, strategy_name, case.test, device_scores, len(case.pool)
+        )
+    scores = adapted.score(recorded.view, case.test)
     result["truth"] = _truth(recorded.dataset, device, scores, case.test)
     result["seconds"] = clock.parts
     return result
@@ -79,7 +81,7 @@ class _Recorded:
     #: With all measurements of the device.
     dataset: Dataset
     #: Without any of them.
-    shown: Dataset
+    view: Dataset
     case: Case
     sources: tuple[str, ...]
     onboarding: Onboarding
@@ -122,15 +124,15 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     with clock.part("choose"):
         selector = selector_named(settings.onboarding.selector)
         few_shot = choose_few_shot(selector, situation, case.pool, truth, samples, lambda: source)
-    seen = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
+    few_shot_view = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
     failed = int((~np.isfinite(truth[few_shot])).sum())
     if samples and failed == len(few_shot):
         raise FleetError(
             f"all {failed} samples of {device} failed in its records: no head can be made of failures; "
             "choose another seed, or ask for more samples"
         )
-    one = Onboarding(
-        dataset=seen,
+    onboarding = Onboarding(
+        dataset=few_shot_view,
         target=device,
         few_shot=few_shot,
         source=source,
@@ -139,13 +141,13 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         config=config,
         seed=seed,
     )
-    anchors = from_anchors(seen.take(few_shot), (device, *sources)) if len(few_shot) else {}
+    anchors = from_anchors(few_shot_view.take(few_shot), (device, *sources)) if len(few_shot) else {}
     return _Recorded(
         dataset=dataset,
-        shown=view,
+        view=view,
         case=case,
         sources=sources,
-        onboarding=one,
+        onboarding=onboarding,
         failed=failed,
         likeness=distances(anchors[device], anchors.values()) if anchors else {},
     )
@@ -156,13 +158,13 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
     reader = Store.read(Path(settings.store.path))
     entries = reader.devices()
     if DeviceId(device) not in entries:
-        known = ", ".join(sorted(entries)) or "none"
+        recorded_devices = ", ".join(sorted(entries)) or "none"
         raise FleetError(
             f"device {device!r} has no records in {reader.path}: only recorded devices can be replayed; it "
-            f"holds: {known}"
+            f"holds: {recorded_devices}"
         )
     family = entries[DeviceId(device)].spec.family
-    sources = [one for one in family_devices(reader, family) if one != device]
+    sources = [device_id for device_id in family_devices(reader, family) if device_id != device]
     if not sources:
         raise FleetError(
             f"{device} is the only device of family {family} in {reader.path}: there is nobody to learn "
@@ -175,6 +177,6 @@ def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) 
     """What the head's first choices really reach on the rows held back, beside a random choice."""
     from transfer.evaluate.evaluator import judge_folds
 
-    found = judge_folds(dataset, device, [(test, scores)])
+    judgement = judge_folds(dataset, device, [(test, scores)])
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
-    return {name: round(float(getattr(found, name)), 4) for name in names}
+    return {name: round(float(getattr(judgement, name)), 4) for name in names}

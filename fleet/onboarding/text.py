@@ -21,12 +21,12 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['device']}: {result['samples']} samples{fewer}{_ended(result)}"
     if fewer and not result.get("shipped"):
         yield WHY_FEWER
-    taken = result["taken"]
-    said = "" if taken == result["strategy"] else f", chosen by {result['strategy']}"
+    strategy = result["taken"]
+    said = "" if strategy == result["strategy"] else f", chosen by {result['strategy']}"
     sources = ", ".join(result["siblings"])
     if "shipped" in result:
         sources = f"none in the store; the model that comes with the program, {result['shipped']}"
-    yield f"strategy: {taken}{said}; source devices: {sources}"
+    yield f"strategy: {strategy}{said}; source devices: {sources}"
     yield from _near(result)
     if unlike := result.get("unlike"):
         yield f"beware: {unlike}"

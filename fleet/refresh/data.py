@@ -86,13 +86,16 @@ def read_refresh_data(
     table = reader.version if version is None else version
     entries = reader.devices()
     devices = {
-        one: (entries[one].spec, descriptor)
-        for one in device_ids
-        if (descriptor := entries[one].descriptor) is not None
+        device_id: (entries[device_id].spec, descriptor)
+        for device_id in device_ids
+        if (descriptor := entries[device_id].descriptor) is not None
     }
     judged = JudgedRows()
     after = new_since if only_new else None
-    chosen = {one: _choose(reader, one, table, after, new_since, judged) for one in sorted(devices)}
+    chosen = {
+        device_id: _choose(reader, device_id, table, after, new_since, judged)
+        for device_id in sorted(devices)
+    }
 
     def records() -> Iterator[MeasuredRow]:
         for device_id, rows in chosen.items():
@@ -108,9 +111,9 @@ def read_refresh_data(
             continue
         column = dataset.column(device_id)
         # Rows of candidates that only lost ones tell of are not in the dataset.
-        at = np.array([place.get(one, -1) for one in rows.candidate_ids], dtype=np.int64)  # type: ignore[call-overload]
-        there = at >= 0
-        measured_at[at[there], column] = rows.measured_at[there]
+        at = np.array([place.get(candidate_id, -1) for candidate_id in rows.candidate_ids], dtype=np.int64)  # type: ignore[call-overload]
+        in_dataset = at >= 0
+        measured_at[at[in_dataset], column] = rows.measured_at[in_dataset]
     return RefreshData(
         snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,

@@ -40,14 +40,16 @@ def run_device_scores(request: RefreshRequest) -> dict[str, Any]:
     snapshot = load_snapshot(reader, device_ids=family_devices(reader, Family(request.family)))
     # What judges heads is not looked at when they are chosen.
     rows, _ = learnable(snapshot)
-    shown = snapshot.dataset.take(rows) if len(rows) else snapshot.dataset
+    learnable_part = snapshot.dataset.take(rows) if len(rows) else snapshot.dataset
     how = (list(strategies().values()), Regime.DEVICE_NEW, train_config(request.epochs))
     cache = Path(request.models).parent / DEVICE_SCORES
-    found = made_ahead(shown, *how, cache, growth=_GROWTH) or leave_one_out(shown, *how, cache)
-    if found is not None:
-        drop_older(found, cache)
+    scores = made_ahead(learnable_part, *how, cache, growth=_GROWTH) or leave_one_out(
+        learnable_part, *how, cache
+    )
+    if scores is not None:
+        drop_older(scores, cache)
     return {
         "kind": "standings",
         "family": request.family,
-        "devices": [] if found is None else list(found.devices),
+        "devices": [] if scores is None else list(scores.devices),
     }

@@ -43,24 +43,28 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     """
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store)).parted(registry.environments_since())
-    wanted = set(family_devices(reader, Family(request.family)))
+    device_ids = set(family_devices(reader, Family(request.family)))
     if request.device_ids:
-        wanted &= set(map(DeviceId, request.device_ids))
-    champions = {one: champion for one, champion in registry.champions().items() if one in wanted}
+        device_ids &= set(map(DeviceId, request.device_ids))
+    champions = {
+        device_id: champion for device_id, champion in registry.champions().items() if device_id in device_ids
+    }
     looks = _Looks(registry, reader, champions)
-    found = {device_id: looks.look(champion) for device_id, champion in champions.items()}
+    looks_by_device = {device_id: looks.look(champion) for device_id, champion in champions.items()}
     rolled_back = []
-    for device_id, one in found.items():
-        if one.freshness is Freshness.ROLL_BACK:
+    for device_id, device_look in looks_by_device.items():
+        if device_look.freshness is Freshness.ROLL_BACK:
             # Whoever was published meanwhile is not what was looked at.
             with suppress(PinnedError, ReplacedError):
-                registry.rollback(device_id, reason=f"fresh records: {one.text}", instead_of=one.version)
+                registry.rollback(
+                    device_id, reason=f"fresh records: {device_look.text}", instead_of=device_look.version
+                )
                 rolled_back.append(str(device_id))
     return {
         "kind": "watch",
         "family": request.family,
         "rolled_back": rolled_back,
-        "looks": {str(device_id): asdict(one) for device_id, one in found.items()},
+        "looks": {str(device_id): asdict(device_look) for device_id, device_look in looks_by_device.items()},
     }
 
 
@@ -72,7 +76,7 @@ class _Looks:
     ) -> None:
         self._registry = registry
         self._heads = HeadCache(registry)
-        self._fresh_from = {device_id: self._cutoff(one) for device_id, one in champions.items()}
+        self._fresh_from = {device_id: self._cutoff(champion) for device_id, champion in champions.items()}
         self._data = self._read(reader) if champions else None
 
     def _cutoff(self, champion: Champion) -> float:
@@ -95,8 +99,8 @@ class _Looks:
 
     def _before(self, champion: Champion) -> str:
         """The version to go back to; empty where there is none."""
-        there = set(self._registry.versions())
-        return next((one for one in reversed(champion.before) if one in there), "")
+        versions = set(self._registry.versions())
+        return next((version for version in reversed(champion.before) if version in versions), "")
 
     def _read(self, reader: StoreReader) -> RefreshData | None:
         from transfer.errors import DatasetError

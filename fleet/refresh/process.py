@@ -69,15 +69,15 @@ def _answer(path: Path) -> int:
         if request.kind == "watch":
             from fleet.refresh.freshness_look import run_watch
 
-            found = run_watch(request)
+            answer = run_watch(request)
         elif request.kind == "standings":
             from fleet.refresh.device_scores import run_device_scores
 
-            found = run_device_scores(request)
+            answer = run_device_scores(request)
         else:
             from fleet.refresh.run import run_refresh
 
-            found = run_refresh(request)
+            answer = run_refresh(request)
     except TooFewRecordsError as error:
         print(error, file=sys.stderr)
         return TOO_FEW
@@ -85,7 +85,7 @@ def _answer(path: Path) -> int:
         traceback.print_exc()
         print(str(error) or type(error).__name__, file=sys.stderr)
         return FAILED
-    print(json.dumps(found, allow_nan=False), flush=True)
+    print(json.dumps(answer, allow_nan=False), flush=True)
     return DONE
 
 
@@ -111,8 +111,8 @@ def _end_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    told = os.environ.get(PARENT)
-    if told and int(told) != parent:
+    parent_text = os.environ.get(PARENT)
+    if parent_text and int(parent_text) != parent:
         # It had ended before the kernel was asked.
         raise Stopped
 

@@ -99,8 +99,8 @@ class Refresher:
         self._since = self._since_wall = 0.0
         self._watching = _Watching()
         self._events: list[Event] = []
-        #: Serial of the last change of champions that was told; None before any was.
-        self._told: int | None = None
+        #: Serial of the last change of champions that was turned into events; None before any was.
+        self._last_serial: int | None = None
         #: Families of which a champion was seen.
         self._served: set[str] = set()
         self._scorer = StrategyScorer(
@@ -122,16 +122,16 @@ class Refresher:
                 return
             self._child.stop()
             self._child = None
-        texts = [one if isinstance(one, str) else one.text or str(one.kind) for one in reasons]
-        left = unfinished(self._folder / family)
+        texts = [reason if isinstance(reason, str) else reason.text or str(reason.kind) for reason in reasons]
+        leftover = unfinished(self._folder / family)
         fresh = self._request("refresh", family, self._folder / family)
-        if left is not None and (left.kind, left.store, left.models) == (
+        if leftover is not None and (leftover.kind, leftover.store, leftover.models) == (
             "refresh",
             fresh.store,
             fresh.models,
         ):
             # What it makes follows from the old request; where and how gently from the settings of today.
-            fresh = replace(left, folder=fresh.folder, cores=fresh.cores, nice=fresh.nice)
+            fresh = replace(leftover, folder=fresh.folder, cores=fresh.cores, nice=fresh.nice)
         reasons_of_both = tuple(dict.fromkeys((*fresh.reasons, *texts)))
         try:
             self._launch(replace(fresh, reasons=reasons_of_both))
@@ -148,7 +148,7 @@ class Refresher:
             return
         self._child = None
         child.forget()
-        self._events = [one for one in self._events if not isinstance(one, TrainingStarted)]
+        self._events = [event for event in self._events if not isinstance(event, TrainingStarted)]
 
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
         """Count new records of a device: enough of them ask for a look at its champion.
@@ -177,8 +177,8 @@ class Refresher:
             self._look()
         self._scorer.poll(may_start=self._child is None)
         self._tell_changes()
-        told, self._events = self._events, []
-        return told
+        events, self._events = self._events, []
+        return events
 
     def close(self, timeout_secs: float = 10.0) -> None:
         """End the processes in order; a later `start` of its family goes on where it was."""
@@ -259,12 +259,14 @@ class Refresher:
     def _look(self) -> None:
         """Start a look at the devices with enough new records, one family at a time."""
         watching = self._watching
-        due = [one for one, count in watching.new.items() if count >= self._settings.watch_records]
-        served = [one for one in due if self._registry.champion(one) is not None]
+        due = [
+            device_id for device_id, count in watching.new.items() if count >= self._settings.watch_records
+        ]
+        served = [device_id for device_id in due if self._registry.champion(device_id) is not None]
         family = watching.families[served[0]] if served else ""
-        chosen = [one for one in served if watching.families[one] == family]
-        for one in {*chosen, *(set(due) - set(served))}:
-            watching.new[one] = 0
+        chosen = [device_id for device_id in served if watching.families[device_id] == family]
+        for device_id in {*chosen, *(set(due) - set(served))}:
+            watching.new[device_id] = 0
         if not chosen:
             return
         request = self._request("watch", family, self._folder / "watch")
@@ -281,12 +283,12 @@ class Refresher:
             return
         self._last_look = {"at": self._wall(), **answer}
         alarmed = self._watching.alarmed
-        for device_id, one in answer["looks"].items():
-            if one["freshness"] != Freshness.STALE:
+        for device_id, look in answer["looks"].items():
+            if look["freshness"] != Freshness.STALE:
                 alarmed.pop(device_id, None)
-            elif alarmed.get(device_id) != one["version"]:
-                alarmed[device_id] = one["version"]
-                text = f"{one['version']}: {one['text']}"
+            elif alarmed.get(device_id) != look["version"]:
+                alarmed[device_id] = look["version"]
+                text = f"{look['version']}: {look['text']}"
                 self._events.append(DriftAlarm(at_secs=now, device_id=DeviceId(device_id), text=text))
 
     # ---- champions ----
@@ -294,10 +296,10 @@ class Refresher:
     def _tell_changes(self) -> None:
         """Turn what changed in the registry into events; the first time, all that holds."""
         state = self._registry.state()
-        if self._told is None:
-            self._publish((one.version, one.device_id) for one in state.champions.values())
-        elif state.serial > self._told:
-            for change in self._registry.history(self._told):
+        if self._last_serial is None:
+            self._publish((champion.version, champion.device_id) for champion in state.champions.values())
+        elif state.serial > self._last_serial:
+            for change in self._registry.history(self._last_serial):
                 if change.kind == "published":
                     self._publish([(change.version, change.device_id)])
                 if change.kind != "rolled_back":
@@ -310,8 +312,8 @@ class Refresher:
                         reason=change.reason,
                     )
                 )
-        # Less than before where somebody restored an older file: only what comes after that is told.
-        self._told = state.serial
+        # Less than before where somebody restored an older file: only what comes after that becomes an event.
+        self._last_serial = state.serial
 
     def _publish(self, pairs: Iterable[tuple[str, DeviceId]]) -> None:
         for version, device_id in sorted(pairs):

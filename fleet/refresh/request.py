@@ -62,13 +62,13 @@ def request_from_json(text: str) -> RefreshRequest:
         value = json.loads(text)
         for name in ("reasons", "device_ids", "cores"):
             value[name] = tuple(value[name])
-        found = RefreshRequest(**value)
-        Family(found.family)
-        if found.kind not in ("refresh", "watch", "standings"):
-            raise ValueError(f"kind {found.kind!r}")
-        if found.model not in KINDS:
-            raise ValueError(f"model {found.model!r}")
-        return found
+        request = RefreshRequest(**value)
+        Family(request.family)
+        if request.kind not in ("refresh", "watch", "standings"):
+            raise ValueError(f"kind {request.kind!r}")
+        if request.model not in KINDS:
+            raise ValueError(f"model {request.model!r}")
+        return request
     except (ValueError, TypeError, KeyError) as error:
         raise FleetError(
             f"not a request for a refresh: {error!r}; see fleet.refresh.request.RefreshRequest"

@@ -89,14 +89,21 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    made = {kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds}
+    challengers_by_kind = {
+        kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds
+    }
     inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
     trained = provenance["trained_workloads"]
     judge = Judge(registry, reader, data.snapshot, data.not_ranked, data.floors)
-    verdicts = judge.verdicts([one.model for one in made.values()], heads, trained, inherited)
+    verdicts = judge.verdicts(
+        [trained_challenger.model for trained_challenger in challengers_by_kind.values()],
+        heads,
+        trained,
+        inherited,
+    )
     counting = counting_verdicts(verdicts)
-    told = {
+    shared_manifest = {
         **provenance,
         "table_version": plan.table_version,
         "family": request.family,
@@ -104,8 +111,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "environments_since": since,
     }
     warm = _warm(plan, manifest_of_base, inherited, trained)
-    challengers = _published(registry, made, verdicts, refused, told, warm)
-    if any(one.moves_on for one in counting):
+    challengers = _published(registry, challengers_by_kind, verdicts, refused, shared_manifest, warm)
+    if any(decision.moves_on for decision in counting):
         registry.prune(request.keep)
     elif registry.champions():
         registry.retain(_retention(verdicts, plan.base))
@@ -114,8 +121,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "kind": "refresh",
         "family": request.family,
         # Of two versions that serve from now on, the one that serves more devices.
-        "version": max(challengers.values(), key=lambda one: len(one["published"]))["version"],
-        "published": sorted(device for one in challengers.values() for device in one["published"]),
+        "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
+        "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),
@@ -126,8 +133,12 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        "train_secs": sum(one.about["train_secs"] for one in made.values()),
-        "resumed_epochs": sum(one.about["resumed_epochs"] for one in made.values()),
+        "train_secs": sum(
+            trained_challenger.about["train_secs"] for trained_challenger in challengers_by_kind.values()
+        ),
+        "resumed_epochs": sum(
+            trained_challenger.about["resumed_epochs"] for trained_challenger in challengers_by_kind.values()
+        ),
         "secs": time.monotonic() - started,
     }
 
@@ -147,24 +158,24 @@ def _warm(
 
 def _published(
     registry: Registry,
-    made: Mapping[str, Challenger],
+    challengers_by_kind: Mapping[str, Challenger],
     verdicts: Sequence[Sequence[DeviceDecision]],
     refused: Sequence[DeviceDecision],
-    told: Mapping[str, Any],
+    shared_manifest: Mapping[str, Any],
     warm: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """Keep and publish the challengers that won somewhere; what came of each, by kind.
 
-    `verdicts` are in the order of `made`, `refused` of devices with too little to learn from. The manifests
-    of all say `told`, those of extensible kinds `warm` too.
+    `verdicts` are in the order of `challengers_by_kind`, `refused` of devices with too little to learn from.
+    The manifests of all have `shared_manifest`, those of extensible kinds `warm` too.
     """
     counting = counting_verdicts(verdicts)
     challengers: dict[str, dict[str, Any]] = {}
-    for (kind, one), decided in zip(made.items(), verdicts, strict=True):
+    for (kind, trained_challenger), decided in zip(challengers_by_kind.items(), verdicts, strict=True):
         manifest = {
-            **one.about,
-            **told,
-            "run": one.run,
+            **trained_challenger.about,
+            **shared_manifest,
+            "run": trained_challenger.run,
             "warm_start": None,
             "warm_starts": 0,
             "verdicts": verdicts_as_json([*decided, *refused]),
@@ -172,11 +183,11 @@ def _published(
         }
         version, published = "", list[str]()
         if any(each.moves_on for each in (counting if is_extensible(kind) else decided)):
-            version, published = publish_if_better(registry, one.model, manifest, decided)
+            version, published = publish_if_better(registry, trained_challenger.model, manifest, decided)
         challengers[kind] = {
             "version": version,
             "published": published,
-            "train_secs": one.about["train_secs"],
+            "train_secs": trained_challenger.about["train_secs"],
             "verdicts": verdicts_as_json(decided),
         }
     return challengers
@@ -184,21 +195,23 @@ def _published(
 
 def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:
     """Why champions stay where no challenger was kept, by device; what each kind was judged to be."""
-    found: dict[str, list[str]] = {}
+    reasons_by_device: dict[str, list[str]] = {}
     for decided in verdicts:
         start = base if is_extensible(decided[0].model_kind) and base else "nothing"
         called = "a refresh" if len(verdicts) == 1 else f"a refresh of {decided[0].model_kind}"
         for device_id, why in retention_reasons(decided, f"{called} from {start}").items():
-            found.setdefault(device_id, []).append(why)
-    return {device_id: "; ".join(reasons) for device_id, reasons in found.items()}
+            reasons_by_device.setdefault(device_id, []).append(why)
+    return {device_id: "; ".join(reasons) for device_id, reasons in reasons_by_device.items()}
 
 
 def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
-    there = family_devices(reader, Family(request.family))
-    wanted = [one for one in there if not request.device_ids or one in request.device_ids]
-    if not wanted:
+    family_ids = family_devices(reader, Family(request.family))
+    device_ids = [
+        device_id for device_id in family_ids if not request.device_ids or device_id in request.device_ids
+    ]
+    if not device_ids:
         raise FleetError(f"{reader.path} knows no device of the family {request.family}; collect first")
-    return wanted
+    return device_ids
 
 
 def _planned(
@@ -222,10 +235,16 @@ def _planned(
     if plan is None:
         shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
         champions = registry.champions()
-        serving = {str(one): champions[one].version for one in devices if one in champions}
+        serving = {
+            str(device_id): champions[device_id].version for device_id in devices if device_id in champions
+        }
         # A damaged version is no start; nor is one of a kind that is trained from nothing.
-        ours = {one: version for one, version in serving.items() if is_extensible(registry.kind(version))}
-        manifests = {one: registry.manifest(one) for one in set(ours.values())}
+        ours = {
+            device_id: version
+            for device_id, version in serving.items()
+            if is_extensible(registry.kind(version))
+        }
+        manifests = {version: registry.manifest(version) for version in set(ours.values())}
         spoilt = spoilt_starts(reader, manifests, devices, reader.version)
         base, why = start_from(ours, manifests, DEFAULT_SPEC.hash, spoilt)
         if not any(map(is_extensible, KINDS[request.model])):
@@ -266,7 +285,7 @@ def _heads(
         else:
             refused.append(verdict)
     if not heads:
-        reasons = "; ".join(one.reason for one in refused)
+        reasons = "; ".join(decision.reason for decision in refused)
         raise TooFewRecordsError(f"no device has enough to learn from: {reasons}")
     return heads, refused
 
@@ -275,6 +294,6 @@ def _last(data: RefreshData) -> dict[str, float]:
     """Unix seconds of the last record of each device."""
     dataset = data.snapshot.dataset
     return {
-        str(one): float(np.nanmax(data.measured_at[:, column]))
-        for column, one in enumerate(dataset.device_ids)
+        str(device_id): float(np.nanmax(data.measured_at[:, column]))
+        for column, device_id in enumerate(dataset.device_ids)
     }

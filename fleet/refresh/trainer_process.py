@@ -143,7 +143,7 @@ class RefreshChild:
             return {}
         done, of = len(reports), self.request.epochs
         of = warm_epochs(of) if plan["base"] else of
-        secs = sum(one["seconds"] for one in reports) / done
+        secs = sum(report["seconds"] for report in reports) / done
         finding = f"epoch {done} of at most {of}, loss {reports[-1]['train_loss']:.4g}"
         return {"done": done, "of": of, "left_secs": secs * (of - done), "finding": finding}
 
@@ -186,7 +186,7 @@ class StrategyScorer:
         self._deadline_secs, self._clock = deadline_secs, clock
         self._since = 0.0
         self._child: RefreshChild | None = None
-        self._wanted: dict[str, None] = {}
+        self._due_families: dict[str, None] = {}
 
     @property
     def family(self) -> str:
@@ -195,7 +195,7 @@ class StrategyScorer:
 
     def want(self, family: str) -> None:
         """Have the scores of a family made again where its records have grown much."""
-        self._wanted[family] = None
+        self._due_families[family] = None
 
     def poll(self, *, may_start: bool) -> None:
         """Look after the process, and start the next; what failed is not tried again before it is wanted."""
@@ -207,10 +207,10 @@ class StrategyScorer:
             child.forget()
         elif child is not None:
             child.end_if_late(self._clock() - self._since, self._deadline_secs)
-        if self._child is not None or not self._wanted or not may_start:
+        if self._child is not None or not self._due_families or not may_start:
             return
-        family = next(iter(self._wanted))
-        del self._wanted[family]
+        family = next(iter(self._due_families))
+        del self._due_families[family]
         try:
             self._child = RefreshChild(replace(self._request(family), nice=_LAST))
             self._since = self._clock()

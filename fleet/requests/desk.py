@@ -46,7 +46,7 @@ class RequestDesk:
 
     def __init__(self) -> None:
         self._orders: queue.Queue[_Order] = queue.Queue(_MOST_WAITING)
-        self._shown: dict[str, Shown] = {}
+        self._requests: dict[str, Shown] = {}
         #: Answers that wait until what they answer is durable.
         self._waiting: dict[RequestId, list[Future[Shown]]] = {}
 
@@ -70,11 +70,11 @@ class RequestDesk:
 
     def get(self, request_id: str) -> Shown | None:
         """One request as of the last turn."""
-        return self._shown.get(request_id)
+        return self._requests.get(request_id)
 
     def listed(self) -> list[Shown]:
         """All that are kept, in the order of their coming."""
-        return list(self._shown.values())
+        return list(self._requests.values())
 
     def _leave(self, order: _Order) -> Future[Shown]:
         try:
@@ -88,72 +88,82 @@ class RequestDesk:
 
     def open(self, state: FleetState) -> None:
         """Show what there is at the start."""
-        self._shown = {one: shown for one in state.request_ids() if (shown := state.request(one))}
+        self._requests = {
+            request_id: request
+            for request_id in state.request_ids()
+            if (request := state.request(request_id))
+        }
 
     def show(self, state: FleetState, request_id: RequestId) -> None:
         """Show what a request is now, and answer those who wait for that; it is durable."""
-        shown = state.request(request_id)
-        if shown is not None and request_id in self._shown:
-            self._shown[request_id] = shown  # it has made progress: no other one comes or goes
+        request = state.request(request_id)
+        if request is not None and request_id in self._requests:
+            self._requests[request_id] = request  # it has made progress: no other one comes or goes
         else:
-            known = self._shown if shown is None else {**self._shown, request_id: shown}
-            self._shown = {one: known[one] for one in state.request_ids() if one in known}
+            requests = self._requests if request is None else {**self._requests, request_id: request}
+            self._requests = {
+                open_id: requests[open_id] for open_id in state.request_ids() if open_id in requests
+            }
         for answer in self._waiting.pop(request_id, ()):
-            if shown is not None:
-                _give(answer, shown)
+            if request is not None:
+                _give(answer, request)
             else:
                 # Whoever asked may have given up meanwhile.
                 with suppress(InvalidStateError):
                     answer.set_exception(RequestUnknown(f"request {request_id} ended, and is not kept"))
 
     def serve(
-        self, state: FleetState, fleet: Callable[[], KnownFleet], tell: Callable[[Event], None], now: float
+        self, state: FleetState, fleet: Callable[[], KnownFleet], emit: Callable[[Event], None], now: float
     ) -> None:
-        """Take up what was left: tell the events that follow, or answer at once where none does.
+        """Turn queued orders into events: emit those that follow, or answer at once where none does.
 
-        The events so far of `state` are durable; those that are told are applied after this. `fleet` is asked
-        only where there are orders.
+        The events so far of `state` are durable; those that are emitted are applied after this. `fleet` is
+        asked only where there are orders.
         """
-        told: dict[RequestId, Request] = {}
+        new_requests: dict[RequestId, Request] = {}
         for _ in range(self._orders.qsize()):
             order = self._orders.get_nowait()
             try:
-                event = self._event_of(order, state, fleet(), told, now)
+                event = self._event_of(order, state, fleet(), new_requests, now)
             except RequestRefused as error:
                 with suppress(InvalidStateError):
                     order.answer.set_exception(error)
                 continue
-            shown = state.request(order.request_id)
-            if event is None and shown is not None:
-                _give(order.answer, shown)
+            request = state.request(order.request_id)
+            if event is None and request is not None:
+                _give(order.answer, request)
                 continue
             self._waiting.setdefault(order.request_id, []).append(order.answer)
             if event is not None:
-                tell(event)
+                emit(event)
 
     @staticmethod
     def _event_of(
-        order: _Order, state: FleetState, fleet: KnownFleet, told: dict[RequestId, Request], now: float
+        order: _Order,
+        state: FleetState,
+        fleet: KnownFleet,
+        new_requests: dict[RequestId, Request],
+        now: float,
     ) -> Event | None:
         """The event that an order makes; None where all has happened already."""
-        shown, same = state.request(order.request_id), told.get(order.request_id)
+        request, same = state.request(order.request_id), new_requests.get(order.request_id)
         if order.request is None:
-            if shown is None and same is None:
+            if request is None and same is None:
                 text = f"no request {order.request_id!r:.80}; `fleet requests list` shows those there are"
                 raise RequestUnknown(text)
-            if shown is not None and shown["ended_at"] is not None:
+            if request is not None and request["ended_at"] is not None:
                 return None
             return RequestCancelled(at_secs=now, request_id=order.request_id, reason="somebody cancelled it")
-        if shown is not None or same is not None:
-            before = _contents(same) if same is not None else dict(shown or {})
+        if request is not None or same is not None:
+            before = _contents(same) if same is not None else dict(request or {})
             checked = check_request(order.request, fleet, ())
             if any(before[name] != value for name, value in _contents(checked).items()):
                 raise RequestConflict(
                     f"id: there is a request {order.request_id} with other contents; choose another id"
                 )
             return None
-        others = [*state.open_requests(), *told.values()]
-        told[order.request_id] = checked = check_request(order.request, fleet, others)
+        others = [*state.open_requests(), *new_requests.values()]
+        new_requests[order.request_id] = checked = check_request(order.request, fleet, others)
         return RequestSubmitted(at_secs=now, request=checked)
 
 
@@ -166,7 +176,7 @@ def _contents(request: Request) -> dict[str, Any]:
     }
 
 
-def _give(answer: Future[Shown], shown: Shown) -> None:
+def _give(answer: Future[Shown], request: Shown) -> None:
     # Whoever asked may have given up meanwhile.
     with suppress(InvalidStateError):
-        answer.set_result(shown)
+        answer.set_result(request)

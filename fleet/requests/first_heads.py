@@ -17,33 +17,37 @@ from fleet.core.request_words import Request, RequestId, RequestKind
 
 def first_head_requests(
     specs: Mapping[DeviceId, DeviceSpec],
-    shown: Mapping[DeviceId, Mapping[str, Any]],
+    descriptions: Mapping[DeviceId, Mapping[str, Any]],
     open_requests: Iterable[Request],
     families: Collection[str],
     samples: int,
 ) -> dict[str, Request]:
     """Onboardings of a first device, by family; of a family that has a head, or is asked for one, none.
 
-    `shown` tells what each device is now (`fleet.core.state.FleetState.describe`), `families` of which a
-    model is shipped. The device measures `samples` candidates.
+    `descriptions` are of the devices as they are now (`fleet.core.state.FleetState.describe`); of `families`
+    a model is shipped. The device measures `samples` candidates.
     """
-    asked = {
-        str(one.arguments.get("device"))
-        for one in open_requests
-        if one.kind in (RequestKind.ONBOARDING, RequestKind.TUNING)
+    requested_devices = {
+        str(request.arguments.get("device"))
+        for request in open_requests
+        if request.kind in (RequestKind.ONBOARDING, RequestKind.TUNING)
     }
-    found: dict[str, Request] = {}
+    requests_by_family: dict[str, Request] = {}
     for family in sorted(families):
-        mine = [one for one, spec in specs.items() if spec.family.value == family]
-        if any(shown[one]["champion"] or one in asked for one in mine):
+        mine = [device_id for device_id, spec in specs.items() if spec.family.value == family]
+        if any(descriptions[device_id]["champion"] or device_id in requested_devices for device_id in mine):
             continue
-        able = [one for one in sorted(mine) if is_live(specs[one]) and shown[one]["state"] in USABLE]
+        able = [
+            device_id
+            for device_id in sorted(mine)
+            if is_live(specs[device_id]) and descriptions[device_id]["state"] in USABLE
+        ]
         if able:
-            first, incarnation = able[0], shown[able[0]]["incarnation"]
-            found[family] = Request(
+            first, incarnation = able[0], descriptions[able[0]]["incarnation"]
+            requests_by_family[family] = Request(
                 # As the state names those that it asks for.
                 request_id=RequestId(f"onboarding-{first}-{incarnation}"),
                 kind=RequestKind.ONBOARDING,
                 arguments={"device": first, "samples": samples},
             )
-    return found
+    return requests_by_family

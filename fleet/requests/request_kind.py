@@ -150,7 +150,9 @@ class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             what, _, place = str(error).partition(" - at `$")
             place = place.strip("`.")
             what = what[:1].lower() + what[1:]
-            if choices := next((one.choices for one in arguments_of(cls) if one.name == place), ()):
+            if choices := next(
+                (argument.choices for argument in arguments_of(cls) if argument.name == place), ()
+            ):
                 what = f"expected one of {', '.join(choices)}"
             if place:
                 what = f"{place}: {what}, got {_value_at(values, place)!r:.80}"
@@ -242,8 +244,8 @@ class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Wait until its devices take jobs, and give what the store knows of each."""
         display.phase("wait", 0)
         session.ready(self.device_ids)
-        known = session.store().devices()
-        return {device_id: known[device_id].spec for device_id in self.device_ids}
+        entries = session.store().devices()
+        return {device_id: entries[device_id].spec for device_id in self.device_ids}
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """Do it, as its driver.
@@ -295,12 +297,12 @@ class Argument:
 def arguments_of(kind: type[RequestArguments]) -> list[Argument]:
     """The arguments of a kind, in the order of their declaration; those of all kinds come last."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
+    arguments = []
     for part in msgspec.structs.fields(kind):
         notes = getattr(hints[part.name], "__metadata__", ())
         value_type, is_list, choices = _shape(hints[part.name])
         help_text = [note.description for note in notes if isinstance(note, Meta) and note.description]
-        found.append(
+        arguments.append(
             Argument(
                 name=part.name,
                 type=value_type,
@@ -312,7 +314,7 @@ def arguments_of(kind: type[RequestArguments]) -> list[Argument]:
                 help=help_text[-1] if help_text else "",
             )
         )
-    return found
+    return arguments
 
 
 def _shape(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:

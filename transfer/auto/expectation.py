@@ -89,7 +89,7 @@ def expect(
     """
     pairs = _pairs_of(sample_scores, sample_secs, sample_group)
     workloads = sorted(pairs)
-    count = sum(len(one[0]) for one in pairs.values())
+    count = sum(len(pair[0]) for pair in pairs.values())
     if len(workloads) < LEAST_WORKLOADS or count < LEAST_SAMPLES:
         raise TransferError(
             f"{count} samples of {len(workloads)} workloads can be compared with others of their workload; "
@@ -107,7 +107,7 @@ def expect(
         slope = _slope(donors)
         # Few workloads leave open how large errors are: their size is drawn too, from what so many can tell.
         size = np.sqrt(freedom / random.chisquare(freedom))
-        errors = [size * _errors(one, slope) for one in donors]
+        errors = [size * _errors(donor, slope) for donor in donors]
         top1[draw], top5[draw] = _reached(said, slope, errors, random)
     off_top1, off_top5 = (_UNSEEN_OFF_TOP1, _UNSEEN_OFF_TOP5) if unseen else (_OFF_TOP1, _OFF_TOP5)
     return Expectation(
@@ -120,20 +120,20 @@ def expect(
 
 def _pairs_of(scores: Floats, secs: Floats, group: Groups) -> dict[int, tuple[Floats, Floats]]:
     """By workload: centred logarithms of scores and of measured speeds, of workloads with two or more."""
-    known = np.isfinite(secs)
-    found = {}
-    for one in np.unique(group[known]):
-        mine = known & (group == one)
+    has_secs = np.isfinite(secs)
+    pairs = {}
+    for workload in np.unique(group[has_secs]):
+        mine = has_secs & (group == workload)
         if mine.sum() > 1:
             said, true = _logits(scores[mine]), -np.log(secs[mine])
-            found[int(one)] = said - said.mean(), true - true.mean()
-    return found
+            pairs[int(workload)] = said - said.mean(), true - true.mean()
+    return pairs
 
 
 def _logits(scores: Floats) -> Floats:
     """Logarithm of relative speed as a head means it."""
-    found: Floats = np.log(np.maximum(scores, _LEAST_SCORE))
-    return found
+    logits: Floats = np.log(np.maximum(scores, _LEAST_SCORE))
+    return logits
 
 
 def _slope(pairs: list[tuple[Floats, Floats]]) -> float:
@@ -147,8 +147,8 @@ def _errors(pair: tuple[Floats, Floats], slope: float) -> Floats:
     """What scores got wrong in one workload, the slowest by score first."""
     said, true = pair
     # One degree of freedom went into the mean of the workload: unscaled, few errors would look too small.
-    found: Floats = (true - slope * said) * np.sqrt(len(true) / (len(true) - 1))
-    return found[np.argsort(said, kind="stable")]
+    errors: Floats = (true - slope * said) * np.sqrt(len(true) / (len(true) - 1))
+    return errors[np.argsort(said, kind="stable")]
 
 
 def _table(scores: Floats, group: Groups) -> Floats:
@@ -166,8 +166,10 @@ def _reached(
     said: Floats, slope: float, errors: list[Floats], random: np.random.Generator
 ) -> tuple[float, float]:
     """Mean top-1 and top-5 over the workloads in one draw."""
-    sizes = np.array([len(one) for one in errors])
-    scales = np.array([max(float(np.sqrt((one**2).mean())), _LEAST_SCALE) for one in errors])
+    sizes = np.array([len(workload_errors) for workload_errors in errors])
+    scales = np.array(
+        [max(float(np.sqrt((workload_errors**2).mean())), _LEAST_SCALE) for workload_errors in errors]
+    )
     pool, starts = np.concatenate(errors) / np.repeat(scales, sizes), np.cumsum(sizes) - sizes
     # A workload errs as much as one of the samples' did: some are predicted far better than others.
     model = random.integers(len(errors), size=len(said))[:, None]

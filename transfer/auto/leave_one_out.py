@@ -82,8 +82,8 @@ class LeaveOneOutScores:
 
     def at(self, k: int) -> dict[str, float]:
         """Top-1 that each strategy would reach with k samples, between those tried by the logarithm of k."""
-        found = {name: _between(self.samples, values, k) for name, values in self.top1.items()}
-        return {name: round(value, 4) for name, value in found.items() if value is not None}
+        top1_by_name = {name: _between(self.samples, values, k) for name, values in self.top1.items()}
+        return {name: round(value, 4) for name, value in top1_by_name.items() if value is not None}
 
     def expected(self, name: str, k: int) -> tuple[Estimate, Estimate] | None:
         """Top-1 and top-5 of a strategy on one more device like the known ones, with 90 % intervals.
@@ -94,14 +94,14 @@ class LeaveOneOutScores:
             return None
         beyond = float(stdtrit(len(self.devices) - 1, (1 + LEVEL) / 2))
         beyond *= math.sqrt(1 + 1 / len(self.devices))
-        told = []
+        estimates = []
         for means, spreads in zip((self.top1, self.top5), self.spread[name], strict=True):
             mean, spread = _between(self.samples, means[name], k), _between(self.samples, spreads, k)
             if mean is None or spread is None:
                 return None
             low, high = max(0.0, mean - beyond * spread), min(1.0, mean + beyond * spread)
-            told.append(Estimate(mean, low, high))
-        return told[0], told[1]
+            estimates.append(Estimate(mean, low, high))
+        return estimates[0], estimates[1]
 
     def best(self, able: Sequence[Strategy], k: int) -> Strategy:
         """The strategy to take with k samples: the first, unless another is better beyond luck.
@@ -113,36 +113,38 @@ class LeaveOneOutScores:
             able: Those that can work with the samples, best guess first.
             k: Number of samples.
         """
-        known = self.at(k)
-        scored = [one for one in able if one.name in known] or able[:1]
+        top1_by_name = self.at(k)
+        scored = [strategy for strategy in able if strategy.name in top1_by_name] or able[:1]
         first = scored[0]
         rivals = scored[1:]
         better = [
-            one for one in rivals if is_beyond_luck(self.gains(one.name, first.name, k), among=len(rivals))
+            strategy
+            for strategy in rivals
+            if is_beyond_luck(self.gains(strategy.name, first.name, k), among=len(rivals))
         ]
-        return max([first, *better], key=lambda one: known.get(one.name, 0.0))
+        return max([first, *better], key=lambda strategy: top1_by_name.get(strategy.name, 0.0))
 
-    def gains(self, one: str, other: str, k: int) -> Floats:
+    def gains(self, strategy: str, other: str, k: int) -> Floats:
         """(workloads,) top-1 of a strategy less that of another with k samples, mean over the devices."""
-        mine, theirs = (self._judged(name, k) for name in (one, other))
+        mine, theirs = (self._judged(name, k) for name in (strategy, other))
         apart = mine - theirs
-        known = np.isfinite(apart)
-        _, place = np.unique(np.array(self.judged, dtype=np.int64)[known], return_inverse=True)
+        is_judged = np.isfinite(apart)
+        _, place = np.unique(np.array(self.judged, dtype=np.int64)[is_judged], return_inverse=True)
         counts = np.bincount(place)
-        return np.asarray(np.bincount(place, apart[known]) / np.maximum(1, counts))
+        return np.asarray(np.bincount(place, apart[is_judged]) / np.maximum(1, counts))
 
     def _judged(self, name: str, k: int) -> Floats:
         """(judged,) top-1 of a strategy with k samples; NaN where it could not run."""
         rows = self.by_judged.get(name, ())
         columns = zip(*rows, strict=True) if rows else [()] * len(self.judged)
-        found = (_between(self.samples, values, k) if values else None for values in columns)
-        return np.array([np.nan if one is None else one for one in found], dtype=np.float64)
+        top1s = (_between(self.samples, values, k) if values else None for values in columns)
+        return np.array([np.nan if top1 is None else top1 for top1 in top1s], dtype=np.float64)
 
-    def difference(self, one: str, other: str, k: int) -> float:
+    def difference(self, strategy: str, other: str, k: int) -> float:
         """Agreement of a strategy less that of another with k samples; 0 where it is not known."""
         mine, theirs = (
             _between(self.samples, self.agreement[name], k) if name in self.agreement else None
-            for name in (one, other)
+            for name in (strategy, other)
         )
         return 0.0 if mine is None or theirs is None else mine - theirs
 
@@ -180,18 +182,18 @@ def leave_one_out(
             dataset.latency_secs, dataset.failed, dataset.group, dataset.features.described, dataset.hardware
         ),
     )
-    kept = None if cache is None else cache / f"standings-{key}.json"
-    if kept is not None and (again := _read(kept)) is not None and again.key == key:
+    path = None if cache is None else cache / f"standings-{key}.json"
+    if path is not None and (again := _read(path)) is not None and again.key == key:
         return again
-    made = replace(
+    scores = replace(
         _make(dataset, strategies, regime, config, devices, key),
         how=how,
         known=devices,
         measured=measured,
     )
-    if kept is not None:
-        _write(kept, made)
-    return made
+    if path is not None:
+        _write(path, scores)
+    return scores
 
 
 def made_ahead(
@@ -215,37 +217,41 @@ def made_ahead(
     if len(devices) < 2:
         return None
     how = _how(dataset, strategies, regime, config)
-    several = [one for path in cache.glob("standings-*.json") if (one := _read(path)) is not None]
+    several = [scores for path in cache.glob("standings-*.json") if (scores := _read(path)) is not None]
     good = [
-        one
-        for one in several
-        if one.how == how
-        and set(one.known) <= set(devices)
-        and len(one.known) * growth >= len(devices)
-        and one.measured * growth >= measured
+        scores
+        for scores in several
+        if scores.how == how
+        and set(scores.known) <= set(devices)
+        and len(scores.known) * growth >= len(devices)
+        and scores.measured * growth >= measured
     ]
-    return max(good, key=lambda one: one.measured, default=None)
+    return max(good, key=lambda scores: scores.measured, default=None)
 
 
-def drop_older(made: LeaveOneOutScores, cache: Path) -> None:
+def drop_older(scores: LeaveOneOutScores, cache: Path) -> None:
     """Delete leave-one-device-out scores of the same devices that were made before."""
     for path in cache.glob("standings-*.json"):
         before = _read(path)
-        if before is not None and (before.how, before.known) == (made.how, made.known) and before != made:
+        if (
+            before is not None
+            and (before.how, before.known) == (scores.how, scores.known)
+            and before != scores
+        ):
             path.unlink(missing_ok=True)
 
 
 def _records_of(dataset: Dataset) -> tuple[tuple[str, ...], int]:
     """Devices that something can be learnt from, and how many measurements they have."""
     devices = tuple(map(str, trainable_devices(dataset, np.arange(len(dataset)))))
-    columns = [dataset.column(one) for one in devices]
+    columns = [dataset.column(device) for device in devices]
     return devices, int(np.isfinite(dataset.latency_secs[:, columns]).sum())
 
 
 def _how(dataset: Dataset, strategies: Sequence[Strategy], regime: Regime, config: TrainConfig) -> str:
     return content_hash(
         str(VERSION),
-        canonical_json([repr(one) for one in strategies]),
+        canonical_json([repr(strategy) for strategy in strategies]),
         canonical_json([regime.value, list(_SAMPLES), _MOST_POOL, _MOST_JUDGED, _MOST_DEVICES]),
         canonical_json(asdict(config)),
         dataset.spec.hash,
@@ -274,13 +280,13 @@ def _make(
     )
 
     def points_of(case: Case) -> list[Point | None]:
-        asked: list[Asked] = [
-            (k, Adapting(one, selector, one.name))
+        contenders: list[Asked] = [
+            (k, Adapting(strategy, selector, strategy.name))
             for k in _SAMPLES
             if k <= len(case.pool)
-            for one in strategies
+            for strategy in strategies
         ]
-        return run_case(dataset, case, asked, selector, config)
+        return run_case(dataset, case, contenders, selector, config)
 
     try:
         cases = make_cases(dataset, None, plan)
@@ -290,16 +296,18 @@ def _make(
         cases, points = [], []
     top1, top5, agreement, spread, by_judged = {}, {}, {}, {}, {}
     places = sorted({(case.target, int(group)) for case in cases for group in dataset.group[case.test]})
-    for one in strategies:
-        mine = [[p for p in points if p.contender == one.name and p.k == k] for k in _SAMPLES]
-        top1[one.name] = tuple(_mean([p.top1 for p in found]) for found in mine)
-        top5[one.name] = tuple(_mean([p.top5 for p in found]) for found in mine)
-        agreement[one.name] = tuple(_mean([(1 + p.tau) / 2 for p in found]) for found in mine)
-        spread[one.name] = (
-            tuple(_spread([p.top1 for p in found]) for found in mine),
-            tuple(_spread([p.top5 for p in found]) for found in mine),
+    for strategy in strategies:
+        mine = [[p for p in points if p.contender == strategy.name and p.k == k] for k in _SAMPLES]
+        top1[strategy.name] = tuple(_mean([p.top1 for p in points_of_k]) for points_of_k in mine)
+        top5[strategy.name] = tuple(_mean([p.top5 for p in points_of_k]) for points_of_k in mine)
+        agreement[strategy.name] = tuple(
+            _mean([(1 + p.tau) / 2 for p in points_of_k]) for points_of_k in mine
         )
-        by_judged[one.name] = tuple(_by_place(found, places) for found in mine)
+        spread[strategy.name] = (
+            tuple(_spread([p.top1 for p in points_of_k]) for points_of_k in mine),
+            tuple(_spread([p.top5 for p in points_of_k]) for points_of_k in mine),
+        )
+        by_judged[strategy.name] = tuple(_by_place(points_of_k, places) for points_of_k in mine)
     return LeaveOneOutScores(
         key=key,
         samples=_SAMPLES,
@@ -319,26 +327,28 @@ def _mean(values: Sequence[Floats]) -> float | None:
 
 def _spread(values: Sequence[Floats]) -> float | None:
     """Standard deviation of the means: one for each device, with one division and seed."""
-    return float(np.std([one.mean() for one in values], ddof=1)) if len(values) > 1 else None
+    return (
+        float(np.std([device_values.mean() for device_values in values], ddof=1)) if len(values) > 1 else None
+    )
 
 
 def _by_place(points: Sequence[Point], places: Sequence[tuple[str, int]]) -> tuple[float | None, ...]:
     """Top-1 on each of some workloads of devices; None where there is none."""
-    found = {
+    top1_by_place = {
         (point.target, int(group)): round(float(value), 4)
         for point in points
         for group, value in zip(point.groups, point.top1, strict=True)
     }
-    return tuple(found.get(place) for place in places)
+    return tuple(top1_by_place.get(place) for place in places)
 
 
 def _between(samples: Sequence[int], values: Sequence[float | None], k: int) -> float | None:
-    known = [
+    measured_points = [
         (math.log2(1 + at), value) for at, value in zip(samples, values, strict=True) if value is not None
     ]
-    if not known:
+    if not measured_points:
         return None
-    places, heights = zip(*known, strict=True)
+    places, heights = zip(*measured_points, strict=True)
     return float(np.interp(math.log2(1 + k), places, heights))
 
 

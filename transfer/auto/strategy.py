@@ -85,10 +85,12 @@ class Auto:
         """
         if len(self.strategies) + len(self.ready) < 2:
             return None
-        known = visible_part(
+        visible_data = visible_part(
             dataset, target_device, np.zeros(0, dtype=np.int64), source_rows, need_few_shot=False
         )
-        sources = known.of_devices([one for one in known.device_ids if one != target_device])
+        sources = visible_data.of_devices(
+            [device_id for device_id in visible_data.device_ids if device_id != target_device]
+        )
         if self.ready and self.cache is not None:
             ahead = made_ahead(sources, self.ready, self.regime, config, self.cache, growth=_LATE)
             if ahead is not None:
@@ -113,10 +115,14 @@ class Auto:
         device_scores = self.prepare(dataset, target_device, source_rows=source_rows, config=config)
         latency = dataset.latency_secs[:, dataset.column(target_device)]
         measured = int(np.isfinite(latency[few_shot_rows]).sum())
-        known = {one.name: one for one in (*self.strategies, *self.ready)}
+        strategies_by_name = {strategy.name: strategy for strategy in (*self.strategies, *self.ready)}
         if device_scores is None:
-            known = {one.name: one for one in self.strategies}
-        able = [one for one in known.values() if self._can(one, source, dataset, few_shot_rows, latency)]
+            strategies_by_name = {strategy.name: strategy for strategy in self.strategies}
+        able = [
+            strategy
+            for strategy in strategies_by_name.values()
+            if self._can(strategy, source, dataset, few_shot_rows, latency)
+        ]
         if not able:
             raise TransferError(
                 f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
@@ -128,9 +134,9 @@ class Auto:
             notes["standings"] = device_scores.at(measured)
 
         def run(strategy: Strategy, rows: Rows, hidden: Rows) -> Adapted:
-            shown = np.setdiff1d(source_rows, hidden)
+            visible_rows = np.setdiff1d(source_rows, hidden)
             return strategy.adapt(
-                source, dataset, target_device, rows, source_rows=shown, config=config, seed=seed
+                source, dataset, target_device, rows, source_rows=visible_rows, config=config, seed=seed
             )
 
         if self.guard and source is not None:
@@ -141,17 +147,21 @@ class Auto:
                 fit, check = parts
                 hidden = check if self.regime is Regime.CANDIDATE_NEW else check[:0]
                 rivals = {
-                    one.name: one
-                    for one in (chosen, *_rivals(self.regime))
-                    if self._can(one, source, dataset, fit, latency)
+                    strategy.name: strategy
+                    for strategy in (chosen, *_rivals(self.regime))
+                    if self._can(strategy, source, dataset, fit, latency)
                 }
-                found = {
+                agreements = {
                     name: check_agreement(
-                        run(for_check(one, self.regime), fit, hidden), dataset, check, latency, self.regime
+                        run(for_check(strategy, self.regime), fit, hidden),
+                        dataset,
+                        check,
+                        latency,
+                        self.regime,
                     )
-                    for name, one in rivals.items()
+                    for name, strategy in rivals.items()
                 }
-                notes["check"] = verdict = judge(found, chosen.name, device_scores, measured)
+                notes["check"] = verdict = judge(agreements, chosen.name, device_scores, measured)
                 chosen = rivals[verdict["taken"]]
                 notes["strategy"] = chosen.name
         adapted = run(chosen, few_shot_rows, few_shot_rows[:0])
@@ -189,26 +199,26 @@ def split_few_shot(
     Returns:
         Rows to fit and rows to check; None where either side would have nothing to compare.
     """
-    known = rows[np.isfinite(latency[rows])]
+    ran = rows[np.isfinite(latency[rows])]
     random = np.random.default_rng(seed)
-    held = np.zeros(len(known), dtype=np.bool_)
-    groups, counts = np.unique(dataset.group[known], return_counts=True)
+    held = np.zeros(len(ran), dtype=np.bool_)
+    groups, counts = np.unique(dataset.group[ran], return_counts=True)
     if regime is Regime.BOTH_NEW:
         able = random.permutation(groups[counts >= 2])
         take = max(1, round(_CHECK_SHARE * len(able)))
         if len(able) - take < 1:
             return None
-        held = np.isin(dataset.group[known], able[:take])
+        held = np.isin(dataset.group[ran], able[:take])
     else:
         for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
             take = max(2, round(_CHECK_SHARE * count))
             if count - take >= 2:
-                mine = np.flatnonzero(dataset.group[known] == group)
+                mine = np.flatnonzero(dataset.group[ran] == group)
                 held[random.permutation(mine)[:take]] = True
     if held.sum() < _LEAST_CHECKED or (~held).sum() < _LEAST_CHECKED:
         return None
     failed = rows[~np.isfinite(latency[rows])]
-    return np.sort(np.concatenate([known[~held], failed])), np.sort(known[held])
+    return np.sort(np.concatenate([ran[~held], failed])), np.sort(ran[held])
 
 
 def for_check(strategy: Strategy, regime: Regime) -> Strategy:
@@ -237,47 +247,50 @@ def check_agreement(
     """(workloads,) share of the check's pairs in the right order, workload by workload."""
     scores = adapted.score(checking_view(dataset, check, regime), check)
     group = dataset.group[check]
-    found = []
-    for one in np.unique(group):
-        mine = group == one
+    shares = []
+    for workload in np.unique(group):
+        mine = group == workload
         if mine.sum() >= 2:
-            found.append(order_agreement(scores[mine], latency[check][mine])[0])
-    return np.array(found)
+            shares.append(order_agreement(scores[mine], latency[check][mine])[0])
+    return np.array(shares)
 
 
 def judge(
-    found: Mapping[str, NDArray[np.float64]], chosen: str, device_scores: LeaveOneOutScores | None, k: int
+    agreements: Mapping[str, NDArray[np.float64]],
+    chosen: str,
+    device_scores: LeaveOneOutScores | None,
+    k: int,
 ) -> dict[str, Any]:
     """Whether the chosen strategy stays: its check against the rivals', with known scores as a prior.
 
     Returns:
         JSON-ready: `taken`, `agreement` by strategy, `beaten_by` (of raw agreement) and a sentence.
     """
-    raw = {name: float(values.mean()) for name, values in found.items()}
-    workloads = len(found[chosen])
+    raw = {name: float(values.mean()) for name, values in agreements.items()}
+    workloads = len(agreements[chosen])
     shrunk = {}
-    for name, values in found.items():
+    for name, values in agreements.items():
         before = 0.0 if device_scores is None else device_scores.difference(name, chosen, k)
-        after = float((values - found[chosen]).sum())
+        after = float((values - agreements[chosen]).sum())
         shrunk[name] = (after + _PRIOR_WORKLOADS * before) / (workloads + _PRIOR_WORKLOADS)
-    taken = max(shrunk, key=lambda name: (shrunk[name], name == chosen))
-    if taken != chosen and not is_beyond_luck(found[taken] - found[chosen]):
-        taken = chosen
+    winner = max(shrunk, key=lambda name: (shrunk[name], name == chosen))
+    if winner != chosen and not is_beyond_luck(agreements[winner] - agreements[chosen]):
+        winner = chosen
     beaten_by = sorted(name for name in raw if raw[name] > raw[chosen])
-    if taken != chosen:
-        says = f"{chosen} does not beat {taken} on the check samples: {taken} is taken"
+    if winner != chosen:
+        sentence = f"{chosen} does not beat {winner} on the check samples: {winner} is taken"
     elif beaten_by:
-        says = (
+        sentence = (
             f"{chosen} does not beat {', '.join(beaten_by)} on the check samples, but {workloads} workloads "
             "are too few to be sure of it"
         )
     else:
-        says = f"{chosen} beats its rivals on the check samples"
+        sentence = f"{chosen} beats its rivals on the check samples"
     return {
-        "taken": taken,
+        "taken": winner,
         "chosen": chosen,
         "workloads": workloads,
         "agreement": {name: round(value, 4) for name, value in raw.items()},
         "beaten_by": beaten_by,
-        "says": says,
+        "says": sentence,
     }
