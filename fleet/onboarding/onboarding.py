@@ -147,11 +147,7 @@ def onboard_device(
         **serving,
         "siblings": list(arrival.sources),
         "earlier_environment": earlier.environment_id if earlier is not None else None,
-        "fingerprint": {
-            "programs": samples.fingerprint.tried,
-            "ran": len(samples.fingerprint.latency_secs),
-            "distance": samples.distance,
-        },
+        "fingerprint": samples.fingerprint_report(),
     }
     with clock.part("report"):
         limit = sum(map(len, samples.pools.values()))
@@ -194,6 +190,11 @@ class _Samples:
     #: To source devices by fingerprint.
     distance: dict[str, float]
     snapshot: DatasetSnapshot
+
+    def fingerprint_report(self) -> dict[str, Any]:
+        """How many reference programs ran, and how alike that makes the source devices."""
+        ran = len(self.fingerprint.latency_secs)
+        return {"programs": self.fingerprint.tried, "ran": ran, "distance": self.distance}
 
 
 def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:

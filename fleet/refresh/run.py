@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,12 +96,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
     trained = provenance["trained_workloads"]
     judge = Judge(registry, reader, data.snapshot, data.not_ranked, data.floors)
-    verdicts = judge.verdicts(
-        [trained_challenger.model for trained_challenger in challengers_by_kind.values()],
-        heads,
-        trained,
-        inherited,
-    )
+    models = [each.model for each in challengers_by_kind.values()]
+    verdicts = judge.verdicts(models, heads, trained, inherited)
     counting = counting_verdicts(verdicts)
     shared_manifest = {
         **provenance,
@@ -133,14 +129,15 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        "train_secs": sum(
-            trained_challenger.about["train_secs"] for trained_challenger in challengers_by_kind.values()
-        ),
-        "resumed_epochs": sum(
-            trained_challenger.about["resumed_epochs"] for trained_challenger in challengers_by_kind.values()
-        ),
+        **_effort(challengers_by_kind.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _effort(challengers: Iterable[Challenger]) -> dict[str, float]:
+    """Seconds and resumed epochs of all trainings together."""
+    notes = [trained.about for trained in challengers]
+    return {name: sum(note[name] for note in notes) for name in ("train_secs", "resumed_epochs")}
 
 
 def _warm(
