@@ -27,7 +27,7 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, Tell
+    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, PartCallback
     from transfer.features.published_features import PublishedLayout
     from transfer.model.tlp_model import TlpModel
     from transfer.train.config import TrainConfig
@@ -167,7 +167,7 @@ def hold_out_target(
     seed: int,
     workers: int,
     repeats: int,
-    on_progress: Tell,
+    on_progress: PartCallback,
 ) -> CrossValidation:
     """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
 
