@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.tlp_model import TlpModel
 
-#: Key of manifests with what the version that this one went on from has learnt from (`handed_on`), without
-#: what this one learnt from itself.
+#: Key of manifests with what the version that this one went on from has learnt from (`training_workloads`),
+#: without what this one learnt from itself.
 INHERITED = "inherited_workloads"
 _WORDS = 200
 
@@ -71,7 +71,7 @@ class Judge:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
 
         Of equals the first goes first. `trained` are the workloads that each of them has learnt from,
-        `inherited` those that the version has which one of them went on from (`handed_on`).
+        `inherited` those that the version has which one of them went on from (`training_workloads`).
 
         Returns:
             Of each challenger one decision a head; at most one challenger takes the place of a champion.
@@ -206,7 +206,7 @@ def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floo
     return standing(scores, latency, dataset.group[rows], floor)
 
 
-def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+def training_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
     """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
 
     Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
@@ -217,7 +217,7 @@ def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[Wor
     return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
 
 
-def spoilt_starts(
+def contaminated_parents(
     reader: StoreReader,
     manifests: Mapping[str, Mapping[str, Any]],
     device_ids: Collection[DeviceId],
@@ -235,7 +235,9 @@ def spoilt_starts(
     if len(held) < LEAST_JUDGED:
         return frozenset()
     return frozenset(
-        name for name, manifest in manifests.items() if len(held - handed_on(reader, manifest)) < LEAST_JUDGED
+        name
+        for name, manifest in manifests.items()
+        if len(held - training_workloads(reader, manifest)) < LEAST_JUDGED
     )
 
 

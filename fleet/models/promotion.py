@@ -272,7 +272,7 @@ def start_from(
     serving: Mapping[str, str],
     manifests: Mapping[str, Mapping[str, Any]],
     spec_hash: str,
-    spoilt: Collection[str] = (),
+    contaminated: Collection[str] = (),
 ) -> tuple[str, str]:
     """The version that a refresh starts from, of those that serve devices of the family.
 
@@ -280,7 +280,7 @@ def start_from(
         serving: Version by device.
         manifests: Of these versions.
         spec_hash: Of the features that the data have.
-        spoilt: Versions that have learnt from so many of the held-out workloads that nobody could judge
+        contaminated: Versions that have learnt from so many of the held-out workloads that nobody could judge
             what goes on from them, not even for the devices of other champions.
 
     Returns:
@@ -292,7 +292,7 @@ def start_from(
         return "", "there is no champion yet"
     if not able:
         return "", "the champions read other features"
-    able = [version for version in able if version not in spoilt]
+    able = [version for version in able if version not in contaminated]
     if not able:
         return "", "the champions have learnt from the held-out workloads, which could not judge then"
     chosen = max(set(able), key=lambda version: (able.count(version), version))
