@@ -161,7 +161,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     """
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, shown, with_few_shot
+    from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, visible_dataset, with_few_shot
 
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]
@@ -180,7 +180,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         test=test,
         seed=0,
     )
-    view = with_few_shot(shown(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
+    view = with_few_shot(visible_dataset(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
     head = load_adapted(folder / "runs" / "models" / version, target)
     scratch = strategies()["scratch"].adapt(
         None, view, target, few_shot, source_rows=source_rows, config=train_config(24), seed=0

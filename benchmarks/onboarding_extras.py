@@ -36,8 +36,8 @@ from transfer.evaluate.onboarding_cases import (
     FewShotSet,
     Regime,
     make_cases,
-    shown,
     situation_of,
+    visible_dataset,
     with_few_shot,
 )
 from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot
@@ -218,7 +218,7 @@ def _stated(
     dataset: Dataset, case: Case, *, strategy: Strategy, how: How, samples: Sequence[int]
 ) -> list[tuple[int, dict[str, float]]]:
     """What was stated and what was true, by number of samples."""
-    view = shown(dataset, case)
+    view = visible_dataset(dataset, case)
     config = TrainConfig(epochs=how.epochs, device="cpu")
     situation = situation_of(view, case)
     sources = situation.sources

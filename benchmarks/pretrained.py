@@ -51,7 +51,7 @@ from transfer.adapt.registry import NAMES, strategies
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, shown, situation_of
+from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, situation_of, visible_dataset
 from transfer.evaluate.rankers import Scores
 from transfer.processes import run_each
 
@@ -181,7 +181,7 @@ def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Seque
         test=test,
         seed=case.seed,
     )
-    situation = situation_of(shown(dataset, about), about)
+    situation = situation_of(visible_dataset(dataset, about), about)
     found: dict[str, Any] = {"top1": {}, "top5": {}, "secs": {}}
     for k in (0, *samples):
         chosen = _samples(dataset, split.train, column, k, case.seed) if k else split.train[:0]

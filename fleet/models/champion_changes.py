@@ -19,9 +19,9 @@ def hold_reason(champion: Champion, version: str) -> str:
     """Why a version may not take a champion's place by itself; empty where it may."""
     if champion.pinned_at is not None:
         return f"{champion.device_id} is pinned to {champion.version} (fleet models unpin lets it go)"
-    left = champion.rolled_back_from
-    if left and version_number(version) <= version_number(left):
-        return f"{left} was rolled back by hand, and {version} is no newer"
+    rolled_back_version = champion.rolled_back_from
+    if rolled_back_version and version_number(version) <= version_number(rolled_back_version):
+        return f"{rolled_back_version} was rolled back by hand, and {version} is no newer"
     return ""
 
 
@@ -40,11 +40,11 @@ def published(
     """
     done, changes = dict(champions), []
     for device_id in sorted(map(DeviceId, devices)):
-        before, told = champions.get(device_id), devices[device_id]
+        before, decision = champions.get(device_id), devices[device_id]
         if before is not None and before.version == version:
             continue
         held = "" if before is None else hold_reason(before, version)
-        if before is not None and before.version != told.get("instead_of", before.version):
+        if before is not None and before.version != decision.get("instead_of", before.version):
             # Nobody knew of it when its place was given away.
             held = held or f"{before.version} took the place meanwhile"
         if before is not None and held:
@@ -55,8 +55,8 @@ def published(
             version=version,
             sha256=sha256,
             since=at_secs,
-            reason=str(told.get("reason", reason)),
-            judged=dict(told["judged"]) if told.get("judged") else None,
+            reason=str(decision.get("reason", reason)),
+            judged=dict(decision["judged"]) if decision.get("judged") else None,
             before=() if before is None else (*before.before, before.version)[-MOST_BEFORE:],
             earlier=None if before is None else before.judged,
         )
@@ -68,7 +68,7 @@ def rolled_back(
     present: Champion,
     target: str,
     sha256: str,
-    there: Iterable[str],
+    versions: Iterable[str],
     at_secs: float,
     *,
     reason: str,
@@ -76,11 +76,13 @@ def rolled_back(
 ) -> tuple[Champion, Change]:
     """Let `target` serve a device in place of its present champion, as `Registry.rollback` does.
 
-    `sha256` is of its manifest, `there` are the versions that can be gone back to, `at_secs` Unix seconds.
+    `sha256` is of its manifest, `versions` are those that can be gone back to, `at_secs` Unix seconds.
     """
-    known = set(there)
-    before = [version for version in present.before if version in known]
-    left = [one for one in (present.rolled_back_from, present.version if by_hand else "") if one]
+    available = set(versions)
+    before = [version for version in present.before if version in available]
+    rolled_back_versions = [
+        version for version in (present.rolled_back_from, present.version if by_hand else "") if version
+    ]
     champion = Champion(
         device_id=present.device_id,
         version=target,
@@ -90,7 +92,7 @@ def rolled_back(
         # Figures of before hold for the version that they were taken of only.
         judged=present.earlier if target == next(reversed(present.before), None) else None,
         before=tuple(before[: before.index(target)] if target in before else before),
-        rolled_back_from=max(left, key=version_number, default=""),
+        rolled_back_from=max(rolled_back_versions, key=version_number, default=""),
     )
     return champion, _change("rolled_back", champion, present.version)
 

@@ -168,8 +168,8 @@ def evaluate_model(
         )
     # As training and refresh read it: what was measured before a drift is no second measurement.
     reader = Store.read(Path(settings.store.path)).parted(RegistryReader(models).environments_since())
-    known = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
-    chosen = list(device_ids) or known
+    recorded_heads = [DeviceId(head) for head in model.device_ids if head in reader.devices()]
+    chosen = list(device_ids) or recorded_heads
     if not chosen:
         raise FleetError(
             f"{reader.path} has no records of the heads of {folder.name}: {', '.join(model.device_ids)}"
@@ -182,15 +182,15 @@ def evaluate_model(
         )
     judged = JudgedRows()
     snapshot = read_snapshot(reader, chosen, published=model.layout is not None, judged=judged)
-    held = _measured_after(reader, snapshot, known, trained_at, folder.name)
+    held = _measured_after(reader, snapshot, recorded_heads, trained_at, folder.name)
     snapshot, not_judged = _judging(snapshot, held, judged, folder.name)
-    heads = {one: head_of(model, folder, manifest, one) for one in chosen}
+    heads = {device_id: head_of(model, folder, manifest, device_id) for device_id in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     seeds, learnt = [settings.training.seed], tuple(chosen)
-    found = _judge(
+    evaluation = _judge(
         reader, snapshot, [ranker], lambda _: [held], seeds, learnt=learnt, on_progress=on_progress
     )
-    return replace(found, split=held.name, model=folder.name, not_judged=not_judged)
+    return replace(evaluation, split=held.name, model=folder.name, not_judged=not_judged)
 
 
 def _measured_after(
@@ -206,12 +206,12 @@ def _measured_after(
     from transfer.data.splits import Split
 
     dataset = snapshot.dataset
-    seen = {
+    earlier_ids = {
         candidate_id
         for _, batch in reader.columns(("candidate_id",), device_ids=heads, version=trained_at)
         for candidate_id in batch.column("candidate_id").to_pylist()
     }
-    is_new = np.array([candidate_id not in seen for candidate_id in dataset.candidate_ids])
+    is_new = np.array([candidate_id not in earlier_ids for candidate_id in dataset.candidate_ids])
     if not is_new.any():
         raise FleetError(
             f"{version} was trained when the table was at version {trained_at} and has seen all "
@@ -243,7 +243,9 @@ def _judging(
             "a model or measured again, which judges no head: measure others with `fleet collect`"
         )
     counts = (is_held & ~may[held.test]).sum(axis=0).tolist()
-    left_out = {str(one): count for one, count in zip(dataset.device_ids, counts, strict=True) if count}
+    left_out = {
+        str(device_id): count for device_id, count in zip(dataset.device_ids, counts, strict=True) if count
+    }
     return replace(snapshot, dataset=dataset.where(may)), left_out
 
 
@@ -290,7 +292,12 @@ def _measured_twice(
     ceilings: dict[str, Metrics] = {}
     for device_id in dataset.device_ids:
         batches = reader.columns(READING_COLUMNS, device_ids=[device_id], version=snapshot.table_version)
-        read = [one for _, batch in batches for one in readings(device_id, batch) if is_comparable(one)]
+        read = [
+            reading
+            for _, batch in batches
+            for reading in readings(device_id, batch)
+            if is_comparable(reading)
+        ]
         floor = noise_floor(read)
         if floor is not None and floor.pairs >= LEAST_PAIRS:
             floors[device_id] = floor
@@ -309,11 +316,13 @@ def _repeats(comparable: Iterable[Reading]) -> list[tuple[CandidateId, float, fl
     Those of the environment with most of them: numbers of two are not put in one order.
     """
     of_each: dict[tuple[CandidateId, str], dict[int, float]] = {}
-    for one in comparable:
-        of_each.setdefault((one.candidate_id, one.environment_id), {})[one.attempt] = one.latency_secs
-    found: dict[str, list[tuple[CandidateId, float, float]]] = {}
+    for reading in comparable:
+        of_each.setdefault((reading.candidate_id, reading.environment_id), {})[reading.attempt] = (
+            reading.latency_secs
+        )
+    pairs_by_environment: dict[str, list[tuple[CandidateId, float, float]]] = {}
     for (candidate_id, environment_id), attempts in of_each.items():
         if len(attempts) > 1:
             pair = candidate_id, attempts[min(attempts)], attempts[max(attempts)]
-            found.setdefault(environment_id, []).append(pair)
-    return max(found.values(), key=len, default=[])
+            pairs_by_environment.setdefault(environment_id, []).append(pair)
+    return max(pairs_by_environment.values(), key=len, default=[])

@@ -17,46 +17,48 @@ _SHARES = ("weighted_top1", "weighted_top5", "pairwise", "tau")
 _Estimate = Sequence[float]
 
 
-def print_evaluation(found: Mapping[str, Any]) -> None:
+def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     """Print what `fleet.models.evaluation.Evaluation.as_json` gives on standard output."""
     from fleet.terminal_console import TerminalConsole
 
-    say = TerminalConsole().print
-    first, *others = found["rankers"]
-    print_rows(_COLUMNS, [row for device_id in found["devices"] for row in _device_rows(found, device_id)])
+    print_line = TerminalConsole().print
+    first, *others = evaluation["rankers"]
+    print_rows(
+        _COLUMNS, [row for device_id in evaluation["devices"] for row in _device_rows(evaluation, device_id)]
+    )
     if others:
-        say()
-        print_rows((f"{first} less", "top-1 90 %", "top-5 90 %", "by top-1"), _differences(found))
-    say()
-    for line in _notes(found):
-        say(line, style="dim", highlight=False, markup=False)
+        print_line()
+        print_rows((f"{first} less", "top-1 90 %", "top-5 90 %", "by top-1"), _differences(evaluation))
+    print_line()
+    for line in _notes(evaluation):
+        print_line(line, style="dim", highlight=False, markup=False)
 
 
-def _device_rows(found: Mapping[str, Any], device_id: str) -> list[tuple[str, ...]]:
+def _device_rows(evaluation: Mapping[str, Any], device_id: str) -> list[tuple[str, ...]]:
     """Lines of one device: its rankers, then chance, then the ceiling."""
-    device = found["devices"][device_id]
+    device = evaluation["devices"][device_id]
     rows = [(device_id, *[""] * (len(_COLUMNS) - 1))]
-    regret = "noise_regret" if device_id in found["noise"] else "regret"
+    regret = "noise_regret" if device_id in evaluation["noise"] else "regret"
     for ranker, measured in device["rankers"].items():
         shares = (_share(measured[name][0]) for name in _SHARES)
         spans = _spanned(measured["top1"]), _spanned(measured["top5"])
         rows.append((f" {ranker}", *spans, *shares, f"{measured[regret][0]:.1%}"))
-    chance = device["rankers"][found["rankers"][0]]
+    chance = device["rankers"][evaluation["rankers"][0]]
     shares = (
         _share(chance[f"random_{name}"][0]) for name in ("top1", "top5", "weighted_top1", "weighted_top5")
     )
     rows.append((" random", *shares, _share(0.5), _share(0.0), f"{device['random_regret']:.0%}"))
-    if ceiling := found["ceilings"].get(device_id):
+    if ceiling := evaluation["ceilings"].get(device_id):
         shares = (_share(ceiling[name]) for name in ("top1", "top5", *_SHARES))
         rows.append((" ceiling", *shares, f"{ceiling['regret']:.1%}"))
     return rows
 
 
-def _differences(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _differences(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The first ranker less each other one, by a paired bootstrap."""
-    mine, *others = found["rankers"]
+    mine, *others = evaluation["rankers"]
     rows: list[tuple[str, ...]] = []
-    for device_id, device in found["devices"].items():
+    for device_id, device in evaluation["devices"].items():
         rows.append((device_id, "", "", ""))
         for other in others:
             less = device["differences"][f"{mine} less {other}"]
@@ -90,42 +92,42 @@ def _signed(estimate: _Estimate) -> str:
     return f"{_share(value, 3, '+')} ({low} to {high})"
 
 
-def _fewer_parts(found: Mapping[str, Any]) -> str:
+def _fewer_parts(evaluation: Mapping[str, Any]) -> str:
     """Why the workloads were held out in fewer parts than asked; nothing if they were not."""
-    parts, folds_asked = len(found["splits"]), found["folds_asked"]
+    parts, folds_asked = len(evaluation["splits"]), evaluation["folds_asked"]
     if folds_asked is None or parts >= folds_asked:
         return ""
     return f" ({folds_asked} were asked for, and there are {parts} workloads)"
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
+def _notes(evaluation: Mapping[str, Any]) -> list[str]:
     """What was done, and how to read the table."""
-    seeds, splits = len(found["seeds"]), found["splits"]
+    seeds, splits = len(evaluation["seeds"]), evaluation["splits"]
     done = {
-        "by-workload": f"{len(splits)} parts of the workloads, each held out once{_fewer_parts(found)}",
+        "by-workload": f"{len(splits)} parts of the workloads, each held out once{_fewer_parts(evaluation)}",
         "within-workload": "a share of each workload's candidates held out",
         "by-network": f"networks held out one after another: {', '.join(splits)}",
         "by-device": "each device held out once, judged on candidates that the others measured",
-    }.get(found["split"], f"candidates {found['split']}")
-    version = found["table_version"]
+    }.get(evaluation["split"], f"candidates {evaluation['split']}")
+    version = evaluation["table_version"]
     lines = [f"Split: {done}; {seeds} {'seed' if seeds == 1 else 'seeds'}; table version {version}."]
-    for device_id, device in found["devices"].items():
+    for device_id, device in evaluation["devices"].items():
         candidates = sum(device["candidates"])
         line = f"{device_id}: {len(device['workloads'])} workloads, {candidates} held-out candidates"
-        if noise := found["noise"].get(device_id):
+        if noise := evaluation["noise"].get(device_id):
             line += f"; noise {noise['median_change']:.1%}, no regret below it"
-        if ceiling := found["ceilings"].get(device_id):
+        if ceiling := evaluation["ceilings"].get(device_id):
             line += f"; ceiling from {ceiling['candidates']} candidates of {ceiling['workloads']} workloads"
         lines.append(f"{line}.")
     lines += [
         f"{device_id}: {count} candidates left out: a model chose them, or they were measured again."
-        for device_id, count in found.get("not_judged", {}).items()
+        for device_id, count in evaluation.get("not_judged", {}).items()
     ]
-    lines += [f"{device_id}: left out, {why}." for device_id, why in found["left_out"].items()]
-    if found["near_copies"]:
+    lines += [f"{device_id}: left out, {why}." for device_id, why in evaluation["left_out"].items()]
+    if evaluation["near_copies"]:
         lines.append(
-            f"{found['near_copies']} held-out workloads have a near-copy (same operator and shapes) among "
-            "those learnt from."
+            f"{evaluation['near_copies']} held-out workloads have a near-copy (same operator and shapes) "
+            "among those learnt from."
         )
     lines.append(
         "top-k: speed of the best of k tries over the best there is, mean over workloads; sum-k: the same of "

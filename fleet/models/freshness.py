@@ -102,17 +102,17 @@ def look(
         return Look(device_id=device_id, version=version, freshness=Freshness.TOO_FEW, text=text, figures={})
     now = mean_of(champion.tau)
     estimate = now.estimate(LEVEL)
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "workloads": count,
         "records": int(champion.counts.sum()),
         "level": LEVEL,
         "champion": listed(estimate),
     }
-    text = f"tau {estimate.value:.3f} on {told['records']} fresh records of {count} workloads"
+    text = f"tau {estimate.value:.3f} on {figures['records']} fresh records of {count} workloads"
     before = _published_tau(published)
     fallen = False
     if before is not None:
-        told["published"] = listed(before)
+        figures["published"] = listed(before)
         fallen = estimate.high < before.value and estimate.value < before.low - _LEAST_FALL
         text += f", {before.value:.3f} when published"
     freshness = Freshness.STALE if fallen else Freshness.GOOD
@@ -120,14 +120,14 @@ def look(
         if not np.array_equal(previous.groups, champion.groups):
             raise ValueError(f"{device_id}: both versions must be asked about the same records")
         ahead = mean_of(previous.tau).minus(now).estimate(LEVEL)
-        told |= {"previous": listed(mean_of(previous.tau).estimate(LEVEL)), "ahead": listed(ahead)}
+        figures |= {"previous": listed(mean_of(previous.tau).estimate(LEVEL)), "ahead": listed(ahead)}
         text += (
-            f"; {previous_version} gives {told['previous'][0]:.3f} on the same "
+            f"; {previous_version} gives {figures['previous'][0]:.3f} on the same "
             f"({ahead.value:+.3f}, {ahead.low:+.3f} to {ahead.high:+.3f})"
         )
         if ahead.low > (0.0 if fallen else _CLEARLY):
             freshness = Freshness.ROLL_BACK
-    return Look(device_id=device_id, version=version, freshness=freshness, text=text, figures=told)
+    return Look(device_id=device_id, version=version, freshness=freshness, text=text, figures=figures)
 
 
 def _published_tau(published: Mapping[str, Any] | None) -> Estimate | None:

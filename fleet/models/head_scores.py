@@ -62,7 +62,9 @@ class HeadCache:
             while len(self._models) >= _MOST_MODELS:
                 gone = next(iter(self._models))
                 self._models.pop(gone)
-                self._heads = {one: head for one, head in self._heads.items() if one.version != gone[0]}
+                self._heads = {
+                    head_ref: head for head_ref, head in self._heads.items() if head_ref.version != gone[0]
+                }
             self._models[key] = model
         return self._models[key]
 
@@ -87,13 +89,15 @@ def score_candidates(
     try:
         block = extractor.extract(workloads, candidates, layout, places=places)
     except TransferError:
-        for place, one in enumerate(candidates):
-            if why := _fault(extractor, workload, one):
+        for place, candidate in enumerate(candidates):
+            if why := _fault(extractor, workload, candidate):
                 refused[place] = why
-        kept = [one for place, one in enumerate(candidates) if place not in refused]
-        if not kept:
+        readable_candidates = [
+            candidate for place, candidate in enumerate(candidates) if place not in refused
+        ]
+        if not readable_candidates:
             return scores, refused
-        block = extractor.extract(workloads, kept, layout, places=places)
+        block = extractor.extract(workloads, readable_candidates, layout, places=places)
     readable = [place for place in range(len(candidates)) if place not in refused]
     if readable:
         scores[readable] = head.score_unseen(block)

@@ -37,10 +37,10 @@ def is_held_out(workload: Workload) -> bool:
 
 def held_out(workloads: Iterable[Workload]) -> frozenset[WorkloadId]:
     """The held-out ones among the workloads that a family has records of; none where these are few."""
-    known = list(workloads)
-    if len(known) < LEAST_WORKLOADS:
+    recorded = list(workloads)
+    if len(recorded) < LEAST_WORKLOADS:
         return frozenset()
-    return frozenset(one.workload_id for one in known if is_held_out(one))
+    return frozenset(workload.workload_id for workload in recorded if is_held_out(workload))
 
 
 def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> frozenset[WorkloadId] | None:
@@ -48,9 +48,9 @@ def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> 
 
     None where nobody knows what one of the versions has learnt from.
     """
-    left = frozenset(held)
+    remaining = frozenset(held)
     for learnt in trained:
         if learnt is None:
             return None
-        left -= frozenset(learnt)
-    return left
+        remaining -= frozenset(learnt)
+    return remaining

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.model.tlp_model import TlpModel
 
-#: Key of manifests with what the version that this one went on from has learnt from (`handed_on`), without
-#: what this one learnt from itself.
+#: Key of manifests with what the version that this one went on from has learnt from (`training_workloads`),
+#: without what this one learnt from itself.
 INHERITED = "inherited_workloads"
 _WORDS = 200
 
@@ -71,7 +71,7 @@ class Judge:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
 
         Of equals the first goes first. `trained` are the workloads that each of them has learnt from,
-        `inherited` those that the version has which one of them went on from (`handed_on`).
+        `inherited` those that the version has which one of them went on from (`training_workloads`).
 
         Returns:
             Of each challenger one decision a head; at most one challenger takes the place of a champion.
@@ -79,11 +79,11 @@ class Judge:
         Raises:
             TransferError: The dataset lacks features that a challenger or a champion reads.
         """
-        found = [
-            best_of([self._verdict(one, DeviceId(head), trained, inherited) for one in models])
+        by_head = [
+            best_of([self._verdict(model, DeviceId(head), trained, inherited) for model in models])
             for head in heads
         ]
-        return [[of_head[place] for of_head in found] for place in range(len(models))]
+        return [[of_head[place] for of_head in by_head] for place in range(len(models))]
 
     def _verdict(
         self,
@@ -95,7 +95,7 @@ class Judge:
         from transfer.adapt.base import Adapted
 
         dataset = self.snapshot.dataset
-        held = held_out(self.snapshot.workloads[one] for one in dataset.workload_ids)
+        held = held_out(self.snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
         floor = self.floors.get(device_id, 0.0)
         serving = self.registry.champions().get(device_id)
         gone = why_not = served_by = ""
@@ -123,17 +123,17 @@ class Judge:
         mine = Adapted(device_id=device_id, model=model)
         challenger = head_standing(mine, dataset, rows, floor)
         champion = None if head is None else head_standing(head, dataset, rows, floor)
-        seen = len(trained), len(learnt or ())
+        learnt_counts = len(trained), len(learnt or ())
         verdict = judge(
-            device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone, learnt=seen
+            device_id, challenger, champion, served_by=served_by, floor=floor, gone=gone, learnt=learnt_counts
         )
         if serving is not None:
             pinned_to = serving.version if serving.pinned_at is not None else ""
             verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
             verdict = replace(verdict, instead_of=serving.version)
-        return replace(self._told(verdict, challenger), model_kind=model.kind), challenger
+        return replace(self._with_workload_figures(verdict, challenger), model_kind=model.kind), challenger
 
-    def _told(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
+    def _with_workload_figures(self, verdict: DeviceDecision, challenger: Standing | None) -> DeviceDecision:
         """A verdict with the figures of each workload, from which the fleet plans what to measure.
 
         By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
@@ -141,8 +141,8 @@ class Judge:
         """
         if verdict.judged is None or challenger is None:
             return verdict
-        names = [self.snapshot.dataset.workload_ids[one] for one in challenger.groups.tolist()]
-        found = {
+        names = [self.snapshot.dataset.workload_ids[number] for number in challenger.groups.tolist()]
+        by_workload = {
             str(name): {
                 "operator": self.snapshot.workloads[name].operator,
                 "candidates": int(challenger.counts[place]),
@@ -151,7 +151,7 @@ class Judge:
             }
             for place, name in enumerate(names)
         }
-        return replace(verdict, judged={**verdict.judged, "by_workload": found})
+        return replace(verdict, judged={**verdict.judged, "by_workload": by_workload})
 
     def _rows(self, device_id: str, workload_ids: Collection[WorkloadId]) -> NDArray[np.int64]:
         """Measured candidates, not chosen by a model, of some workloads."""
@@ -159,37 +159,41 @@ class Judge:
         if device_id not in dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)
-        wanted = np.array([one in workload_ids for one in dataset.workload_ids], dtype=np.bool_)
+        is_chosen = np.array(
+            [workload_id in workload_ids for workload_id in dataset.workload_ids], dtype=np.bool_
+        )
         measured = np.isfinite(dataset.latency_secs[:, column]) & self.not_ranked[:, column]
-        return np.flatnonzero(wanted[dataset.group] & measured)
+        return np.flatnonzero(is_chosen[dataset.group] & measured)
 
 
-def best_of(found: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:
+def best_of(challengers: Sequence[tuple[DeviceDecision, Standing | None]]) -> list[DeviceDecision]:
     """Let one of several challengers for a device take the place: the first, unless a later one is better.
 
     Better is what `judge` says of both on the same candidates. Of two that noise cannot tell apart the first
-    takes it. `found` holds what was decided of each against the champion, and its standing; the first first.
+    takes it. `challengers` holds what was decided of each against the champion, and its standing, in order.
     """
     best: int | None = None
-    for place, (verdict, standing_of) in enumerate(found):
+    for place, (verdict, standing_of) in enumerate(challengers):
         if not verdict.moves_on:
             continue
         if best is not None:
-            first, before = found[best]
+            first, before = challengers[best]
             against = judge(verdict.device_id, standing_of, before, served_by=first.model_kind)
             if against.kind is not DecisionKind.BETTER:
                 continue
         best = place
-    if best is None or len(found) == 1:
-        return [verdict for verdict, _ in found]
-    winner = found[best][0].model_kind
+    if best is None or len(challengers) == 1:
+        return [verdict for verdict, _ in challengers]
+    winner = challengers[best][0].model_kind
     return [
         replace(
-            one, kind=DecisionKind.OUTDONE, reason=f"{winner} of the same training goes first; {one.reason}"
+            verdict,
+            kind=DecisionKind.OUTDONE,
+            reason=f"{winner} of the same training goes first; {verdict.reason}",
         )
-        if one.moves_on and place != best
-        else one
-        for place, (one, _) in enumerate(found)
+        if verdict.moves_on and place != best
+        else verdict
+        for place, (verdict, _) in enumerate(challengers)
     ]
 
 
@@ -202,7 +206,7 @@ def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floo
     return standing(scores, latency, dataset.group[rows], floor)
 
 
-def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+def training_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
     """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
 
     Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
@@ -213,7 +217,7 @@ def handed_on(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[Wor
     return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
 
 
-def spoilt_starts(
+def contaminated_parents(
     reader: StoreReader,
     manifests: Mapping[str, Mapping[str, Any]],
     device_ids: Collection[DeviceId],
@@ -225,24 +229,32 @@ def spoilt_starts(
     they are too few to judge anybody, no start is to blame.
     """
     measured = _measured(reader, device_ids, version)
-    held = held_out(workload for one, workload in reader.workloads().items() if one in measured)
+    held = held_out(
+        workload for workload_id, workload in reader.workloads().items() if workload_id in measured
+    )
     if len(held) < LEAST_JUDGED:
         return frozenset()
     return frozenset(
-        name for name, one in manifests.items() if len(held - handed_on(reader, one)) < LEAST_JUDGED
+        name
+        for name, manifest in manifests.items()
+        if len(held - training_workloads(reader, manifest)) < LEAST_JUDGED
     )
 
 
 def _measured(reader: StoreReader, device_ids: Collection[str], version: int) -> set[WorkloadId]:
     """Workloads that some devices have records of at a version of the table."""
     batches = reader.columns(("workload_id",), device_ids=device_ids, version=version)
-    return {WorkloadId(one) for _, batch in batches for one in batch.column(0).unique().to_pylist()}
+    return {
+        WorkloadId(workload_id)
+        for _, batch in batches
+        for workload_id in batch.column(0).unique().to_pylist()
+    }
 
 
 def _learnt(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
     """Workloads that a version itself learnt from; None where nobody knows."""
     if "trained_workloads" in manifest:
-        return [WorkloadId(one) for one in manifest["trained_workloads"]]
+        return [WorkloadId(workload_id) for workload_id in manifest["trained_workloads"]]
     try:
         return _measured(reader, manifest["heads"], int(manifest["table_version"]))
     except (StoreError, KeyError, ValueError):
@@ -268,12 +280,14 @@ def training_provenance(
     """
     groups = np.unique(dataset.group[rows])
     measured = np.isfinite(dataset.latency_secs[rows])
-    columns = {str(one): dataset.column(one) for one in heads}
+    columns = {str(head): dataset.column(head) for head in heads}
     return {
         "trained_heads": list(heads),
-        "trained_workloads": [dataset.workload_ids[one] for one in groups.tolist()],
-        "records": {one: int(measured[:, column].sum()) for one, column in columns.items()},
-        "data_until": {str(one): float(at) for one, at in data_until.items() if one in columns},
+        "trained_workloads": [dataset.workload_ids[number] for number in groups.tolist()],
+        "records": {head: int(measured[:, column].sum()) for head, column in columns.items()},
+        "data_until": {
+            str(device_id): float(at) for device_id, at in data_until.items() if device_id in columns
+        },
         "holdout": {"rule": RULE, "share": SHARE} if holds_out else None,
     }
 
@@ -288,32 +302,41 @@ def publish_if_better(
     """
     version = registry.add(model, manifest)
     won = {
-        one.device_id: {"reason": one.reason, "judged": one.judged, "instead_of": one.instead_of}
-        for one in verdicts
-        if one.moves_on
+        verdict.device_id: {
+            "reason": verdict.reason,
+            "judged": verdict.judged,
+            "instead_of": verdict.instead_of,
+        }
+        for verdict in verdicts
+        if verdict.moves_on
     }
     return version, registry.publish(version, won, retained=retention_reasons(verdicts, version))
 
 
 def retention_reasons(verdicts: Sequence[DeviceDecision], challenger: str) -> dict[str, str]:
     """Why champions stay, by device, as a registry keeps it."""
-    return {one.device_id: f"{challenger}: {one.reason}" for one in verdicts if not one.moves_on}
+    return {
+        verdict.device_id: f"{challenger}: {verdict.reason}" for verdict in verdicts if not verdict.moves_on
+    }
 
 
 def counting_verdicts(each: Sequence[Sequence[DeviceDecision]]) -> list[DeviceDecision]:
     """Of each device the decision (`Judge.verdicts`) on who takes the place; else that on the first one."""
-    return [next((one for one in of_head if one.moves_on), of_head[0]) for of_head in zip(*each, strict=True)]
+    return [
+        next((verdict for verdict in of_head if verdict.moves_on), of_head[0])
+        for of_head in zip(*each, strict=True)
+    ]
 
 
 def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
     """Verdicts by device, as plain values."""
     return {
-        one.device_id: {
-            "kind": str(one.kind),
-            "serves": one.moves_on,
-            "model_kind": one.model_kind or None,
-            "reason": one.reason,
-            "judged": one.judged,
+        verdict.device_id: {
+            "kind": str(verdict.kind),
+            "serves": verdict.moves_on,
+            "model_kind": verdict.model_kind or None,
+            "reason": verdict.reason,
+            "judged": verdict.judged,
         }
-        for one in verdicts
+        for verdict in verdicts
     }

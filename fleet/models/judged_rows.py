@@ -43,7 +43,7 @@ class JudgedRows:
         """Take in all rows of a device, with `READING_COLUMNS`; `counts` (n,) are those of the dataset."""
         if not batches:
             return
-        floor = noise_floor(one for batch in batches for one in readings(device_id, batch))
+        floor = noise_floor(reading for batch in batches for reading in readings(device_id, batch))
         if floor is not None and floor.pairs >= LEAST_PAIRS:
             self.floors[device_id] = floor.median_change
         table = pa.Table.from_batches(batches)
@@ -54,10 +54,10 @@ class JudgedRows:
     def not_ranked(self, dataset: Dataset) -> NDArray[np.bool_]:
         """(N, D) whether no model chose the measurement that a dataset took, and it is a first one."""
         place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
-        found = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+        is_judging = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
         for device_id, names in self._judging.items():
             if device_id not in dataset.device_ids:
                 continue  # whatever it measured was lost or rejected
-            rows = [place[one] for one in names.to_pylist() if one in place]
-            found[rows, dataset.column(device_id)] = True
-        return found
+            rows = [place[candidate_id] for candidate_id in names.to_pylist() if candidate_id in place]
+            is_judging[rows, dataset.column(device_id)] = True
+        return is_judging

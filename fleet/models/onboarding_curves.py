@@ -16,18 +16,18 @@ CURVES = "onboarding"
 
 def history(folder: Path, device: str) -> list[dict[str, Any]]:
     """What earlier onboardings of a device came to, fewest samples first; the last of each number counts."""
-    found: dict[int, dict[str, Any]] = {}
+    points: dict[int, dict[str, Any]] = {}
     try:
         lines = (folder / f"{device}.jsonl").read_text().splitlines()
     except OSError:
         return []
     for line in lines:
         try:
-            one = json.loads(line)
-            found[int(one["samples"])] = one
+            point = json.loads(line)
+            points[int(point["samples"])] = point
         except (ValueError, KeyError, TypeError):
             continue  # a line that a kill cut short
-    return [found[samples] for samples in sorted(found)]
+    return [points[samples] for samples in sorted(points)]
 
 
 def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:

@@ -35,10 +35,10 @@ def pair_width(scores: Floats, latency_secs: Floats, floor: float) -> float:
     """
     slower, right = _pairs(scores, latency_secs, floor)
     decided, good = float(slower.sum()), float(right.sum())
-    left = decided - slower.sum(axis=0) - slower.sum(axis=1)
-    if len(left) < _LEAST or left.min() <= 0:
+    remaining = decided - slower.sum(axis=0) - slower.sum(axis=1)
+    if len(remaining) < _LEAST or remaining.min() <= 0:
         return 1.0
-    shares = (good - right.sum(axis=0) - right.sum(axis=1)) / left
+    shares = (good - right.sum(axis=0) - right.sum(axis=1)) / remaining
     count = len(shares)
     error = np.sqrt((count - 1) / count * ((shares - shares.mean()) ** 2).sum())
     return float(min(1.0, 2 * _NORMAL_90 * error))

@@ -117,23 +117,27 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
     weight = np.ones(int(group.max()) + 1)
     metrics = evaluate_ranking(scores, latency, group, weight, noise_floor=floor, least=LEAST_RANKED)
     counted = [
-        decided_pairs(scores[group == one], latency[group == one], floor) for one in metrics.groups.tolist()
+        decided_pairs(scores[group == number], latency[group == number], floor)
+        for number in metrics.groups.tolist()
     ]
     decided, right = np.array(counted, dtype=np.float64).reshape(-1, 2).T
-    kept = decided > 0
-    if not kept.any():
+    is_decided = decided > 0
+    if not is_decided.any():
         return None
     top1, top5 = (
-        np.where(one * (1 + floor) >= 1, 1.0, one)
-        for one in (metrics.top1_by_workload[kept], metrics.top5_by_workload[kept])
+        np.where(speed * (1 + floor) >= 1, 1.0, speed)
+        for speed in (metrics.top1_by_workload[is_decided], metrics.top5_by_workload[is_decided])
     )
-    widths = [pair_width(scores[group == one], latency[group == one], floor) for one in metrics.groups[kept]]
+    widths = [
+        pair_width(scores[group == number], latency[group == number], floor)
+        for number in metrics.groups[is_decided]
+    ]
     return Standing(
-        groups=metrics.groups[kept],
-        counts=metrics.counts[kept],
-        decided=decided[kept],
-        right=right[kept],
-        tau=metrics.tau_by_workload[kept],
+        groups=metrics.groups[is_decided],
+        counts=metrics.counts[is_decided],
+        decided=decided[is_decided],
+        right=right[is_decided],
+        tau=metrics.tau_by_workload[is_decided],
         top1=top1,
         top5=top5,
         width=np.array(widths),
@@ -189,25 +193,25 @@ def judge(
     pairs = challenger.pairs().minus(champion.pairs()).estimate()
     top5 = mean_of(challenger.top5).minus(mean_of(champion.top5)).estimate()
     judged = figures(challenger, champion, floor)
-    told = (
+    evidence = (
         f"{_share(mine)} of the pairs right {on}, {_points(pairs.value)} against {served_by} "
         f"({_points(pairs.low)} to {_points(pairs.high)})"
     )
     if pairs.high < 0:
-        return decided(kind=DecisionKind.WORSE, reason=f"worse: {told}", judged=judged)
+        return decided(kind=DecisionKind.WORSE, reason=f"worse: {evidence}", judged=judged)
     if top5.high < 0 and pairs.low <= 0:
         slower = (
             f"its first five choices reach {_points(top5.value)} of the best speed ({_points(top5.low)} to"
         )
-        reason = f"worse: {slower} {_points(top5.high)}); {told}"
+        reason = f"worse: {slower} {_points(top5.high)}); {evidence}"
         return decided(kind=DecisionKind.WORSE, reason=reason, judged=judged)
     # A bootstrap of three workloads knows nothing of a fourth one.
     if pairs.low > 0 and is_beyond_luck(challenger.shares() - champion.shares()):
-        return decided(kind=DecisionKind.BETTER, reason=f"better: {told}", judged=judged)
+        return decided(kind=DecisionKind.BETTER, reason=f"better: {evidence}", judged=judged)
     if learnt[0] < learnt[1]:
         reason = f"not clearly better, and it learnt from {learnt[0]} workloads, {served_by} from {learnt[1]}"
-        return decided(kind=DecisionKind.UNJUDGED, reason=f"{reason}: {told}", judged=judged)
-    return decided(kind=DecisionKind.AS_GOOD, reason=f"no worse beyond noise: {told}", judged=judged)
+        return decided(kind=DecisionKind.UNJUDGED, reason=f"{reason}: {evidence}", judged=judged)
+    return decided(kind=DecisionKind.AS_GOOD, reason=f"no worse beyond noise: {evidence}", judged=judged)
 
 
 def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:
@@ -224,27 +228,29 @@ def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from:
 def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
     """What a verdict rests on, JSON-ready: estimates as [value, low, high]."""
     mine = _means(challenger)
-    found: dict[str, Any] = {
+    judged: dict[str, Any] = {
         "level": LEVEL,
         "noise_floor": floor,
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
-        **{name: listed(one.estimate()) for name, one in mine.items()},
+        **{name: listed(resampled.estimate()) for name, resampled in mine.items()},
     }
     if champion is not None:
         theirs = _means(champion)
         del theirs["top1"]
-        found["champion"] = {name: listed(one.estimate()) for name, one in theirs.items()}
-        found["difference"] = {name: listed(mine[name].minus(one).estimate()) for name, one in theirs.items()}
-    return found
+        judged["champion"] = {name: listed(resampled.estimate()) for name, resampled in theirs.items()}
+        judged["difference"] = {
+            name: listed(mine[name].minus(resampled).estimate()) for name, resampled in theirs.items()
+        }
+    return judged
 
 
-def _means(one: Standing) -> dict[str, Resampled]:
+def _means(head_standing: Standing) -> dict[str, Resampled]:
     return {
-        "pairs": one.pairs(),
-        "tau": mean_of(one.tau),
-        "top1": mean_of(one.top1),
-        "top5": mean_of(one.top5),
+        "pairs": head_standing.pairs(),
+        "tau": mean_of(head_standing.tau),
+        "top1": mean_of(head_standing.top1),
+        "top5": mean_of(head_standing.top5),
     }
 
 
@@ -266,7 +272,7 @@ def start_from(
     serving: Mapping[str, str],
     manifests: Mapping[str, Mapping[str, Any]],
     spec_hash: str,
-    spoilt: Collection[str] = (),
+    contaminated: Collection[str] = (),
 ) -> tuple[str, str]:
     """The version that a refresh starts from, of those that serve devices of the family.
 
@@ -274,22 +280,22 @@ def start_from(
         serving: Version by device.
         manifests: Of these versions.
         spec_hash: Of the features that the data have.
-        spoilt: Versions that have learnt from so many of the held-out workloads that nobody could judge
+        contaminated: Versions that have learnt from so many of the held-out workloads that nobody could judge
             what goes on from them, not even for the devices of other champions.
 
     Returns:
         Version (empty: from nothing) and why. Heads of several versions cannot be joined, because each
         belongs to its own backbone: the version that serves most devices is taken, of several the newest.
     """
-    able = [one for one in serving.values() if manifests[one].get("spec_hash") == spec_hash]
+    able = [version for version in serving.values() if manifests[version].get("spec_hash") == spec_hash]
     if not serving:
         return "", "there is no champion yet"
     if not able:
         return "", "the champions read other features"
-    able = [one for one in able if one not in spoilt]
+    able = [version for version in able if version not in contaminated]
     if not able:
         return "", "the champions have learnt from the held-out workloads, which could not judge then"
-    chosen = max(set(able), key=lambda one: (able.count(one), one))
+    chosen = max(set(able), key=lambda version: (able.count(version), version))
     warm = int(manifests[chosen].get("warm_starts", 0))
     if warm >= MOST_WARM:
         return "", f"{chosen} is {warm} warm starts away from the last training from nothing"
@@ -308,7 +314,7 @@ def listed(estimate: Estimate) -> list[float]:
 
 def summary(verdicts: Sequence[DeviceDecision]) -> str:
     """One line for people: how many devices went where."""
-    counts = {kind: sum(one.kind is kind for one in verdicts) for kind in DecisionKind}
+    counts = {kind: sum(verdict.kind is kind for verdict in verdicts) for kind in DecisionKind}
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count)
 
 

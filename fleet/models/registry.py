@@ -93,8 +93,8 @@ class Registry(RegistryReader):
                 names += (champion.version, *champion.before, champion.rolled_back_from)
             number = 1 + max((version_number(name) for name in names if name), default=0)
             version = f"v{number:06d}"
-            told = {"created_at": self._clock(), **manifest, "version": version}
-            checkpoint.save(self.folder / version, model, told, beside=beside)
+            full_manifest = {"created_at": self._clock(), **manifest, "version": version}
+            checkpoint.save(self.folder / version, model, full_manifest, beside=beside)
             return version
 
     def publish(
@@ -162,8 +162,8 @@ class Registry(RegistryReader):
                 raise PinnedError(present)
             if instead_of is not None and present.version != instead_of:
                 raise ReplacedError(f"{device_id} is served by {present.version}, not by {instead_of}")
-            there = self.versions()
-            before = (version for version in reversed(present.before) if version in there)
+            existing = self.versions()
+            before = (version for version in reversed(present.before) if version in existing)
             target = to if to is not None else next(before, None)
             if target is None:
                 raise RegistryError(
@@ -175,7 +175,7 @@ class Registry(RegistryReader):
                 raise RegistryError(f"{device_id} is served by {target} already")
             now = self._clock()
             champion, change = rolled_back(
-                present, target, sha256, there, now, reason=reason, by_hand=by_hand
+                present, target, sha256, existing, now, reason=reason, by_hand=by_hand
             )
             file.commit((champion,), (change,))
             return champion
@@ -255,13 +255,13 @@ class Registry(RegistryReader):
         The newest FleetTLP stays too: new devices start from it. Gives the names of the removed ones.
         """
         with self._changing() as file:
-            there = self.versions()
+            existing = self.versions()
             champions = file.state().champions.values()
-            safe = set(there[-max(1, keep) :]) | {one.version for one in champions}
-            for one in champions:
-                safe.update([version for version in one.before if version in there][-1:])
-            safe.update([version for version in there if is_extensible(self.kind(version))][-1:])
-            gone = [version for version in there if version not in safe]
+            safe = set(existing[-max(1, keep) :]) | {champion.version for champion in champions}
+            for champion in champions:
+                safe.update([version for version in champion.before if version in existing][-1:])
+            safe.update([version for version in existing if is_extensible(self.kind(version))][-1:])
+            gone = [version for version in existing if version not in safe]
             for version in gone:
                 # Out of sight in one step; a reader that has opened its files reads on.
                 hidden = self.folder / f".{version}.{uuid.uuid4().hex[:8]}.part"

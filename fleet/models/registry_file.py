@@ -84,10 +84,10 @@ def version_number(name: str) -> int:
     Raises:
         ValueError: The name is no version's.
     """
-    found = _VERSION.fullmatch(name)
-    if found is None:
+    match = _VERSION.fullmatch(name)
+    if match is None:
         raise ValueError(f"{name!r} is no name of a version, such as v000012")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def latest(folder: Path) -> Path:
@@ -96,10 +96,10 @@ def latest(folder: Path) -> Path:
     Raises:
         FleetError: There is none.
     """
-    found = versions(folder)
-    if not found:
+    names = versions(folder)
+    if not names:
         raise FleetError(f"no model under {folder}; run `fleet train` first")
-    return folder / found[-1]
+    return folder / names[-1]
 
 
 class RegistryError(FleetError):
@@ -205,7 +205,7 @@ class RegistryFile:
             RegistryError: The file is damaged, or readers do not let go of it.
         """
         present = self.state().champions
-        fresh = [_values(one) for one in champions if one != present.get(one.device_id)]
+        fresh = [_values(champion) for champion in champions if champion != present.get(champion.device_id)]
         with _file_errors(self._path, is_change=True):
             # Whoever writes into damaged pages makes more of them.
             [fault] = self._connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -234,7 +234,7 @@ _Row = TypeVar("_Row", Champion, Change)
 
 def _values(row: Champion | Change) -> tuple[Any, ...]:
     values = asdict(row).values()
-    return tuple(canonical_json(one) if isinstance(one, dict | tuple) else one for one in values)
+    return tuple(canonical_json(cell) if isinstance(cell, dict | tuple) else cell for cell in values)
 
 
 @contextmanager

@@ -62,8 +62,8 @@ class RegistryReader:
 
     def champion(self, device_id: str) -> ModelRef | None:
         """The head that serves a device; None where none does. Costs a look at one file's date."""
-        found = self.state().champions.get(DeviceId(device_id))
-        return None if found is None else found.ref
+        champion = self.state().champions.get(DeviceId(device_id))
+        return None if champion is None else champion.ref
 
     def champions(self) -> dict[DeviceId, Champion]:
         """Who serves which device, sorted by device."""
@@ -110,9 +110,9 @@ class RegistryReader:
             version_number(version)
             raw = read_regular(self.folder / version / MANIFEST_NAME, MOST_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-            known = ", ".join(self.versions()[-5:]) or "none"
+            newest_names = ", ".join(self.versions()[-5:]) or "none"
             raise RegistryError(
-                f"no model version {version!r} in {self.folder}; the last: {known}"
+                f"no model version {version!r} in {self.folder}; the last: {newest_names}"
             ) from error
         except OSError as error:
             path = self.folder / version / MANIFEST_NAME
@@ -144,14 +144,14 @@ class RegistryReader:
 
     def asks_published(self, device_ids: Collection[str]) -> bool:
         """Whether a model that reads published features serves some devices, or did so before."""
-        there = set(self.versions())
-        known = {
+        existing = set(self.versions())
+        champion_versions = {
             version
-            for one in self.state().champions.values()
-            if one.device_id in device_ids
-            for version in (one.version, *one.before)
+            for champion in self.state().champions.values()
+            if champion.device_id in device_ids
+            for version in (champion.version, *champion.before)
         }
-        return reads_published(self.kind(version) for version in known & there)
+        return reads_published(self.kind(version) for version in champion_versions & existing)
 
     def environments_since(self) -> dict[str, float]:
         """Unix seconds at which the present environment of devices began that drifted or changed theirs.
@@ -159,17 +159,17 @@ class RegistryReader:
         The onboarding that found it keeps it with its head, and each later training hands it on
         (`fleet.models.judge.training_provenance`), since versions are pruned.
         """
-        found: dict[str, float] = {}
+        since_by_device: dict[str, float] = {}
         for version in self.versions():
             with suppress(RegistryError):
                 manifest = self.manifest(version)
-                told = dict(manifest.get("environments_since", {}))
+                starts = dict(manifest.get("environments_since", {}))
                 if "environment_since" in manifest:
-                    told[manifest["onboarded"]] = manifest["environment_since"]
-                for device_id, at_secs in told.items():
+                    starts[manifest["onboarded"]] = manifest["environment_since"]
+                for device_id, at_secs in starts.items():
                     if isfinite(at_secs):
-                        found[device_id] = max(at_secs, found.get(device_id, at_secs))
-        return found
+                        since_by_device[device_id] = max(at_secs, since_by_device.get(device_id, at_secs))
+        return since_by_device
 
     def newest_fleet_tlp(self) -> Path:
         """Folder of the newest FleetTLP, of those that serve if there are any: what a new device starts from.
@@ -177,7 +177,7 @@ class RegistryReader:
         Raises:
             FleetError: There is none.
         """
-        serving = sorted({one.version for one in self.state().champions.values()})
+        serving = sorted({champion.version for champion in self.state().champions.values()})
         for version in (*reversed(serving), *reversed(self.versions())):
             if is_extensible(self.kind(version)):
                 return self.path(version)
@@ -220,16 +220,16 @@ def _mark(path: Path) -> _Mark:
         RegistryError: Something else is in its place.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and asked for all the time
+        status = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and asked for all the time
     except FileNotFoundError:
         return _NO_FILE
-    if not S_ISREG(found.st_mode):
+    if not S_ISREG(status.st_mode):
         raise RegistryError(f"{path} is no regular file; restore it, or delete it and train anew")
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def as_json(champion: Champion) -> dict[str, Any]:
     """A champion as plain values."""
-    found = json.loads(canonical_json(asdict(champion)))
-    assert isinstance(found, dict)
-    return found
+    fields = json.loads(canonical_json(asdict(champion)))
+    assert isinstance(fields, dict)
+    return fields

@@ -40,7 +40,7 @@ DEVICES_NAME = "devices.json"
 #: Key of manifests with the name of the shipped model that a head is of.
 SHIPPED_KEY = "shipped"
 #: What manifests of first heads take over from it: where it came from, and how good it is.
-_TOLD = ("candidates", "workloads", "seed", "train", "trained_workloads")
+_COPIED_KEYS = ("candidates", "workloads", "seed", "train", "trained_workloads")
 
 
 class ShippedModelError(FleetError):
@@ -72,20 +72,20 @@ class ShippedModel:
         They are of the devices that it has heads of, each left out in turn: alone where one has the machine's
         processor, else with all others of its processor (`unseen` is `processor` then).
         """
-        known = {one.descriptor.cpu_model for one in self.devices.values()}
+        processors = {device.descriptor.cpu_model for device in self.devices.values()}
         elsewhere = self.manifest.get("expected_elsewhere")
-        if elsewhere and descriptor.cpu_model not in known:
+        if elsewhere and descriptor.cpu_model not in processors:
             return dict(elsewhere)
         return dict(self.manifest.get("expected", {}))
 
     def unlike(self, descriptor: Descriptor) -> str:
         """What of a machine the model has never seen, one sentence; empty where it knows such machines."""
-        known = sorted({one.descriptor.arch for one in self.devices.values()})
-        if descriptor.arch in known:
+        architectures = sorted({device.descriptor.arch for device in self.devices.values()})
+        if descriptor.arch in architectures:
             return ""
         return (
-            f"the shipped model has seen {', '.join(known)} only, never {descriptor.arch}: expect less "
-            "of its head, and measure samples"
+            f"the shipped model has seen {', '.join(architectures)} only, never {descriptor.arch}: expect "
+            "less of its head, and measure samples"
         )
 
     def distances(self, fingerprint: Fingerprint) -> dict[str, float]:
@@ -93,10 +93,10 @@ class ShippedModel:
         from transfer.adapt.fingerprint import Fingerprint, distances
 
         others = [
-            Fingerprint(device_id=one, latency_secs=its.fingerprint, tried=len(its.fingerprint))
-            for one, its in self.devices.items()
+            Fingerprint(device_id=device_id, latency_secs=device.fingerprint, tried=len(device.fingerprint))
+            for device_id, device in self.devices.items()
         ]
-        return {one: round(value, 4) for one, value in distances(fingerprint, others).items()}
+        return {device_id: round(value, 4) for device_id, value in distances(fingerprint, others).items()}
 
     def head(
         self, spec: DeviceSpec, descriptor: Descriptor, fingerprint: Fingerprint | None = None
@@ -105,7 +105,10 @@ class ShippedModel:
         from transfer.adapt.nearest import day_zero_head
         from transfer.features.hardware import hardware_vector
 
-        hardware = {str(one): hardware_vector(its.spec, its.descriptor) for one, its in self.devices.items()}
+        hardware = {
+            str(device_id): hardware_vector(device.spec, device.descriptor)
+            for device_id, device in self.devices.items()
+        }
         near = None if fingerprint is None else self.distances(fingerprint)
         return day_zero_head(self.model, spec.device_id, hardware_vector(spec, descriptor), hardware, near)
 
@@ -136,7 +139,9 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
     try:
         model, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
         raw = checkpoint.read_beside(folder, manifest, DEVICES_NAME)
-        devices = {DeviceId(one): _device(told) for one, told in json.loads(raw or b"{}").items()}
+        devices = {
+            DeviceId(device_id): _device(entry) for device_id, entry in json.loads(raw or b"{}").items()
+        }
     except (
         TransferError,
         AgentError,
@@ -165,15 +170,15 @@ def write_shipped(
     """
     from transfer.model import checkpoint
 
-    told = {
+    entries = {
         str(name): {
-            "spec": as_json_dict(one.spec),
-            "descriptor": as_json_dict(one.descriptor),
-            "fingerprint": {str(program): secs for program, secs in one.fingerprint.items()},
+            "spec": as_json_dict(device.spec),
+            "descriptor": as_json_dict(device.descriptor),
+            "fingerprint": {str(program): secs for program, secs in device.fingerprint.items()},
         }
-        for name, one in devices.items()
+        for name, device in devices.items()
     }
-    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(told).encode()})
+    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
 def first_head(
@@ -196,7 +201,7 @@ def first_head(
         return served.version
     adapted = shipped.head(spec, descriptor, fingerprint)
     manifest = {
-        **{key: shipped.manifest[key] for key in _TOLD if key in shipped.manifest},
+        **{key: shipped.manifest[key] for key in _COPIED_KEYS if key in shipped.manifest},
         "expected": shipped.expected(descriptor),
         SHIPPED_KEY: shipped.name,
         "onboarded": spec.device_id,
@@ -217,9 +222,9 @@ def first_head(
     return registry.champions()[spec.device_id].version
 
 
-def _device(told: Mapping[str, Any]) -> ShippedDevice:
-    spec, descriptor = device_from_json(told["spec"], told["descriptor"])
+def _device(entry: Mapping[str, Any]) -> ShippedDevice:
+    spec, descriptor = device_from_json(entry["spec"], entry["descriptor"])
     if descriptor is None:
         raise ValueError("a device without a descriptor")
-    programs = {CandidateId(one): float(secs) for one, secs in told["fingerprint"].items()}
+    programs = {CandidateId(candidate_id): float(secs) for candidate_id, secs in entry["fingerprint"].items()}
     return ShippedDevice(spec=spec, descriptor=descriptor, fingerprint=programs)

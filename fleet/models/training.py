@@ -96,16 +96,18 @@ def train_version(
             on_epoch=lambda done: on_progress(done.epoch, config.epochs),
         ),
     )
-    made = [train_model(kind, task) for kind in kinds]
-    until = {one: counts.last_at for one, counts in reader.counts().items()}
+    all_trained = [train_model(kind, task) for kind in kinds]
+    until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
     provenance = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     # As a refresh judges: on what no model chose, and beyond noise.
     judge = Judge(registry, reader, snapshot, judged.not_ranked(dataset), judged.floors)
-    verdicts = judge.verdicts([trained.model for trained in made], heads, provenance["trained_workloads"])
+    verdicts = judge.verdicts(
+        [trained.model for trained in all_trained], heads, provenance["trained_workloads"]
+    )
     provenance |= {"seed": seed, "environments_since": since}
     results = [
         _keep(registry, snapshot, trained, decided, provenance, publish=publish)
-        for trained, decided in zip(made, verdicts, strict=True)
+        for trained, decided in zip(all_trained, verdicts, strict=True)
     ]
     # The one that serves more devices; the other stands beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
@@ -179,7 +181,7 @@ def divide(snapshot: DatasetSnapshot, seed: int, rows: np.ndarray) -> tuple[np.n
     return rows[first.train], rows[first.test]
 
 
-def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, asked: Sequence[str]) -> tuple[str, ...]:
+def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, requested: Sequence[str]) -> tuple[str, ...]:
     """Devices to train a head for: those asked for, or all that something can be learnt of.
 
     Raises:
@@ -188,7 +190,7 @@ def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, asked: Sequence[str]) ->
     from transfer.train.rows import trainable_devices
 
     able = trainable_devices(snapshot.dataset, rows)
-    unable = [name for name in asked if name not in able]
+    unable = [name for name in requested if name not in able]
     if unable or not able:
         raise FleetError(
             f"nothing to learn of {', '.join(unable) or 'any device'}: no workload has two ok candidates "
@@ -199,6 +201,6 @@ def _heads(snapshot: DatasetSnapshot, rows: np.ndarray, asked: Sequence[str]) ->
 
 def _run_name(snapshot: DatasetSnapshot, config: TrainConfig, seed: int, heads: Sequence[str]) -> str:
     """The same for the same data, settings and seed, so that the same command goes on after a kill."""
-    told = {"table": snapshot.table_version, "seed": seed, "heads": list(heads), "config": asdict(config)}
+    identity = {"table": snapshot.table_version, "seed": seed, "heads": list(heads), "config": asdict(config)}
     candidates = content_hash(*snapshot.dataset.candidate_ids)
-    return content_hash(canonical_json(told), snapshot.dataset.spec.hash, candidates)[:12]
+    return content_hash(canonical_json(identity), snapshot.dataset.spec.hash, candidates)[:12]

@@ -66,7 +66,9 @@ def counting_rows(
     if judged is None:
         counts = choose(batches)
     else:
-        judged.look(device_id, kept := list(batches), counts := choose(kept))
+        all_batches = list(batches)
+        counts = choose(all_batches)
+        judged.look(device_id, all_batches, counts)
     yield from rows_at(reader, device_id, version, counts, workload_ids, names)
 
 
@@ -112,6 +114,6 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     for _, batch in reader.columns(names, device_ids=[device_id], version=version):
         if workload_ids:
-            wanted = pa.array(list(workload_ids), pa.string())
-            batch = batch.filter(pc.is_in(batch.column("workload_id"), wanted))
+            chosen_ids = pa.array(list(workload_ids), pa.string())
+            batch = batch.filter(pc.is_in(batch.column("workload_id"), chosen_ids))
         yield batch

@@ -27,7 +27,7 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, Tell
+    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, PartCallback
     from transfer.features.published_features import PublishedLayout
     from transfer.model.tlp_model import TlpModel
     from transfer.train.config import TrainConfig
@@ -46,8 +46,8 @@ class DatasetSnapshot:
 def learnable(snapshot: DatasetSnapshot) -> tuple[NDArray[np.int64], frozenset[WorkloadId]]:
     """Rows of workloads that are not held out for judging, and the held-out workloads."""
     dataset = snapshot.dataset
-    kept_out = held_out(snapshot.workloads[one] for one in dataset.workload_ids)
-    is_open = np.array([one not in kept_out for one in dataset.workload_ids], dtype=np.bool_)
+    kept_out = held_out(snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
+    is_open = np.array([workload_id not in kept_out for workload_id in dataset.workload_ids], dtype=np.bool_)
     return np.flatnonzero(is_open[dataset.group]), kept_out
 
 
@@ -88,20 +88,20 @@ def load_snapshot(
     }
     unknown = sorted(set(device_ids) - set(devices))
     if unknown:
-        known = ", ".join(sorted(devices)) or "none"
-        raise FleetError(f"device {unknown[0]!r} has no records in {reader.path}; it holds: {known}")
+        stored_names = ", ".join(sorted(devices)) or "none"
+        raise FleetError(f"device {unknown[0]!r} has no records in {reader.path}; it holds: {stored_names}")
     version = reader.version
-    wanted = set(device_ids) or set(devices)
+    chosen = set(device_ids) or set(devices)
     parted = environments or {}
     records = (
         row
-        for device_id in sorted(wanted)
+        for device_id in sorted(chosen)
         for row in counting_rows(reader, device_id, version, workload_ids, parted.get(device_id), judged)
     )
     for device_id, names in parted.items():
         devices |= dict.fromkeys(names.values(), devices[device_id])
     workloads = reader.workloads()
-    layout = published_layout(devices[one][0] for one in wanted) if published else None
+    layout = published_layout(devices[device_id][0] for device_id in chosen) if published else None
     return DatasetSnapshot(
         dataset=build_dataset(records, workloads, devices, layout=layout),
         workloads=workloads,
@@ -118,7 +118,7 @@ def published_layout(specs: Iterable[DeviceSpec]) -> PublishedLayout:
     """
     from transfer.features.published_features import LAYOUTS
 
-    families = sorted({str(one.family) for one in specs})
+    families = sorted({str(spec.family) for spec in specs})
     if len(families) != 1:
         raise FleetError(
             f"MTL-TLP is for devices of one family, got {', '.join(families) or 'none'}; choose with --device"
@@ -167,7 +167,7 @@ def hold_out_target(
     seed: int,
     workers: int,
     repeats: int,
-    on_progress: Tell,
+    on_progress: PartCallback,
 ) -> CrossValidation:
     """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
 
@@ -181,8 +181,8 @@ def hold_out_target(
     # Fold i of a repeat uses its seed + i.
     seeds = [seed + repeat * folds for repeat in range(repeats)]
     results = [
-        cross_validate(dataset, splits, plan, seed=one, workers=workers, on_progress=on_progress)
-        for one in seeds
+        cross_validate(dataset, splits, plan, seed=repeat_seed, workers=workers, on_progress=on_progress)
+        for repeat_seed in seeds
     ]
     return average_repeats(results)
 
@@ -206,7 +206,7 @@ def save_version(
     served = registry.champions()
     version = registry.add(model, manifest, beside)
     # Whoever comes to serve from here on stays: nobody compared it with this one.
-    told = {head: {"instead_of": ""} for head in model.device_ids if head not in served}
+    decisions = {head: {"instead_of": ""} for head in model.device_ids if head not in served}
     retained = {}
     target = manifest.get("onboarded")
     if target in served:
@@ -215,8 +215,8 @@ def save_version(
         else:
             compared = manifest.get("against_champion") or {}
             reason = compared.get("says", f"{_why_replaced(registry, served[target], manifest)}; not judged")
-            told[target] = {"reason": reason, "instead_of": served[target].version}
-    registry.publish(version, told, reason="first head, not judged", retained=retained)
+            decisions[target] = {"reason": reason, "instead_of": served[target].version}
+    registry.publish(version, decisions, reason="first head, not judged", retained=retained)
     return version
 
 
@@ -243,10 +243,10 @@ def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mappi
         return ""
     if _is_unmeasured(theirs, target) and manifest["samples"]:
         return ""
-    made = "its head was trained"
+    origin = "its head was trained"
     if theirs.get("onboarded") == target:
-        made = f"it was onboarded from {theirs.get('samples', 0)} samples"
-    return f"{made}, this one onboarded from {manifest['samples']}, and nobody judged which is better"
+        origin = f"it was onboarded from {theirs.get('samples', 0)} samples"
+    return f"{origin}, this one onboarded from {manifest['samples']}, and nobody judged which is better"
 
 
 def _is_unmeasured(manifest: Mapping[str, Any], target: DeviceId) -> bool:

@@ -42,25 +42,29 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     None where its manifest can be read.
     """
     champions = registry.champions()
-    found = []
+    entries = []
     for version in registry.versions():
         manifest, damaged = _manifest_of(registry, version)
-        found.append(
+        entries.append(
             {
                 "version": version,
                 "model_kind": registry.kind(version) or None,
                 "damaged": damaged,
                 "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
-                "serves": [str(one) for one, champion in champions.items() if champion.version == version],
-                "champions": [as_json(one) for one in champions.values() if one.version == version],
+                "serves": [
+                    str(device_id) for device_id, champion in champions.items() if champion.version == version
+                ],
+                "champions": [
+                    as_json(champion) for champion in champions.values() if champion.version == version
+                ],
                 "table_version": manifest.get("table_version"),
                 "candidates": manifest.get("candidates"),
                 "warm_start": manifest.get("warm_start"),
                 "reasons": manifest.get("reasons", []),
             }
         )
-    return found
+    return entries
 
 
 def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
@@ -75,15 +79,17 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
         champions = registry.champions()
     except RegistryError:
         return {}
-    kinds = {version: registry.kind(version) for version in {one.version for one in champions.values()}}
+    kinds = {
+        version: registry.kind(version) for version in {champion.version for champion in champions.values()}
+    }
     return {
         str(device_id): {
-            "version": one.version,
-            "model_kind": kinds[one.version],
-            "pinned": one.pinned_at is not None,
-            "retained": one.retained,
+            "version": champion.version,
+            "model_kind": kinds[champion.version],
+            "pinned": champion.pinned_at is not None,
+            "retained": champion.retained,
         }
-        for device_id, one in champions.items()
+        for device_id, champion in champions.items()
     }
 
 
@@ -103,9 +109,9 @@ def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
     """
     manifest = registry.manifest(version)
     champions = {
-        str(device_id): as_json(one)
-        for device_id, one in registry.champions().items()
-        if one.version == version
+        str(device_id): as_json(champion)
+        for device_id, champion in registry.champions().items()
+        if champion.version == version
     }
     changes = [
         {
@@ -129,7 +135,7 @@ def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
     }
 
 
-def diff_versions(registry: RegistryReader, one: str, other: str) -> dict[str, Any]:
+def diff_versions(registry: RegistryReader, first_version: str, second_version: str) -> dict[str, Any]:
     """What differs between two versions.
 
     Returns:
@@ -141,10 +147,10 @@ def diff_versions(registry: RegistryReader, one: str, other: str) -> dict[str, A
     Raises:
         RegistryError: One of them is not there.
     """
-    first, second = registry.manifest(one), registry.manifest(other)
+    first, second = registry.manifest(first_version), registry.manifest(second_version)
     heads = [set(manifest["heads"]) for manifest in (first, second)]
     return {
-        "versions": [one, other],
+        "versions": [first_version, second_version],
         "manifest": {
             key: [first.get(key), second.get(key)] for key in _COMPARED if first.get(key) != second.get(key)
         },
@@ -157,9 +163,10 @@ def diff_versions(registry: RegistryReader, one: str, other: str) -> dict[str, A
             },
         },
         "workloads": _workloads(first, second),
-        "weights": _distances(registry, one, other),
+        "weights": _distances(registry, first_version, second_version),
         "judged": {
-            version: manifest.get("verdicts", {}) for version, manifest in ((one, first), (other, second))
+            version: manifest.get("verdicts", {})
+            for version, manifest in ((first_version, first), (second_version, second))
         },
     }
 
@@ -172,14 +179,14 @@ def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     return {"both": len(before & after), "added": len(after - before), "removed": len(before - after)}
 
 
-def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, float | None]:
+def _distances(registry: RegistryReader, first_version: str, second_version: str) -> dict[str, float | None]:
     """Norm of the difference over the norm of the first, by part of the model; None where sizes differ.
 
     Nothing where one was trained from nothing, as all of its kind are: a distance would say nothing.
     """
-    if not all(is_extensible(registry.kind(version)) for version in (one, other)):
+    if not all(is_extensible(registry.kind(version)) for version in (first_version, second_version)):
         return {}
-    first, second = (_tensors(registry, version) for version in (one, other))
+    first, second = (_tensors(registry, version) for version in (first_version, second_version))
     parts: dict[str, list[str]] = {}
     for name in sorted(first.keys() & second.keys()):
         whole = name.split(".", 1)[0]
@@ -187,15 +194,15 @@ def _distances(registry: RegistryReader, one: str, other: str) -> dict[str, floa
             continue  # no weights: a distance between two sets of trees would say nothing
         part = _head_name(name) if whole == "heads" else "backbone"
         parts.setdefault(part, []).append(name)
-    found: dict[str, float | None] = {}
+    distances: dict[str, float | None] = {}
     for part, names in parts.items():
         if any(first[name].shape != second[name].shape for name in names):
-            found[part] = None
+            distances[part] = None
             continue
         moved = sum(float(((second[name] - first[name]).astype(np.float64) ** 2).sum()) for name in names)
         size = sum(float((first[name].astype(np.float64) ** 2).sum()) for name in names)
-        found[part] = float(np.sqrt(moved / size)) if size else 0.0
-    return found
+        distances[part] = float(np.sqrt(moved / size)) if size else 0.0
+    return distances
 
 
 def _tensors(registry: RegistryReader, version: str) -> dict[str, NDArray[Any]]:

@@ -29,7 +29,7 @@ from fleet.collection.collect import Collection
 from fleet.collection.settings import CollectSettings, Display
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.models.judge import handed_on
+from fleet.models.judge import training_workloads
 from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES
@@ -216,7 +216,7 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
         earlier=earlier,
         source=source,
         sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
-        inherited=handed_on(store, manifest),
+        inherited=training_workloads(store, manifest),
     )
 
 

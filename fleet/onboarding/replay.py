@@ -101,8 +101,8 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         FewShotSet,
         Regime,
         make_cases,
-        shown,
         situation_of,
+        visible_dataset,
         with_few_shot,
     )
     from transfer.evaluate.onboarding_contenders import choose_few_shot
@@ -115,7 +115,7 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     plan = CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(device,), seeds=(seed,))
     [case] = make_cases(dataset, None, plan)
     samples = min(samples, len(case.pool))
-    view, config = shown(dataset, case), train_config(settings.training.epochs)
+    view, config = visible_dataset(dataset, case), train_config(settings.training.epochs)
     situation = situation_of(view, case)
     sources = situation.sources
     with clock.part("train"):

@@ -23,12 +23,12 @@ from fleet.errors import FleetError, StoreError, TooFewRecordsError
 from fleet.models.judge import (
     INHERITED,
     Judge,
+    contaminated_parents,
     counting_verdicts,
-    handed_on,
     publish_if_better,
     retention_reasons,
-    spoilt_starts,
     training_provenance,
+    training_workloads,
     verdicts_as_json,
 )
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
@@ -92,7 +92,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     challengers_by_kind = {
         kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds
     }
-    inherited = handed_on(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
+    inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
     trained = provenance["trained_workloads"]
     judge = Judge(registry, reader, data.snapshot, data.not_ranked, data.floors)
@@ -242,8 +242,8 @@ def _planned(
             if is_extensible(registry.kind(version))
         }
         manifests = {version: registry.manifest(version) for version in set(ours.values())}
-        spoilt = spoilt_starts(reader, manifests, devices, reader.version)
-        base, why = start_from(ours, manifests, DEFAULT_SPEC.hash, spoilt)
+        contaminated = contaminated_parents(reader, manifests, devices, reader.version)
+        base, why = start_from(ours, manifests, DEFAULT_SPEC.hash, contaminated)
         if not any(map(is_extensible, KINDS[request.model])):
             base, why = "", "an MTL-TLP is trained from nothing"
         run = content_hash(request.request_id, request.family, str(reader.version), base)

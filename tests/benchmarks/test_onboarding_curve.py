@@ -28,7 +28,7 @@ from transfer.evaluate.onboarding_cases import (
     Regime,
     Situation,
     make_cases,
-    shown,
+    visible_dataset,
 )
 from transfer.evaluate.onboarding_contenders import Adapting, Point
 
@@ -77,7 +77,7 @@ def test_a_case_keeps_apart_what_must_be(regime: Regime) -> None:
 @pytest.mark.parametrize("regime", list(Regime))
 def test_what_is_shown_holds_nothing_of_the_target(regime: Regime) -> None:
     for case in make_cases(DATASET, None, case_plan(regime)):
-        view = shown(DATASET, case)
+        view = visible_dataset(DATASET, case)
         assert not np.isfinite(view.latency_secs[:, DATASET.column(case.target)]).any()
         assert not view.failed[:, DATASET.column(case.target)].any()
         sources = np.isfinite(view.latency_secs[case.test]).any()

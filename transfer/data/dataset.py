@@ -55,12 +55,12 @@ class Dataset:
         """Number of candidates."""
         return len(self.candidate_ids)
 
-    def where(self, seen: NDArray[np.bool_]) -> Dataset:
-        """The same candidates, with every measurement taken out that is not among the (N, D) `seen`."""
+    def where(self, is_visible: NDArray[np.bool_]) -> Dataset:
+        """The same candidates, with every measurement taken out that is not among the (N, D) `is_visible`."""
         return replace(
             self,
-            latency_secs=np.where(seen, self.latency_secs, np.nan),
-            failed=self.failed & seen,
+            latency_secs=np.where(is_visible, self.latency_secs, np.nan),
+            failed=self.failed & is_visible,
         )
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Dataset:
@@ -81,7 +81,7 @@ class Dataset:
 
     def of_devices(self, device_ids: Iterable[str]) -> Dataset:
         """The same candidates with the measurements of some devices only."""
-        columns = [self.column(one) for one in device_ids]
+        columns = [self.column(device_id) for device_id in device_ids]
         return replace(
             self,
             device_ids=tuple(self.device_ids[column] for column in columns),
@@ -112,8 +112,8 @@ class Dataset:
         try:
             return self.device_ids.index(DeviceId(device_id))
         except ValueError:
-            known = ", ".join(self.device_ids)
-            raise DatasetError(f"the dataset has no device {device_id!r}; it has: {known}") from None
+            names = ", ".join(self.device_ids)
+            raise DatasetError(f"the dataset has no device {device_id!r}; it has: {names}") from None
 
     def rows_of(self, device_id: str) -> NDArray[np.int64]:
         """Indexes of the rows with an ok latency on a device."""
@@ -125,7 +125,7 @@ class Dataset:
         Raises:
             TransferError: The folder exists already, or cannot be written.
         """
-        arrays = {f"features_{name}": one for name, one in self.features.arrays().items()}
+        arrays = {f"features_{name}": array for name, array in self.features.arrays().items()}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         arrays["candidate_ids"] = np.array(self.candidate_ids, dtype=np.bytes_)
         extra = {
@@ -153,7 +153,7 @@ class Dataset:
                 )
             names = {name: arrays[name] for name in _ARRAYS}
             features = {
-                name.removeprefix("features_"): one for name, one in arrays.items() if "features_" in name
+                name.removeprefix("features_"): array for name, array in arrays.items() if "features_" in name
             }
             return cls(
                 features=FeatureBlock(**features),

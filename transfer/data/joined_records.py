@@ -188,10 +188,10 @@ class _Joiner:
         column = self._columns.get(record.device_id)
         if column is None:
             if record.device_id not in self._devices:
-                known = ", ".join(sorted(self._devices)) or "none"
+                names = ", ".join(sorted(self._devices)) or "none"
                 raise DatasetError(
                     f"record {record.record_id} is of device {record.device_id!r}, which has no spec and "
-                    f"descriptor here (known: {known}); add its YAML or filter its records"
+                    f"descriptor here (known: {names}); add its YAML or filter its records"
                 )
             column = self._columns[record.device_id] = len(self._columns)
         return column
@@ -203,10 +203,10 @@ class _Joiner:
             DatasetError: None of them is ok.
         """
         if not self._ok[0]:
-            found = f"none of the {self._total} records is ok" if self._total else "there are no records"
+            problem = f"none of the {self._total} records is ok" if self._total else "there are no records"
             if self.unreadable:
-                found += f" and can be read (the first that cannot: {next(iter(self.unreadable.values()))})"
-            raise DatasetError(f"no dataset: {found}; run `fleet collect` first")
+                problem += f" and can be read (the first that cannot: {next(iter(self.unreadable.values()))})"
+            raise DatasetError(f"no dataset: {problem}; run `fleet collect` first")
         device_ids, column_of = _sorted_places(self._columns)
         workload_ids, workload_of = _sorted_places(self._workload_numbers)
         group = workload_of[np.frombuffer(self._group, dtype=np.intc)]
@@ -218,9 +218,9 @@ class _Joiner:
         place[order] = np.arange(len(order))
         latency = np.full((len(order), len(device_ids)), np.nan)
         failed = np.zeros(latency.shape, dtype=np.bool_)
-        rows, columns = (np.frombuffer(one, dtype=one.typecode) for one in self._failed)
+        rows, columns = (np.frombuffer(buffer, dtype=buffer.typecode) for buffer in self._failed)
         failed[place[rows], column_of[columns]] = True
-        rows, columns, seconds = (np.frombuffer(one, dtype=one.typecode) for one in self._ok)
+        rows, columns, seconds = (np.frombuffer(buffer, dtype=buffer.typecode) for buffer in self._ok)
         rows, columns, seconds = _medians(place[rows], column_of[columns], seconds)
         latency[rows, columns] = seconds
         # What ran once can run.

@@ -44,12 +44,12 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
         latency_secs: (n, S) seconds, NaN where there is none.
         group: (n,) workload of each row.
     """
-    known = np.isfinite(latency_secs)
-    values = np.where(known, np.log(np.where(known, latency_secs, 1.0)), 0.0)
+    is_measured = np.isfinite(latency_secs)
+    values = np.where(is_measured, np.log(np.where(is_measured, latency_secs, 1.0)), 0.0)
     count = int(group.max(initial=-1)) + 1
-    per_row = known.sum(axis=1)
-    per_level = np.zeros((count, known.shape[1]))
-    np.add.at(per_level, group, known)
+    per_row = is_measured.sum(axis=1)
+    per_level = np.zeros((count, is_measured.shape[1]))
+    np.add.at(per_level, group, is_measured)
     # Where no candidate ties two source devices together, each one's mean is its level: what a slow device
     # measured must not look slow beside what a fast one did.
     level = np.zeros_like(per_level)
@@ -57,9 +57,9 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
     level /= np.maximum(1, per_level)
     shared = np.zeros(len(group))
     for _ in range(_PASSES):
-        rest = np.where(known, values - level[group], 0.0)
+        rest = np.where(is_measured, values - level[group], 0.0)
         shared = rest.sum(axis=1) / np.maximum(1, per_row)
-        rest = np.where(known, values - shared[:, None], 0.0)
+        rest = np.where(is_measured, values - shared[:, None], 0.0)
         total = np.zeros_like(level)
         np.add.at(total, group, rest)
         level = total / np.maximum(1, per_level)
@@ -67,7 +67,7 @@ def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
         level -= (level * (per_level > 0)).sum(axis=1, keepdims=True) / np.maximum(
             1, (per_level > 0).sum(axis=1, keepdims=True)
         )
-    own = np.where(known, values - shared[:, None] - level[group], 0.0)
+    own = np.where(is_measured, values - shared[:, None] - level[group], 0.0)
     return Agreed(np.where(per_row > 0, shared, np.nan), own)
 
 

@@ -141,7 +141,7 @@ class Metrics:
 
     def take(self, places: NDArray[np.integer]) -> Metrics:
         """Metrics of some of the workloads, by their places in `groups`."""
-        return Metrics(**{one.name: getattr(self, one.name)[places] for one in fields(Metrics)})
+        return Metrics(**{metric.name: getattr(self, metric.name)[places] for metric in fields(Metrics)})
 
 
 #: Averages of `Metrics`, in the order in which reports give them: means over workloads (TenSet's average),
@@ -179,7 +179,7 @@ def evaluate_ranking(
 
     `weight` is (W,), of each workload by index; all 1 where None.
     """
-    names = [one.name for one in fields(Metrics) if one.name not in {"groups", "counts", "weight"}]
+    names = [metric.name for metric in fields(Metrics) if metric.name not in {"groups", "counts", "weight"}]
     groups, counts, values = measure_workloads(
         names, scores, latency_secs, group, noise_floor=noise_floor, least=least
     )
@@ -238,8 +238,8 @@ def measure_workloads(
     values: dict[str, Floats] = {}
     for gives, formula in _FORMULAS.items():
         if not set(gives).isdisjoint(names):
-            found = np.array([formula(scores[rows], latency_secs[rows], noise_floor) for rows in members])
-            values |= dict(zip(gives, found.reshape(len(members), -1).T, strict=True))
+            figures = np.array([formula(scores[rows], latency_secs[rows], noise_floor) for rows in members])
+            values |= dict(zip(gives, figures.reshape(len(members), -1).T, strict=True))
     return groups.astype(np.int32), counts, {name: np.ascontiguousarray(values[name]) for name in names}
 
 
@@ -274,7 +274,8 @@ def merge(parts: list[Metrics]) -> Metrics:
     if not parts:
         raise DatasetError("no metrics to put together")
     values = {
-        one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Metrics)
+        metric.name: np.concatenate([getattr(part, metric.name) for part in parts])
+        for metric in fields(Metrics)
     }
     groups, first, place = np.unique(values.pop("groups"), return_index=True, return_inverse=True)
     counts, weight = values.pop("counts")[first], values.pop("weight")[first]

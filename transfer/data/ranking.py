@@ -100,15 +100,15 @@ def order_agreement(scores: Floats, latency_secs: Floats) -> tuple[float, float]
     count = len(scores)
     pairs = count * (count - 1) / 2
     unlike = pairs - _tied_pairs(latency_secs)
-    told = pairs - _tied_pairs(scores)
-    if not unlike or not told:
+    unlike_scores = pairs - _tied_pairs(scores)
+    if not unlike or not unlike_scores:
         return 0.5, 0.0
     # The asymptotic method spends no time on an exact p-value, which nobody looks at; it divides by n - 2.
     method = "asymptotic" if count > 2 else "auto"
     from scipy.stats import kendalltau  # half a second, which who only reads labels need not wait
 
     tau = float(kendalltau(scores, -latency_secs, method=method).statistic)
-    balance = round(tau * math.sqrt(unlike * told))
+    balance = round(tau * math.sqrt(unlike * unlike_scores))
     return (1 + balance / unlike) / 2, tau
 
 
@@ -181,22 +181,22 @@ def rank_agreement(scores: Floats, truth: Floats, group: NDArray[np.int32]) -> f
     Returns:
         In [-1, 1]; a workload with fewer than two values, or constant ones, counts 0.
     """
-    found = []
+    agreements = []
     usable = np.flatnonzero(np.isfinite(truth))
     order = usable[np.argsort(group[usable], kind="stable")]
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        found.append(kendall_tau(scores[rows], -truth[rows]))
-    return float(np.mean(found)) if len(usable) else 0.0
+        agreements.append(kendall_tau(scores[rows], -truth[rows]))
+    return float(np.mean(agreements)) if len(usable) else 0.0
 
 
 def places_in(scores: Floats, group: NDArray[np.int32]) -> Floats:
     """(n,) place of each score inside its workload, from above 0 to 1 for the best; NaN stays NaN."""
     from scipy.stats import rankdata  # half a second, as for Kendall's tau
 
-    found = np.full(len(scores), np.nan)
-    known = np.flatnonzero(np.isfinite(scores))
-    order = known[np.argsort(group[known], kind="stable")]
+    places = np.full(len(scores), np.nan)
+    scored = np.flatnonzero(np.isfinite(scores))
+    order = scored[np.argsort(group[scored], kind="stable")]
     for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         if len(members):
-            found[members] = rankdata(scores[members]) / len(members)
-    return found
+            places[members] = rankdata(scores[members]) / len(members)
+    return places

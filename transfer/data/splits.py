@@ -58,11 +58,11 @@ class Split:
 
     def visible(self, dataset: Dataset) -> NDArray[np.bool_]:
         """(N, D) True where a latency may be learnt from."""
-        seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
-        seen[self.train] = True
+        is_visible = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+        is_visible[self.train] = True
         if self.sources is not None:
-            seen &= np.isin(np.array(dataset.device_ids), self.sources)[None, :]
-        return seen
+            is_visible &= np.isin(np.array(dataset.device_ids), self.sources)[None, :]
+        return is_visible
 
 
 def make_splits(
@@ -82,7 +82,9 @@ def make_splits(
         case SplitKind.BY_WORKLOAD:
             return workload_folds(dataset, workloads, folds, seed)
         case SplitKind.BY_NETWORK:
-            names = {name for one in workloads.values() for name, count in one.networks if count > 0}
+            names = {
+                name for workload in workloads.values() for name, count in workload.networks if count > 0
+            }
             splits = leave_networks_out(dataset, workloads, network_families(names))
             if not splits:
                 raise DatasetError(
@@ -167,13 +169,13 @@ def leave_device_out(dataset: Dataset) -> list[Split]:
         raise DatasetError(f"leaving a device out needs at least two devices, the dataset has {devices}")
     splits = []
     for target in devices:
-        sources = tuple(one for one in devices if one != target)
-        columns = [dataset.column(one) for one in sources]
-        known = ~np.isnan(dataset.latency_secs[:, columns]) | dataset.failed[:, columns]
+        sources = tuple(source for source in devices if source != target)
+        columns = [dataset.column(source) for source in sources]
+        is_tried = ~np.isnan(dataset.latency_secs[:, columns]) | dataset.failed[:, columns]
         splits.append(
             Split(
                 name=target,
-                train=np.flatnonzero(known.any(axis=1)),
+                train=np.flatnonzero(is_tried.any(axis=1)),
                 test=dataset.rows_of(target),
                 sources=sources,
                 targets=(target,),
@@ -219,15 +221,15 @@ def network_families(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """
     families: dict[str, list[str]] = defaultdict(list)
     for name in sorted(set(names)):
-        kept: list[str] = []
+        stems: list[str] = []
         for word in re.split(r"[-_. ]+", _BESIDE.sub("", name.lower())):
             stem = re.split(r"v?\d", word, maxsplit=1)[0]
             if word in _SIZES or stem in {"", "v"}:
                 break
-            kept.append(stem)
+            stems.append(stem)
             if stem != word:
                 break
-        families["-".join(kept) or name].append(name)
+        families["-".join(stems) or name].append(name)
     return {family: tuple(members) for family, members in families.items()}
 
 
@@ -246,14 +248,14 @@ def near_copies(
     for index in np.unique(dataset.group[split.train]).tolist():
         workload = workloads[dataset.workload_ids[index]]
         learnt[workload.operator, workload.arg_shapes].append(workload.workload_id)
-    found = {}
+    copies_by_workload = {}
     for index in np.unique(dataset.group[split.test]).tolist():
         workload = workloads[dataset.workload_ids[index]]
         # Without shapes nothing is known that could be alike.
         copies = learnt.get((workload.operator, workload.arg_shapes), []) if workload.arg_shapes else []
         if copies:
-            found[workload.workload_id] = tuple(copies)
-    return found
+            copies_by_workload[workload.workload_id] = tuple(copies)
+    return copies_by_workload
 
 
 def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:

@@ -132,7 +132,7 @@ def run_fits(
         workers: Processes.
         learnt: Devices that all rankers have learnt before, whatever a split has to learn from; kept models.
     """
-    run = partial(_fit_and_score, whole=dataset, known=learnt)
+    run = partial(_fit_and_score, whole=dataset, learnt_before=learnt)
     yield from run_each(run, fits, workers, of="the comparison", pieces="fits")
 
 
@@ -202,26 +202,26 @@ def _left_out(
     judged_in: Mapping[str, set[tuple[int, int]]],
 ) -> dict[str, str]:
     """Devices that not every split could judge where it should have, with the reason."""
-    found = {}
+    reasons = {}
     for column, device_id in enumerate(map(str, dataset.device_ids)):
-        wanted = set()
+        due = set()
         for seed, several in splits_of.items():
             for place, split in several.items():
-                asked = split.targets is None or device_id in split.targets
+                is_target = split.targets is None or device_id in split.targets
                 counts = np.bincount(
                     dataset.group[split.test][np.isfinite(dataset.latency_secs[split.test, column])]
                 )
-                if asked and counts.max(initial=0) >= LEAST_CANDIDATES:
-                    wanted.add((seed, place))
-        if not wanted:
-            found[device_id] = (
+                if is_target and counts.max(initial=0) >= LEAST_CANDIDATES:
+                    due.add((seed, place))
+        if not due:
+            reasons[device_id] = (
                 f"no held-out workload has {LEAST_CANDIDATES} measured candidates there; measure more"
             )
-        elif wanted - judged_in[device_id]:
-            found[device_id] = (
+        elif due - judged_in[device_id]:
+            reasons[device_id] = (
                 "a split leaves no workload with two measured candidates there to learn from; measure more"
             )
-    return found
+    return reasons
 
 
 def _aligned(
@@ -231,7 +231,9 @@ def _aligned(
     merged = {key: [merge(parts) for parts in by_seed.values()] for key, by_seed in runs.items()}
     for device_id in device_ids:
         mine = {key: several for key, several in merged.items() if key[1] == device_id}
-        shared = set.intersection(*(set(one.groups.tolist()) for several in mine.values() for one in several))
+        shared = set.intersection(
+            *(set(metrics.groups.tolist()) for several in mine.values() for metrics in several)
+        )
         if not shared:
             raise DatasetError(
                 f"no workload was judged on {device_id!r} with every seed; give more data or fewer seeds"
@@ -239,31 +241,34 @@ def _aligned(
         for key, several in mine.items():
             yield (
                 key,
-                tuple(one.take(np.flatnonzero(np.isin(one.groups, list(shared)))) for one in several),
+                tuple(
+                    metrics.take(np.flatnonzero(np.isin(metrics.groups, list(shared)))) for metrics in several
+                ),
             )
 
 
-def _fit_and_score(fit: Fit, whole: Dataset, known: tuple[str, ...]) -> FitScores:
+def _fit_and_score(fit: Fit, whole: Dataset, learnt_before: tuple[str, ...]) -> FitScores:
     """Fit on what the split shows and score its test rows for every device that it judges, on one thread."""
     split, ranker = fit.split, fit.ranker
     started = time.perf_counter()
-    seen = split.visible(whole)
-    shown = whole.where(seen)
-    learnt = known or trainable_devices(shown, split.train)
+    is_visible = split.visible(whole)
+    visible = whole.where(is_visible)
+    learnt = learnt_before or trainable_devices(visible, split.train)
     scores = {}
     with torch_threads(1):
-        ranker.fit(shown, split.train, learnt, fit.fit_seed)
+        ranker.fit(visible, split.train, learnt, fit.fit_seed)
         for device_id in map(str, whole.device_ids) if split.targets is None else split.targets:
             column = whole.column(device_id)
             # A ranker may look at what source devices say of a held-out candidate, not at the device itself.
-            beside = np.ones_like(seen)
-            beside[:, column] = seen[:, column]
+            beside = np.ones_like(is_visible)
+            beside[:, column] = is_visible[:, column]
             view = whole.where(beside)
             if device_id in learnt:
                 scores[device_id] = ranker.score(view, split.test, device_id)
             elif split.targets is not None and learnt:
                 places = [
-                    places_in(ranker.score(view, split.test, one), whole.group[split.test]) for one in learnt
+                    places_in(ranker.score(view, split.test, source), whole.group[split.test])
+                    for source in learnt
                 ]
                 scores[device_id] = np.mean(places, axis=0)
     return scores, time.perf_counter() - started

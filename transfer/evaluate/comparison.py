@@ -53,7 +53,7 @@ class Comparison:
         self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
     ) -> Estimate:
         """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `estimate`."""
-        mine, theirs = (self._runs(one, device_id, measure) for one in (ranker, other))
+        mine, theirs = (self._runs(name, device_id, measure) for name in (ranker, other))
         return evaluator.difference(mine, theirs, measure, level)
 
     def _runs(self, ranker: str, device_id: str, measure: str) -> tuple[Metrics, ...]:
@@ -75,7 +75,7 @@ class Comparison:
                 "noise_floor": self.noise_floors.get(device_id),
                 # Extra time of a random choice.
                 "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
-                "rankers": {one: self._ranker_json(one, device_id, level) for one in self.rankers},
+                "rankers": {ranker: self._ranker_json(ranker, device_id, level) for ranker in self.rankers},
                 "differences": {
                     f"{self.rankers[0]} less {other}": {
                         measure: _listed(self.difference(self.rankers[0], other, device_id, measure, level))

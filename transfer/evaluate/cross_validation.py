@@ -69,8 +69,8 @@ class Approach:
 
     def interval(self, measure: str) -> list[float]:
         """90 % bootstrap interval of a measure over workloads, low and high."""
-        found = estimate([self.metrics], measure, seed=self.seed)
-        return [found.low, found.high]
+        bounds = estimate([self.metrics], measure, seed=self.seed)
+        return [bounds.low, bounds.high]
 
     def minus(self, other: Approach) -> Estimate:
         """Mean difference of top-1 to another approach over the same workloads, with its 90 % interval."""
@@ -103,9 +103,9 @@ class _Fold:
     seconds: dict[str, float]
 
 
-_Made = TypeVar("_Made")
-#: Told the names of a fold and of the part of it that is finished.
-Tell = Callable[[str, str], None]
+_Result = TypeVar("_Result")
+#: Called with the names of a fold and of the part of it that is finished.
+PartCallback = Callable[[str, str], None]
 
 
 def cross_validate(
@@ -115,7 +115,7 @@ def cross_validate(
     *,
     seed: int,
     workers: int = 1,
-    on_progress: Tell = lambda *_: None,
+    on_progress: PartCallback = lambda *_: None,
 ) -> CrossValidation:
     """Tell how well a new device is onboarded, on workloads that nobody trained on.
 
@@ -132,16 +132,18 @@ def cross_validate(
         TransferError: A fold cannot be trained or judged, or a worker process died.
     """
     folds = _run_folds(dataset, plan, splits, seed, workers, on_progress)
-    found = {
+    approaches = {
         key: judged(dataset, key[1], [(fold.split.test, fold.scores[key]) for fold in folds], seed)
         for key in folds[0].scores
     }
-    target = {part: approach for (part, _), approach in found.items() if part != "source"}
+    target = {part: approach for (part, _), approach in approaches.items() if part != "source"}
     return CrossValidation(
         target_device=plan.target_device,
         samples=plan.samples,
         full_samples=_mean_training_rows(dataset, plan.target_device, splits),
-        sources={device_id: approach for (part, device_id), approach in found.items() if part == "source"},
+        sources={
+            device_id: approach for (part, device_id), approach in approaches.items() if part == "source"
+        },
         target=target,
         seconds={part: float(np.mean([f.seconds[part] for f in folds])) for part in PARTS},
     )
@@ -161,16 +163,18 @@ def average_repeats(repeats: Sequence[CrossValidation]) -> CrossValidation:
 
     def joined(each: Sequence[Mapping[str, Approach]]) -> dict[str, Approach]:
         return {
-            key: replace(approach, metrics=merge([one[key].metrics for one in each]))
+            key: replace(approach, metrics=merge([approaches[key].metrics for approaches in each]))
             for key, approach in each[0].items()
         }
 
     first = repeats[0]
     return replace(
         first,
-        sources=joined([one.sources for one in repeats]),
-        target=joined([one.target for one in repeats]),
-        seconds={part: float(np.mean([one.seconds[part] for one in repeats])) for part in first.seconds},
+        sources=joined([repeat.sources for repeat in repeats]),
+        target=joined([repeat.target for repeat in repeats]),
+        seconds={
+            part: float(np.mean([repeat.seconds[part] for repeat in repeats])) for part in first.seconds
+        },
     )
 
 
@@ -180,7 +184,7 @@ def _run_folds(
     splits: Sequence[Split],
     seed: int,
     workers: int,
-    on_progress: Tell,
+    on_progress: PartCallback,
 ) -> list[_Fold]:
     """Run every fold, here or in processes, and tell of each part.
 
@@ -204,7 +208,9 @@ def _run_folds(
     return folds
 
 
-def _onboard(dataset: Dataset, plan: CrossValidationPlan, tell: Tell | None, job: tuple[Split, int]) -> _Fold:
+def _onboard(
+    dataset: Dataset, plan: CrossValidationPlan, on_part: PartCallback | None, job: tuple[Split, int]
+) -> _Fold:
     """Onboard the target in one fold, with its own seed, and score its test rows, on one thread."""
     split, seed = job
     target = plan.target_device
@@ -213,13 +219,13 @@ def _onboard(dataset: Dataset, plan: CrossValidationPlan, tell: Tell | None, job
     unseen = unmeasured(dataset, split.test)
     held = unseen.features
 
-    def timed(part: str, make: Callable[[], _Made]) -> _Made:
+    def timed(part: str, make: Callable[[], _Result]) -> _Result:
         started = time.perf_counter()
-        made = make()
+        result = make()
         seconds[part] = time.perf_counter() - started
-        if tell is not None:
-            tell(split.name, part)
-        return made
+        if on_part is not None:
+            on_part(split.name, part)
+        return result
 
     with torch_threads(1):
         sources = [d for d in trainable_devices(dataset, split.train) if d != target]
@@ -260,7 +266,7 @@ def judged(
         TransferError: Nothing of it was measured.
     """
     column = dataset.column(device_id)
-    measured = [one for one in folds if np.isfinite(dataset.latency_secs[one[0], column]).any()]
+    measured = [fold for fold in folds if np.isfinite(dataset.latency_secs[fold[0], column]).any()]
     metrics = judge_folds(dataset, device_id, measured, least=1)
     rows = np.concatenate([held for held, _ in measured])
     return Approach(

@@ -68,12 +68,12 @@ def judge_folds(
         TransferError: No fold has enough.
     """
     parts = [judge(dataset, device_id, rows, scores, least=least) for rows, scores in folds]
-    found = [one for one in parts if one is not None]
-    if not found:
+    judged_parts = [metrics for metrics in parts if metrics is not None]
+    if not judged_parts:
         raise TransferError(
             f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
         )
-    return merge(found)
+    return merge(judged_parts)
 
 
 def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, NDArray[np.int32]]:
@@ -85,9 +85,9 @@ def resampled(runs: Sequence[Metrics], measure: str, seed: int = 0, resamples: i
 
     Each run is judged on the same workloads in the same order. The same `seed` gives paired draws.
     """
-    above, below = (np.stack(side) for side in zip(*(one.parts(measure) for one in runs), strict=True))
-    found = resample_ratio(above, below, seed, resamples)
-    return found.root() if measure == "rmse" else found
+    above, below = (np.stack(side) for side in zip(*(run.parts(measure) for run in runs), strict=True))
+    ratio = resample_ratio(above, below, seed, resamples)
+    return ratio.root() if measure == "rmse" else ratio
 
 
 def estimate(runs: Sequence[Metrics], measure: str, level: float = LEVEL, seed: int = 0) -> Estimate:
@@ -105,5 +105,5 @@ def difference(
 ) -> Estimate:
     """`mine` less `theirs` in one measure: a paired bootstrap over workloads and the seeds both ran with."""
     runs = min(len(mine), len(theirs))
-    one, other = (resampled(each[:runs], measure, seed, resamples) for each in (mine, theirs))
-    return one.minus(other).estimate(level)
+    first, second = (resampled(each[:runs], measure, seed, resamples) for each in (mine, theirs))
+    return first.minus(second).estimate(level)

@@ -26,7 +26,7 @@ from transfer.errors import DatasetError
 from transfer.train.rows import trainable_devices
 
 Rows = NDArray[np.int64]
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 #: Share of a workload's candidates that the target is judged on where source devices have measured them.
 _JUDGED_SHARE = 0.5
@@ -98,13 +98,13 @@ class Situation:
     source_rows: Rows
     test: Rows
     seed: int
-    _made: dict[str, Any] = field(default_factory=dict)
+    _shared: dict[str, Any] = field(default_factory=dict)
 
-    def once(self, name: str, make: Callable[[], _Made]) -> _Made:
+    def once(self, name: str, make: Callable[[], _Result]) -> _Result:
         """What `make` gives, made once for all contenders and numbers of samples."""
-        if name not in self._made:
-            self._made[name] = make()
-        return cast(_Made, self._made[name])
+        if name not in self._shared:
+            self._shared[name] = make()
+        return cast(_Result, self._shared[name])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,20 +129,20 @@ def make_cases(
     Raises:
         DatasetError: No target has anything to be judged on, or `held` names a family that is not there.
     """
-    there = networks_to_hold_out(dataset, workloads) if plan.held else ()
-    if there and (unknown := sorted(set(plan.held) - set(there))):
-        raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(there)}")
+    networks = networks_to_hold_out(dataset, workloads) if plan.held else ()
+    if networks and (unknown := sorted(set(plan.held) - set(networks))):
+        raise DatasetError(f"no network {', '.join(unknown)} to hold out; there are {', '.join(networks)}")
     cases: list[Case] = []
     for seed in plan.seeds:
         for regime in plan.regimes:
             divisions = list(_divisions(dataset, workloads, regime, plan, seed))
             if plan.most_splits:
                 # Those that judge by most workloads.
-                divisions.sort(key=lambda one: -len(np.unique(dataset.group[one.test])))
+                divisions.sort(key=lambda split: -len(np.unique(dataset.group[split.test])))
                 divisions = divisions[: plan.most_splits]
             several = (
-                _case(dataset, regime, target, one, plan, seed)
-                for one in divisions
+                _case(dataset, regime, target, division, plan, seed)
+                for division in divisions
                 for target in plan.targets
             )
             cases += [case for case in several if case is not None]
@@ -154,20 +154,22 @@ def make_cases(
     return cases
 
 
-def shown(dataset: Dataset, case: Case) -> Dataset:
+def visible_dataset(dataset: Dataset, case: Case) -> Dataset:
     """The dataset with every measurement taken out that may not be seen; none of the target is left."""
-    seen = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
-    seen[case.source_rows] = True
-    seen[:, dataset.column(case.target)] = False
-    return dataset.where(seen)
+    is_visible = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+    is_visible[case.source_rows] = True
+    is_visible[:, dataset.column(case.target)] = False
+    return dataset.where(is_visible)
 
 
 def situation_of(view: Dataset, case: Case) -> Situation:
-    """The situation of a case; `view` is what of the dataset may be seen (`shown`)."""
+    """The situation of a case; `view` is what of the dataset may be seen (`visible_dataset`)."""
     return Situation(
         dataset=view,
         target=case.target,
-        sources=tuple(one for one in trainable_devices(view, case.source_rows) if one != case.target),
+        sources=tuple(
+            device_id for device_id in trainable_devices(view, case.source_rows) if device_id != case.target
+        ),
         source_rows=case.source_rows,
         test=case.test,
         seed=case.seed,
@@ -206,11 +208,13 @@ def networks_to_hold_out(
     dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None
 ) -> tuple[str, ...]:
     """Families of networks that can be held out; none where random workloads are."""
-    return tuple(one.name for one in _by_network(dataset, workloads))
+    return tuple(split.name for split in _by_network(dataset, workloads))
 
 
 def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None) -> list[Split]:
-    names = {name for one in (workloads or {}).values() for name, count in one.networks if count > 0}
+    names = {
+        name for workload in (workloads or {}).values() for name, count in workload.networks if count > 0
+    }
     families = network_families(names) if names else {}
     return leave_networks_out(dataset, workloads, families) if workloads and len(families) > 1 else []
 
@@ -220,7 +224,7 @@ def _workload_divisions(
 ) -> list[Split]:
     splits = _by_network(dataset, workloads)
     if splits:
-        return [one for one in splits if not plan.held or one.name in plan.held]
+        return [split for split in splits if not plan.held or split.name in plan.held]
     groups = np.random.default_rng(seed).permutation(np.unique(dataset.group))
     for fold in range(min(_FOLDS, len(groups))):
         held = np.isin(dataset.group, groups[fold::_FOLDS])

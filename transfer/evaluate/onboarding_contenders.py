@@ -25,8 +25,8 @@ from transfer.evaluate.onboarding_cases import (
     FewShotSet,
     Regime,
     Situation,
-    shown,
     situation_of,
+    visible_dataset,
     with_few_shot,
 )
 from transfer.evaluate.rankers import Rows, Scores
@@ -99,25 +99,25 @@ Asked = tuple[int | None, Contender]
 
 
 def run_case(
-    dataset: Dataset, case: Case, asked: Sequence[Asked], selector: Selector, config: TrainConfig
+    dataset: Dataset, case: Case, contenders: Sequence[Asked], selector: Selector, config: TrainConfig
 ) -> list[Point | None]:
-    """What each of `asked` finds on one case, on one thread; None where it can say nothing.
+    """What each of `contenders` finds on one case, on one thread; None where it can say nothing.
 
     Args:
         dataset: With all measurements; what may not be seen is taken out here.
         case: Who is new, and what is held out.
-        asked: Contenders with numbers of samples.
+        contenders: Each with its number of samples.
         selector: How those that are no strategies choose their samples.
         config: How the model of the sources is trained.
     """
     with torch_threads(1):
-        return list(_points(dataset, case, asked, selector, config))
+        return list(_points(dataset, case, contenders, selector, config))
 
 
 def _points(
-    dataset: Dataset, case: Case, asked: Sequence[Asked], own_selector: Selector, config: TrainConfig
+    dataset: Dataset, case: Case, contenders: Sequence[Asked], own_selector: Selector, config: TrainConfig
 ) -> Iterator[Point | None]:
-    view = shown(dataset, case)
+    view = visible_dataset(dataset, case)
     situation = situation_of(view, case)
     sources = situation.sources
 
@@ -128,7 +128,7 @@ def _points(
         )
 
     truth = dataset.latency_secs[:, dataset.column(case.target)]
-    for k, contender in asked:
+    for k, contender in contenders:
         selector = contender.selector if isinstance(contender, Adapting) else own_selector
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
@@ -146,13 +146,15 @@ def _points(
         elif is_enough(contender.strategy, dataset, few_shot):
             # What is done ahead of an onboarding is not counted as adapting.
             model = source_model()
-            seen = with_few_shot(view, case.target, few_shot) if len(rows) else view
+            few_shot_view = with_few_shot(view, case.target, few_shot) if len(rows) else view
             if isinstance(contender.strategy, Prepared):
-                contender.strategy.prepare(seen, case.target, source_rows=case.source_rows, config=config)
+                contender.strategy.prepare(
+                    few_shot_view, case.target, source_rows=case.source_rows, config=config
+                )
             started = time.perf_counter()
             adapted = contender.strategy.adapt(
                 model,
-                seen,
+                few_shot_view,
                 case.target,
                 rows,
                 source_rows=case.source_rows,
@@ -192,20 +194,20 @@ def choose_few_shot(
         source_model=source_model,
         seed=situation.seed,
     )
-    taken = choice.measured
+    chosen = choice.measured
     for so_far in rounds(selector.name, count):
-        choice = replace(choice, measured=taken, measured_secs=truth[taken])
-        taken = np.concatenate([taken, selector.choose(choice, so_far - len(taken))])
-    return np.sort(taken)
+        choice = replace(choice, measured=chosen, measured_secs=truth[chosen])
+        chosen = np.concatenate([chosen, selector.choose(choice, so_far - len(chosen))])
+    return np.sort(chosen)
 
 
 def is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:
     """Whether a strategy can work with a few-shot set: enough samples, and a pair if it compares any."""
     if not strategy.least_samples:
         return True
-    known = np.isfinite(few_shot.latency_secs)
-    pairs = np.bincount(dataset.group[few_shot.rows[known]], minlength=1).max(initial=0)
-    return int(known.sum()) >= strategy.least_samples and pairs >= 2
+    is_measured = np.isfinite(few_shot.latency_secs)
+    pairs = np.bincount(dataset.group[few_shot.rows[is_measured]], minlength=1).max(initial=0)
+    return int(is_measured.sum()) >= strategy.least_samples and pairs >= 2
 
 
 def judged(
@@ -222,9 +224,9 @@ def judged(
     kind = "random_" if scores is None else ""
     top1, top5 = (f"{kind}{name}_by_workload" for name in ("top1", "top5"))
     # Of constant scores tau is 0.
-    told = np.zeros(len(case.test)) if scores is None else scores
+    judged_scores = np.zeros(len(case.test)) if scores is None else scores
     names = (top1, top5, "tau_by_workload")
-    groups, values = judge_by(names, dataset, case.target, case.test, told)
+    groups, values = judge_by(names, dataset, case.target, case.test, judged_scores)
     return Point(
         contender=name,
         regime=case.regime,

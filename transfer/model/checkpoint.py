@@ -59,9 +59,9 @@ def save(
     Raises:
         CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
     """
-    taken = sorted((OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
-    if taken:
-        raise CheckpointError(f"manifest must not set the key(s) {', '.join(taken)}: save() fills them")
+    reserved = sorted((OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
+    if reserved:
+        raise CheckpointError(f"manifest must not set the key(s) {', '.join(reserved)}: save() fills them")
     if directory.exists():
         raise CheckpointError(
             f"{directory} exists already; a checkpoint is never overwritten, choose a new name"
@@ -110,10 +110,10 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
     kind = model_kind(manifest)
     if kind not in _CLASSES:
         raise CheckpointError(f"{directory}: unknown kind of model {kind!r}; update the program")
-    made = _CLASSES[kind].features_hash(manifest["model"], spec)
-    if made is not None and manifest["spec_hash"] != made:
+    features_hash = _CLASSES[kind].features_hash(manifest["model"], spec)
+    if features_hash is not None and manifest["spec_hash"] != features_hash:
         raise CheckpointError(
-            f"{directory}: model reads features {manifest['spec_hash']}, this program makes {made} "
+            f"{directory}: model reads features {manifest['spec_hash']}, this program makes {features_hash} "
             f"(other vocabulary or slots); train it again or use the program that made it"
         )
     drawn = manifest["model"].get("place_hash", "")

@@ -116,9 +116,9 @@ class FleetTLP(TlpModel):
         """
         key = _head_key(device_id)
         if key not in self.heads:
-            known = ", ".join(self.device_ids) or "none"
+            names = ", ".join(self.device_ids) or "none"
             raise TransferError(
-                f"model has no head for device {device_id!r}; it has: {known}. Adapt it first."
+                f"model has no head for device {device_id!r}; it has: {names}. Adapt it first."
             )
         return self.heads[key]
 
@@ -144,15 +144,15 @@ class FleetTLP(TlpModel):
             states = [self.head(name).state_dict() for name in names]
             head.load_state_dict({k: torch.stack([s[k] for s in states]).mean(dim=0) for k in states[0]})
         self.heads[key] = head.to(self.join.weight.device)
-        told = [self.validity_outputs[_head_key(name)] for name in names if self.tells_validity(name)]
-        if told:
-            flat = [torch.cat([p.detach().flatten() for p in one.parameters()]) for one in told]
+        outputs = [self.validity_outputs[_head_key(name)] for name in names if self.tells_validity(name)]
+        if outputs:
+            flat = [torch.cat([p.detach().flatten() for p in output.parameters()]) for output in outputs]
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
         vectors = [vector for name in names if (vector := self._hardware_of(name)) is not None]
         if vectors:
             # Devices without measured numbers have fewer.
-            width = min(len(one) for one in vectors)
-            self.set_hardware(device_id, torch.stack([one[:width] for one in vectors]).mean(dim=0))
+            width = min(len(vector) for vector in vectors)
+            self.set_hardware(device_id, torch.stack([vector[:width] for vector in vectors]).mean(dim=0))
 
     def drop_head(self, device_id: str) -> None:
         """Take a head away: one that is not trained any more while the backbone changes would only mislead.
@@ -282,8 +282,8 @@ class FleetTLP(TlpModel):
             # In float64: in float32 all logits above 17 would tie at 1.
             return self._each(block, lambda x: torch.sigmoid(self.logits(x, device_id).double()))
         network = self._each(block, lambda x: F.logsigmoid(self.logits(x, device_id).double()))
-        told = self.trees.log_speeds(self.flat(block), hardware.numpy())
-        return joint_scores(network, told, float(self.trees.weight))
+        log_speeds = self.trees.log_speeds(self.flat(block), hardware.numpy())
+        return joint_scores(network, log_speeds, float(self.trees.weight))
 
     def flat(self, block: FeatureBlock, rows: np.ndarray | None = None) -> np.ndarray:
         """(n, P) what the trees read of candidates, all or some rows of them."""

@@ -79,8 +79,8 @@ class Trees(nn.Module):
             )
         if not len(x):
             return np.zeros(0)
-        told = booster.inplace_predict(x, predict_type="margin")
-        return np.asarray(told, dtype=np.float64) + float(self.offset)
+        predictions = booster.inplace_predict(x, predict_type="margin")
+        return np.asarray(predictions, dtype=np.float64) + float(self.offset)
 
     def _loaded(self) -> Any:
         if self._booster is None:
@@ -122,10 +122,10 @@ def _unpack(raw: bytes) -> bytes:
         zlib.error: It is damaged, or larger than any trees.
     """
     reader = zlib.decompressobj()
-    found = reader.decompress(raw, _MOST_BYTES)
+    unpacked = reader.decompress(raw, _MOST_BYTES)
     if not reader.eof:
         raise zlib.error("they end too soon, or are larger than any trees")
-    return found
+    return unpacked
 
 
 def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -61,8 +61,8 @@ def pairwise_hinge(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """(G,) mean hinge over pairs, with the difference of the labels as margin; 0 without pairs."""
     labels = _filled(labels, mask)
     pairs = _pairs(labels, mask)
-    wanted = labels.unsqueeze(2) - labels.unsqueeze(1)
-    loss = F.relu(wanted - (scores.unsqueeze(2) - scores.unsqueeze(1))) * pairs
+    margin = labels.unsqueeze(2) - labels.unsqueeze(1)
+    loss = F.relu(margin - (scores.unsqueeze(2) - scores.unsqueeze(1))) * pairs
     return loss.sum(dim=(1, 2)) / pairs.sum(dim=(1, 2)).clamp(min=_MIN_COUNT)
 
 

@@ -143,7 +143,7 @@ def train_network(
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
-    held, kept = np.split(order, [math.floor(config.validation_share * len(rows))])
+    held, training = np.split(order, [math.floor(config.validation_share * len(rows))])
     on_gpu = config.torch_device != "cpu"
     best, history = None, list[float]()
     with scoped_seed(seed), nullcontext() if on_gpu else torch_threads(config.threads):
@@ -154,9 +154,9 @@ def train_network(
         )
         for _ in range(config.epochs):
             network.train()
-            shuffled = random.permutation(kept)
+            shuffled = random.permutation(training)
             for start, batch in zip(
-                range(0, len(kept), config.batch),
+                range(0, len(training), config.batch),
                 batches(steps, rows[shuffled], config.batch, config.torch_device),
                 strict=True,
             ):

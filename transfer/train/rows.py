@@ -116,15 +116,15 @@ def gather_rows(
     learnable = np.flatnonzero((labels_by_workload(dataset, rows, labelled) >= 2).any(axis=1))
     group = dataset.group[rows]
     # A row without a label teaches nothing, and would take the place of one that does.
-    kept = np.flatnonzero(np.isin(group, learnable) & labelled.any(axis=1))
-    kept = kept[np.argsort(group[kept], kind="stable")]
-    bounds = np.flatnonzero(np.diff(group[kept])) + 1
+    usable = np.flatnonzero(np.isin(group, learnable) & labelled.any(axis=1))
+    usable = usable[np.argsort(group[usable], kind="stable")]
+    bounds = np.flatnonzero(np.diff(group[usable])) + 1
     return TrainingRows(
         dataset=dataset,
         device_ids=device_ids,
-        rows=rows[kept],
-        labels=labels[kept],
-        groups=tuple(np.split(np.arange(len(kept), dtype=np.int64), bounds)),
+        rows=rows[usable],
+        labels=labels[usable],
+        groups=tuple(np.split(np.arange(len(usable), dtype=np.int64), bounds)),
         lonely_workloads=len(np.unique(group)) - len(learnable),
     )
 
@@ -161,9 +161,9 @@ def training_labels(
     if keep_failures:
         failed = dataset.failed[rows][:, columns]
         with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
-        known = np.zeros((workloads, len(columns)), dtype=np.bool_)
-        np.logical_or.at(known, group, np.isfinite(labels))
-        labels = np.where(failed & known[group], with_failures, labels)
+        has_ok = np.zeros((workloads, len(columns)), dtype=np.bool_)
+        np.logical_or.at(has_ok, group, np.isfinite(labels))
+        labels = np.where(failed & has_ok[group], with_failures, labels)
     return labels.astype(np.float32)
 
 
@@ -190,7 +190,7 @@ def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: S
         rows: Row numbers that may be looked at and filled.
         device_ids: Devices that lend and borrow; no other device's latency is looked at.
     """
-    columns = [dataset.column(one) for one in device_ids]
+    columns = [dataset.column(device_id) for device_id in device_ids]
     group = dataset.group[rows]
     latency = dataset.latency_secs[np.ix_(rows, np.array(columns, dtype=np.int64))]
     measured = labels_by_workload(dataset, rows, np.isfinite(latency)).T >= 2
@@ -201,9 +201,9 @@ def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: S
     hardware = dataset.hardware[columns]
     for place, column in enumerate(columns):
         nearest = np.argsort(vector_distances(hardware, place), kind="stable")
-        for lender in [one for one in nearest.tolist() if one != place][:_MOST_LENDERS]:
-            taken = lacking[place] & measured[lender]
-            filled = taken[group]
+        for lender in [other for other in nearest.tolist() if other != place][:_MOST_LENDERS]:
+            borrowed = lacking[place] & measured[lender]
+            filled = borrowed[group]
             lent[rows[filled], column] = latency[filled, lender]
-            lacking[place] &= ~taken
+            lacking[place] &= ~borrowed
     return replace(dataset, latency_secs=lent)

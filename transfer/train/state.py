@@ -77,7 +77,7 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
 
 
 @contextmanager
-def kept(
+def recording(
     folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress
 ) -> Iterator[Callable[[EpochReport], None]]:
     """Keep state and curves of a run: gives what is to be called after each epoch.
@@ -138,10 +138,10 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
     Raises:
         CheckpointError: The state is of another run, damaged, or of another version.
     """
-    found = _states(folder)
-    if not found:
+    states = _states(folder)
+    if not states:
         return TrainingProgress()
-    path = found[-1][1]
+    path = states[-1][1]
     cure = f"delete {folder} to start over, or give another run folder"
     try:
         manifest = json.loads(read_file(path, MANIFEST_NAME, MOST_MANIFEST_BYTES))
@@ -207,15 +207,15 @@ def _states(folder: Path) -> list[tuple[int, Path]]:
     """Epochs kept in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    found = ((_FOLDER.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match.group(1)), path) for match, path in found if match)
+    matches = ((_FOLDER.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match.group(1)), path) for match, path in matches if match)
 
 
 def digest(*tensors: Any) -> str:
     """Short digest of arrays or tensors, to tell one run's data from another's."""
     state = hashlib.blake2b(digest_size=16)
-    for one in tensors:
-        array = one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else one
+    for tensor in tensors:
+        array = tensor.detach().cpu().numpy() if isinstance(tensor, torch.Tensor) else tensor
         state.update(str((array.shape, str(array.dtype))).encode())
         state.update(array.tobytes())
     return state.hexdigest()

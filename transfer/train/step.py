@@ -83,19 +83,19 @@ class Stepper:
         """Mean over parts of the mean over heads of the loss, without a change of the model."""
         usable = data.comparable(parts)
         count = 4 * self._config.workloads_per_batch
-        found = np.zeros(len(parts))
+        part_losses = np.zeros(len(parts))
         self.model.eval()
         with torch.no_grad():
             for start in range(0, len(parts), count):
-                here = usable[start : start + count]
-                heads = np.flatnonzero(here.any(axis=0))
+                batch_usable = usable[start : start + count]
+                heads = np.flatnonzero(batch_usable.any(axis=0))
                 if not len(heads):
                     continue
                 # Of one part: the mean over the heads that have a pair in it.
-                share = here[:, heads] / np.maximum(1, here.sum(axis=1, keepdims=True))
-                losses = self._losses(data, parts[start : start + count], heads, here[:, heads])
-                found[start : start + count] = (losses * self._move(share.T)).sum(dim=0).cpu().numpy()
-        return float(found.sum() / max(1, int(usable.any(axis=1).sum())))
+                share = batch_usable[:, heads] / np.maximum(1, batch_usable.sum(axis=1, keepdims=True))
+                losses = self._losses(data, parts[start : start + count], heads, batch_usable[:, heads])
+                part_losses[start : start + count] = (losses * self._move(share.T)).sum(dim=0).cpu().numpy()
+        return float(part_losses.sum() / max(1, int(usable.any(axis=1).sum())))
 
     def _losses(
         self,
@@ -119,12 +119,12 @@ class Stepper:
         mask = labels.isfinite() & filled.repeat(len(heads), 1)
         chosen = used.T.reshape(-1)
         if chosen.all():
-            found = group_losses(scores, labels, mask, terms=self._config.loss)
+            losses = group_losses(scores, labels, mask, terms=self._config.loss)
         else:
             keep = torch.from_numpy(np.flatnonzero(chosen)).to(self._device)
             part = group_losses(scores[keep], labels[keep], mask[keep], terms=self._config.loss)
-            found = part.new_zeros(len(chosen)).index_put((keep,), part)
-        return found.view(len(heads), len(parts))
+            losses = part.new_zeros(len(chosen)).index_put((keep,), part)
+        return losses.view(len(heads), len(parts))
 
     def _move(self, values: NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(self._device)
@@ -145,6 +145,6 @@ def learning_rate_curve(steps: int, warmup_fraction: float) -> Callable[[int], f
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Weight decay for matrices only: norms, biases and embeddings of rare values must not shrink."""
     decayed = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
-    known = {id(p) for p in decayed}
-    other = [p for p in model.parameters() if id(p) not in known]
+    decayed_ids = {id(p) for p in decayed}
+    other = [p for p in model.parameters() if id(p) not in decayed_ids]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": other, "weight_decay": 0.0}]

@@ -29,7 +29,7 @@ from transfer.model.inputs import torch_threads
 from transfer.train.config import EpochReport, TrainConfig, torch_device
 from transfer.train.epochs import TrainingProgress, run_epochs
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices, with_lent_latencies
-from transfer.train.state import digest, kept, load_state, remove_states
+from transfer.train.state import digest, load_state, recording, remove_states
 from transfer.train.step import Stepper
 from transfer.train.tree_fit import fit_trees
 from transfer.train.validity import fit_validity
@@ -125,7 +125,7 @@ def train(
         if run.folder is not None:
             identity = _identity(training, validation, config, seed, run.init)
             progress = load_state(run.folder, identity, stepper)
-            keep = scope.enter_context(kept(run.folder, identity, stepper, progress))
+            keep = scope.enter_context(recording(run.folder, identity, stepper, progress))
         resumed = len(progress.history)
 
         def after_epoch(report: EpochReport) -> None:

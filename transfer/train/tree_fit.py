@@ -85,16 +85,16 @@ def fit_trees(
             continue
         log_speed = np.log(np.maximum(labels[chosen, column], MIN_LABEL))
         weight = np.maximum(np.exp(log_speed), _LEAST_WEIGHT)
-        wanted = _centred(log_speed, dataset.group[rows[chosen]])
-        parts.append((rows[chosen], np.full(len(chosen), column), log_speed, wanted, weight))
+        target = _centred(log_speed, dataset.group[rows[chosen]])
+        parts.append((rows[chosen], np.full(len(chosen), column), log_speed, target, weight))
     if not parts:
         return
     # Thinned before flat features are made: those of a million records would take gigabytes.
     whole = [np.concatenate(several) for several in zip(*parts, strict=True)]
     if len(whole[0]) > _MOST_ROWS:
-        kept = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
-        whole = [values[kept] for values in whole]
-    row, column_of, log_speed, wanted, weight = whole
+        sampled = np.sort(random.permutation(len(whole[0]))[:_MOST_ROWS])
+        whole = [values[sampled] for values in whole]
+    row, column_of, log_speed, target, weight = whole
     # A candidate stands there once for each device that measured it.
     alike, place = np.unique(row, return_inverse=True)
     flat = model.flat(dataset.features, alike)
@@ -110,7 +110,7 @@ def fit_trees(
         # Each learns its share of the label, so that what they say together is the mean of both.
         raw = grow(
             x[part],
-            wanted[part] / len(sets),
+            target[part] / len(sets),
             weight[part],
             columns,
             count=config.trees,
@@ -123,7 +123,7 @@ def fit_trees(
 
 def grow(
     x: NDArray[np.float32],
-    wanted: NDArray[np.float64],
+    target: NDArray[np.float64],
     weight: NDArray[np.float64],
     columns: NDArray[np.float64] | None = None,
     *,
@@ -134,21 +134,21 @@ def grow(
 ) -> bytes:
     """Fit trees; gives what `pack` makes smaller for `Trees`.
 
-    Inputs `x` are (n, P), `wanted` values and `weight` (n,). `columns` (P,) tell how likely each column is
+    Inputs `x` are (n, P), `target` values and `weight` (n,). `columns` (P,) tell how likely each column is
     offered to a tree beside the others, by default alike. `beside` are trees that the new ones are put
     beside; these learn as if there were none.
     """
     import xgboost
 
-    table = xgboost.QuantileDMatrix(x, label=wanted, weight=weight, feature_weights=columns, nthread=threads)
+    table = xgboost.QuantileDMatrix(x, label=target, weight=weight, feature_weights=columns, nthread=threads)
     leaf = min(_MOST_LEAF, max(_LEAST_LEAF, float(weight.sum()) * _LEAF_SHARE))
     settings = {**_SETTINGS, "eta": min(_ETA, _STEPS / count), "min_child_weight": leaf}
     settings |= {"seed": seed, "nthread": threads}
-    there = None
+    earlier = None
     if beside:
-        there = xgboost.Booster(model_file=bytearray(beside))
-        table.set_base_margin(-there.inplace_predict(x, predict_type="margin"))
-    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=there).save_raw("ubj"))
+        earlier = xgboost.Booster(model_file=bytearray(beside))
+        table.set_base_margin(-earlier.inplace_predict(x, predict_type="margin"))
+    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=earlier).save_raw("ubj"))
 
 
 def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:

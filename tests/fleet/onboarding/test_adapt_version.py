@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agents.records import DeviceId
-from fleet.models.judge import handed_on
+from fleet.models.judge import training_workloads
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
@@ -106,14 +106,14 @@ def test_a_version_says_what_its_source_model_learnt_from(
     """The weights of the source have seen it, whether the onboarding looks at its rows or not."""
     reader = Store.read(store)
     told = {"trained_workloads": ["x"], "inherited_workloads": ["y"]}
-    manifest = registry.manifest(onboard(16, inherited=handed_on(reader, told)))
+    manifest = registry.manifest(onboard(16, inherited=training_workloads(reader, told)))
     own = set(snapshot.dataset.workload_ids)
     assert set(manifest["trained_workloads"]) == own
     assert manifest["inherited_workloads"] == ["x", "y"]
     # What goes on from this one has seen all of it.
-    assert handed_on(reader, manifest) == own | {"x", "y"}
+    assert training_workloads(reader, manifest) == own | {"x", "y"}
     # Where nobody knows, it may have seen anything.
-    assert handed_on(reader, {}) == set(reader.workloads())
+    assert training_workloads(reader, {}) == set(reader.workloads())
 
 
 def test_a_champion_that_comes_while_a_head_is_kept_stays(
