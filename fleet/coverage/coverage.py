@@ -58,7 +58,6 @@ class Coverage:
         live: As `fleet.coverage.family_names.FamilyNames` has it.
 
     Attributes:
-        families: As it was given.
         workload_ids: Workloads that the fleet measures; not to be changed by others.
         is_loaded: Whether it has read the state file.
     """
@@ -142,7 +141,8 @@ class Coverage:
         counts.records += len(records)
         # The first attempt of a candidate is new, so nobody has measured it before.
         again = [record.candidate_id for record in records if record.attempt]
-        before = self._measured(group, again) if again else set()
+        measured_among = self._state.measured_among
+        before = measured_among(workload_id, device_id, environment_id, again) if again else set()
         overlay = self._overlay.measured[group]
         for record in records:
             candidate_id = record.candidate_id
@@ -223,8 +223,8 @@ class Coverage:
 
     def other_records(self, device_id: DeviceId) -> int:
         """Records of a device in environments that it has left."""
-        every = sum(counts.records for counts in self._rows[device_id].environments.values())
-        return every - self.records(device_id)
+        row = self._rows[device_id]
+        return sum(counts.records for counts in row.environments.values()) - row.now.records
 
     def noise_at(self, device_id: DeviceId) -> float:
         """Unix seconds of the last whole A/A run of a device in its present environment; 0 for never."""
@@ -309,21 +309,14 @@ class Coverage:
         """Those of some candidates that a device has measured in its present environment."""
         group = device_id, self._rows[device_id].environment_id, workload_id
         overlay = self._overlay.measured.get(group, {})
-        return self._measured(group, candidate_ids) | {name for name in candidate_ids if name in overlay}
+        in_file = self._state.measured_among(workload_id, *group[:2], candidate_ids)
+        return in_file | {name for name in candidate_ids if name in overlay}
 
     def by_workload(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
     ) -> dict[WorkloadId, list[CandidateId]]:
         """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
-        sorted_ids: dict[WorkloadId, list[CandidateId]] = {}
-        for workload_id in workload_ids:
-            if not candidate_ids:
-                break
-            unknown = set(self._candidates.unknown((family, workload_id), candidate_ids))
-            if own_ids := [name for name in candidate_ids if name not in unknown]:
-                sorted_ids[workload_id] = own_ids
-                candidate_ids = [name for name in candidate_ids if name in unknown]
-        return sorted_ids
+        return self._candidates.by_workload(family, workload_ids, candidate_ids)
 
     def stored_among(
         self, family: str, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
@@ -357,8 +350,3 @@ class Coverage:
             if secs is not None:
                 fastest[name] = min(secs, fastest.get(name, secs))
         return sorted(fastest, key=lambda name: (fastest[name], name))[:FASTEST]
-
-    def _measured(self, group: _Group, candidate_ids: Collection[CandidateId]) -> set[CandidateId]:
-        """Those of some candidates that a device has measured as the file knows."""
-        device_id, environment_id, workload_id = group
-        return self._state.measured_among(workload_id, device_id, environment_id, candidate_ids)

@@ -79,6 +79,20 @@ class FamilyCandidates:
             unmatched = [candidate_id for candidate_id in unmatched if candidate_id not in in_file]
         return unmatched
 
+    def by_workload(
+        self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
+    ) -> dict[WorkloadId, list[CandidateId]]:
+        """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
+        sorted_ids: dict[WorkloadId, list[CandidateId]] = {}
+        for workload_id in workload_ids:
+            if not candidate_ids:
+                break
+            unknown = set(self.unknown((family, workload_id), candidate_ids))
+            if own_ids := [name for name in candidate_ids if name not in unknown]:
+                sorted_ids[workload_id] = own_ids
+                candidate_ids = [name for name in candidate_ids if name in unknown]
+        return sorted_ids
+
     def new(self, space: Space) -> Collection[CandidateId]:
         """Candidates that the file lacks until the turn ends."""
         return self._new.get(space, {})
