@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from agents.records import DeviceId
+from agents.records import DeviceId, Family
 from benchmarks.collection_parts import Bench
 from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 from benchmarks.imports import DATA
@@ -142,7 +142,9 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, An
 def _store_rows(path: Path, most: int, seed: int) -> _Rows:
     """Rows of a store: the same number of candidates of each workload, as far as it has them."""
     reader = Store.read(path)
-    snapshot = load_snapshot(reader, published=True)
+    # The published features are of one family.
+    devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
+    snapshot = load_snapshot(reader, device_ids=devices, published=True)
     dataset, random = snapshot.dataset, np.random.default_rng(seed)
     measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
     chosen: list[int] = []

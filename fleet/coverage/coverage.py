@@ -223,8 +223,8 @@ class Coverage:
 
     def other_records(self, device_id: DeviceId) -> int:
         """Records of a device in environments that it has left."""
-        row = self._rows[device_id]
-        return sum(counts.records for counts in row.environments.values()) - row.now.records
+        counts = self._rows[device_id].environments.values()
+        return sum(count.records for count in counts) - self.records(device_id)
 
     def noise_at(self, device_id: DeviceId) -> float:
         """Unix seconds of the last whole A/A run of a device in its present environment; 0 for never."""
