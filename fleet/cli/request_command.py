@@ -65,7 +65,8 @@ def request_command(kind: type[RequestArguments]) -> Callable[[Callable[..., Non
                 },
             )
             more = {parameter.name: values[parameter.name] for parameter in own}
-            verb(request, _engine_options(values), values["as_json"], **more)
+            options = _engine_options(values, is_reader=kind.is_reader)
+            verb(request, options, values["as_json"], **more)
 
         parameters = [
             *map(_parameter, arguments),
@@ -94,7 +95,7 @@ def read_request(kind: type[RequestArguments], values: Mapping[str, Any]) -> Any
         raise typer.BadParameter(str(error)) from None
 
 
-def _engine_options(values: Mapping[str, Any]) -> EngineOptions:
+def _engine_options(values: Mapping[str, Any], *, is_reader: bool) -> EngineOptions:
     from fleet.cli.requests import follow_aloud
     from fleet.terminal_console import TerminalConsole
 
@@ -106,7 +107,8 @@ def _engine_options(values: Mapping[str, Any]) -> EngineOptions:
         address=values.get("address"),
         minutes=values.get("minutes"),
         is_detached=values["is_detached"],
-        console=TerminalConsole(stderr=values["as_json"]),
+        # What readers print may go into a file.
+        console=TerminalConsole(stderr=is_reader or values["as_json"]),
         follow=follow_aloud,
     )
 

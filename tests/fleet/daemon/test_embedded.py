@@ -232,7 +232,7 @@ def test_a_request_that_no_turn_took_is_one_clear_line_and_no_wait(
     ended: list[int] = []
     stop = mock.Mock(side_effect=[signal.SIGTERM, None])
     monkeypatch.setattr(
-        "fleet.daemon.embedded.take_turn", lambda _: (number := stop()) and signal.raise_signal(number)
+        "fleet.daemon.daemon.take_turn", lambda _: (number := stop()) and signal.raise_signal(number)
     )
     monkeypatch.setattr("fleet.daemon.embedded.come_to_rest", lambda *_: None)
     before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))

@@ -243,10 +243,11 @@ def test_a_document_of_another_tool_is_one_line(tmp_path: Path, text: str) -> No
 @pytest.mark.usefixtures("elsewhere")
 def test_the_advice_names_every_format() -> None:
     write_log(Path("ktt.json"), [json.dumps(KTT, indent=2)])
-    assert refusal("import", "ktt.json", "--device", "g", "--store", "new").startswith(
-        "no measurement in ktt.json: expected files of Ansor, AutoTVM, MetaSchedule, Kernel Tuner, T4, Triton"
-        " or Helion"
+    advice = (
+        f"no measurement in {Path('ktt.json').absolute()}: expected files of Ansor, AutoTVM, MetaSchedule, "
+        "Kernel Tuner, T4, Triton or Helion"
     )
+    assert refusal("import", "ktt.json", "--device", "g", "--store", "new").startswith(advice)
 
 
 def test_a_log_whose_first_line_is_cut_or_taken_by_no_reader_stays_a_log(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class ClusterByHand:
     """Says which calls are over, and notes how long it was let wait."""
 
     def __init__(self, **_: Any) -> None:
-        self.here = HERE
+        self.own_node = HERE
         self.over: set[str] = set()
         self.waits: list[float] = []
 
