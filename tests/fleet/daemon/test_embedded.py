@@ -234,7 +234,7 @@ def test_a_request_that_no_turn_took_is_one_clear_line_and_no_wait(
     monkeypatch.setattr(
         "fleet.daemon.daemon.take_turn", lambda _: (number := stop()) and signal.raise_signal(number)
     )
-    monkeypatch.setattr("fleet.daemon.embedded.come_to_rest", lambda *_: None)
+    monkeypatch.setattr("fleet.daemon.daemon.come_to_rest", lambda *_: None)
     before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     try:
         with pytest.raises(FleetError, match="ended before it had taken the request"):
