@@ -8,12 +8,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+#: How a line of a trace begins.
+_BEGIN = re.compile(r'\{"(?:inode|folder)"')
 #: What a disk writes whole.
 _SECTOR_BYTES = 512
+
+
+def _said(path: Path) -> Iterator[dict[str, Any]]:
+    """What a trace says, line by line.
+
+    A kill may cut a line, and another process writes on behind it: the step of such a line was not taken.
+    """
+    for line in path.read_text().splitlines():
+        for begin in _BEGIN.finditer(line):
+            with suppress(ValueError):
+                yield json.loads(line[begin.start() :])
+                break
 
 
 def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
@@ -35,8 +52,7 @@ def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
     former: dict[int, list[tuple[int, bytes]]] = {}
     names: dict[int, dict[str, int]] = {}  # by the folder's number: it may be renamed after
     if (trace / "trace.jsonl").exists():
-        for line in (trace / "trace.jsonl").read_text().splitlines():
-            said = json.loads(line)
+        for said in _said(trace / "trace.jsonl"):
             if "folder" in said:
                 names[said["folder"]] = said["names"]
             elif "was" in said:

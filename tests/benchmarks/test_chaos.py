@@ -124,6 +124,7 @@ def test_a_power_cut_takes_nothing_that_was_durable(seed: int) -> None:
             "a"
         ) as stream:  # as if pages 1 and 2 were overwritten since
             inode = (disk / "pages").stat().st_ino
+            stream.write(json.dumps({"inode": inode, "offset": 0, "was": "00" * 64})[:60])  # cut by a kill
             stream.write(json.dumps({"inode": inode, "size": 4096}) + "\n")
             stream.write(json.dumps({"inode": inode, "offset": 1024, "was": b"o".hex() * 2048}) + "\n")
         power_cut(disk, root / "trace", random.Random(seed))
