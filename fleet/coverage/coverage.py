@@ -54,11 +54,10 @@ class Coverage:
     Args:
         state: The state file.
         families: Name under which each device shares candidates; devices may come.
-        workload_ids: Workloads that the fleet measures; records of others are passed over.
+        workload_ids: What the fleet measures, not to be changed by others; other records are passed over.
         live: As `fleet.coverage.family_names.FamilyNames` has it.
 
     Attributes:
-        workload_ids: Workloads that the fleet measures; not to be changed by others.
         is_loaded: Whether it has read the state file.
     """
 
