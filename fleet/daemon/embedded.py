@@ -74,11 +74,15 @@ def run(request: RequestArguments, options: EngineOptions | None = None) -> dict
         TransferError: There is too little to learn from.
     """
     options = options or EngineOptions()
+    request = request.read(request.values())  # a struct that was made in Python has not been looked at
     settings = options.read(request.setting_changes())
     if request.needs_engine and request.device_ids:
         settings = settings.with_devices(*request.device_ids)
-    request.check_files(settings)
     daemon = _daemon_for(request, settings, options)
+    if daemon is not None or request.needs_engine:
+        request.check_files(
+            settings
+        )  # what is done alone looks at them itself, and leaves no new store behind
     if daemon is not None:
         ended = options.follow(daemon, request.kind.value, request.values(), options)
         return None if options.is_detached else dict(ended["result"])

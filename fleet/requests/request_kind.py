@@ -147,16 +147,24 @@ class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         try:
             return msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            what, _, place = str(error).partition(" - at `$")
-            place = place.strip("`.")
-            what = what[:1].lower() + what[1:]
-            if choices := next(
-                (argument.choices for argument in arguments_of(cls) if argument.name == place), ()
-            ):
-                what = f"expected one of {', '.join(choices)}"
-            if place:
-                what = f"{place}: {what}, got {_value_at(values, place)!r:.80}"
-            raise RequestRefused(f"{cls.kind}: {what:.400}") from None
+            text = str(error)
+            raise RequestRefused(
+                f"{cls.kind}: {cls._fault(text[:1].lower() + text[1:], values):.400}"
+            ) from None
+
+    @classmethod
+    def _fault(cls, text: str, values: Mapping[str, Any]) -> str:
+        """What is wrong, with the place and the value, by what msgspec says of it."""
+        text = text[:1].lower() + text[1:]
+        what, _, place = text.rpartition(" - at `$")
+        place = place.strip("`.")
+        try:
+            value = _value_at(values, place)
+        except (LookupError, TypeError, ValueError):
+            return text  # no place: a name or a text of the request itself looks like one
+        choices = next((argument.choices for argument in arguments_of(cls) if argument.name == place), ())
+        what = f"expected one of {', '.join(choices)}" if choices else what
+        return f"{place}: {what}, got {value!r:.80}" if place else text
 
     @property
     def needs_models(self) -> bool:

@@ -379,6 +379,8 @@ def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engin
             run(Onboard(device="board", samples=64), EngineOptions(store=store, models=models, config=config))
         return str(caught.value)
 
+    with pytest.raises(FleetError, match=r"samples: expected `int` >= 0, got -3"):
+        run(Onboard(device="board", samples=-3), EngineOptions(store=store, models=models, config=config))
     assert "no model under" in refused(store, folder / "no-models")
     assert "so board has no source devices" in refused(folder / "no-store", models)
     assert not (folder / "no-store").exists(), "no store is left behind"

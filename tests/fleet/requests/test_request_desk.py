@@ -323,6 +323,8 @@ def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
         ("onboarding", {}, "missing required field `device`"),
         ("onboarding", {"device": "gone"}, "no device 'gone' here"),
         ("onboarding", {"device": {"a": 1}}, "device: expected `str`, got `object`"),
+        ("collection", {"a - at `$.b": 8}, "unknown field `a - at `$.b`"),
+        ("collection", {"networks": ["a - at `$.b`"]}, "networks: unknown network 'a - at `$.b`'"),
         ("collection", {"noise": 8, "remeasure": 8}, "noise makes an A/A run and nothing else"),
         ("evaluation", {"version": "latest", "folds": 3}, "judges a model that is there: leave out folds"),
         ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
