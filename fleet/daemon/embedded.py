@@ -79,10 +79,8 @@ def run(request: RequestArguments, options: EngineOptions | None = None) -> dict
     if request.needs_engine and request.device_ids:
         settings = settings.with_devices(*request.device_ids)
     daemon = _daemon_for(request, settings, options)
-    if daemon is not None or request.needs_engine:
-        request.check_files(
-            settings
-        )  # what is done alone looks at them itself, and leaves no new store behind
+    if daemon is not None or request.needs_engine:  # what is done alone looks at its files itself, and once
+        request.check_files(settings)
     if daemon is not None:
         ended = options.follow(daemon, request.kind.value, request.values(), options)
         return None if options.is_detached else dict(ended["result"])

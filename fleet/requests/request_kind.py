@@ -147,10 +147,7 @@ class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         try:
             return msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            text = str(error)
-            raise RequestRefused(
-                f"{cls.kind}: {cls._fault(text[:1].lower() + text[1:], values):.400}"
-            ) from None
+            raise RequestRefused(f"{cls.kind}: {cls._fault(str(error), values):.400}") from None
 
     @classmethod
     def _fault(cls, text: str, values: Mapping[str, Any]) -> str:
