@@ -105,6 +105,7 @@ BESIDE_A_DAEMON: dict[str, str] = {
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/docs/test_first_hour.py": (
         "collect --device x86-64-v2 --device sandybridge --workloads 4 --samples 8",
+        "demo",
         "onboard x86-64-v3 --samples 64",
         "show 080adb --store runs/demo/store --script",
         "show GMM_1x128x128x128 --store runs/demo/store",
@@ -112,7 +113,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "tune x86-64-v3 --network bert-tiny --trials 32",
         "workloads --store runs/demo/store --limit 3",
     ),
-    "tests/fleet/report/test_demo.py": ("demo",),
     "tests/fleet/state/test_rebuild.py": ("store verify --rebuild",),
     "tests/fleet/collection/test_replaying.py": (
         "collect --device sim-board --store runs/sim/store",

@@ -1,30 +1,206 @@
-"""The first hour, command after command as the page has them, in an empty folder."""
+"""The main job and the first hour as a user has them: a demo, killed and run again, then each command."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agents.host import cpu_features as isa
 from agents.host.probe import probe
+from agents.records import DeviceId
+from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
+from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
-from tests.conftest import until
+from tests.conftest import each_below, until
 from tests.docs.test_docs import ROOT, shell_blocks
+from transfer.adapt.fingerprint import ORIGIN
+from transfer.adapt.registry import NAMES
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-#: What the page leaves out: a full installation, and the demo's ten minutes.
-SMALL_DEMO = "fleet demo --workloads 4 --samples 4 --support 8 --folds 2 --repeats 1 --epochs 1"
+WORKLOADS, SAMPLES, SUPPORT = 4, 5, 8
+SMALL = [
+    *("--workloads", str(WORKLOADS), "--samples", str(SAMPLES), "--support", str(SUPPORT)),
+    *("--folds", "2", "--epochs", "1", "--repeats", "1"),
+]
+
+
+#: Two profiles that every host of CI can be, and little time for each program.
+SETTINGS = """
+schema: 1
+devices: {ids: [x86-64, x86-64-v2]}
+workloads: {networks: [bert-tiny], noise_samples: 2}
+protocol: {repeat: 2, extra_repeats: 0, min_repeat_ms: 2.0, visits: 2, reject_interval: 0}
+"""
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    settings = folder.with_name("fleet.yaml")
+    settings.write_text(SETTINGS)
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "fleet.cli", "demo", "--folder", str(folder)),
+            *("--config", str(settings), *SMALL, *more),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def count(store: Path) -> int:
+    try:
+        return sum(counts.records for counts in Store.read(store).counts().values())
+    except FleetError:
+        return 0
+
+
+def await_records(demo: subprocess.Popen[str], store: Path, least: int) -> None:
+    until(lambda: demo.poll() is not None or count(store) >= least, 300)
+    assert demo.poll() is None, demo.communicate()
+
+
+def measuring_processes(pid: int) -> list[psutil.Process]:
+    """Agents and their worker processes below a process."""
+
+    def look(process: psutil.Process) -> tuple[psutil.Process, bool]:
+        return process, "AgentHostActor" in process.name() or "agents.sandbox.child" in process.cmdline()
+
+    return [process for process, is_measuring in each_below(pid, look) if is_measuring]
+
+
+def own_lines(lines: list[str]) -> list[str]:
+    """Without what Ray's processes print, and the traceback of what Python ignores at its end."""
+    kept: list[str] = []
+    before = ""
+    for line in lines:
+        if not line.startswith("(") and not before.startswith("Exception ignored"):
+            kept.append(line)
+        before = line
+    return kept
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """A demo that was killed in mid-measurement and run again: folder, records at the kill, its output."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    killed = start(folder)
+    await_records(killed, folder / "store", 8)
+    measuring = measuring_processes(killed.pid)
+    assert len(measuring) >= 2
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    for pipe in (killed.stdout, killed.stderr):  # Ray's own helper processes hold them for a minute
+        pipe.close()
+    # Ray's own helper processes notice within a minute; whatever could disturb a timing ends at once.
+    _, alive = psutil.wait_procs(measuring, timeout=20)
+    assert not alive, f"processes outlived the killed demo: {alive}"
+    kept = count(folder / "store")
+    again = start(folder, "--json")
+    printed, errors = again.communicate(timeout=500)
+    assert again.returncode == 0, errors
+    return folder, kept, printed
+
+
+def test_the_same_command_goes_on_after_a_kill(finished: tuple[Path, int, str]) -> None:
+    folder, kept, _ = finished
+    records = list(Store.read(folder / "store").records())
+    assert kept >= 8
+    first = [record for record in records if record.attempt == 0]
+    assert len({record.record_id for record in records}) == len(records)
+    by_device: dict[str, set[str]] = {}
+    reference = {record.candidate_id for record in first if record.origin == ORIGIN}
+    assert len(reference) == 18
+    for record in first:
+        if record.candidate_id not in reference:
+            by_device.setdefault(record.device_id, set()).add(record.candidate_id)
+    assert len(by_device) >= 2
+    candidates = next(iter(by_device.values()))
+    assert all(found == candidates for found in by_device.values())
+    assert len(candidates) == WORKLOADS * SAMPLES
+    likened = known_fingerprints(Store.read(folder / "store"), list(map(DeviceId, by_device)), reference)
+    assert [one.tried for one in likened] == [18] * len(by_device)
+
+
+def test_the_report_keeps_its_contract(finished: tuple[Path, int, str]) -> None:
+    folder, _, printed = finished
+    report = json.loads((folder / "report.json").read_text())
+    assert json.loads(printed).keys() == report.keys()
+    assert report["version"] == 1
+    store = Store.read(folder / "store")
+    for device_id, device in report["devices"].items():
+        assert device["records"] == device["ok"] + device["failed"]
+        assert device["ok"] <= sum(record.attempt == 0 for record in store.records(device_id=device_id))
+        assert device["records_per_s"] > 0
+        assert 0 <= device["remeasure_median_change"] < 1
+    model = report["model"]
+    assert set(model["heads"]) == set(report["devices"]) == set(model["top1"]) == set(model["top5"])
+    assert all(0 < value <= 1 for value in [*model["top1"].values(), *model["top5"].values()])
+    new = report["onboarding"]
+    assert new["device"] in report["devices"]
+    assert new["samples"] == SUPPORT
+    assert new["strategy"] in NAMES
+    assert new["seconds"] > 0
+    assert 0 < new["full_samples"] < report["devices"][new["device"]]["ok"]
+    for key in ("top1", "top5", "scratch_top1", "scratch_top5", "full_top1"):
+        assert 0 < new[key] <= 1
+    assert new["top1"] <= new["top5"]
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page
+    assert new["device"] in page
+
+
+def test_the_kept_model_scores_every_head(finished: tuple[Path, int, str]) -> None:
+    from fleet.models.registry_file import latest
+    from fleet.models.versions import load_snapshot
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
+    folder, _, _ = finished
+    model, manifest = checkpoint.load(latest(folder / "models"), DEFAULT_SPEC)
+    snapshot = load_snapshot(Store.read(folder / "store"))
+    assert set(model.device_ids) == set(snapshot.dataset.device_ids)
+    assert manifest["samples"] == SUPPORT
+    for device_id in model.device_ids:
+        scores = model.score(snapshot.dataset.features, device_id)
+        assert scores.shape == (len(snapshot.dataset),)
+        assert len(set(scores.tolist())) > WORKLOADS * SAMPLES / 2
+
+
+def test_a_demo_that_is_asked_to_stop_closes_everything_and_says_so(tmp_path: Path) -> None:
+    stopped = start(tmp_path / "run")
+    await_records(stopped, tmp_path / "run" / "store", 2)
+    family = psutil.Process(stopped.pid).children(recursive=True)
+    stopped.send_signal(signal.SIGTERM)
+    _, errors = stopped.communicate(timeout=180)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    lines = errors.splitlines()
+    # Ray's processes print here as well, even while they end.
+    last = [line for line in lines if line.startswith("fleet:")][-1]
+    assert last == "fleet: interrupted; the same command goes on where this one stopped"
+    assert not [line for line in own_lines(lines) if "Traceback" in line], errors
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
+# ---- the commands of the page ----
+
 #: Time of a step at most, in seconds, on a host with other work.
 STEP_SECS = 900
+#: What is done already: the installation, and the demo of this file in place of one that takes ten minutes.
+DONE = ("make run", ". .venv/bin/activate")
 #: Commands that go on until Ctrl-C.
 ENDLESS = ("fleet up", "fleet status --watch")
 #: Shorter timing and training, by the settings that the documents name.
@@ -58,9 +234,7 @@ class Reader:
 
     def types(self, command: str) -> None:
         """Run a command of the page to its end, which must be a good one."""
-        if command == "make run":
-            command = SMALL_DEMO
-        elif command == ". .venv/bin/activate":
+        if command in DONE:
             return
         command = self._with_names_of_here(command)
         if command in ENDLESS:
@@ -89,7 +263,7 @@ class Reader:
         if "show " not in command:
             return command
         store = Store.read(self.folder / "runs/demo/store")
-        record = next(one for one in store.records() if one.outcome == "ok")
+        record = next(record for record in store.records() if record.outcome == "ok")
         workload = store.workloads()[record.workload_id].name
         return command.replace("080adb", record.candidate_id[:12]).replace("GMM_1x128x128x128", workload)
 
@@ -122,7 +296,9 @@ class Reader:
     "x86-64-v3" not in [one.name for one in isa.runnable_levels(probe().arch, probe().isa_flags)],
     reason="the page is for hosts that can be x86-64-v3",
 )
-def test_the_first_hour_runs_to_its_end(tmp_path: Path) -> None:
+def test_the_first_hour_runs_to_its_end(finished: tuple[Path, int, str], tmp_path: Path) -> None:
+    """Command after command as the page has them, in a folder with nothing but the demo."""
+    shutil.copytree(finished[0], tmp_path / "runs/demo")
     reader = Reader(tmp_path)
     try:
         for command in commands():
