@@ -55,23 +55,10 @@ from fleet.config.settings import load_fleet
 NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
-class Plan(NamedTuple):
-    """How much is searched."""
-
-    workloads: int
-    trials: int
-    #: Of ours, with and without a head, and of XGBoost; the others have one.
-    seeds: int
-    #: Workloads and trials of TVM's MLP, and of stock `tune_tir`: they take minutes a workload.
-    mlp: tuple[int, int]
-    stock: tuple[int, int]
-    most_flops: float
-    #: Who searches.
-    sides: tuple[str, ...] = (*SIDES, STOCK)
-
-
-FULL = Plan(12, 256, 3, (12, 256), (12, 64), 3e8)
-QUICK = Plan(4, 64, 1, (1, 32), (1, 32), 3e7)
+#: Workloads and trials of TVM's MLP, and of stock `tune_tir`: they take minutes a workload.
+_MLP, _STOCK = (12, 256), (12, 64)
+_QUICK_MLP = _QUICK_STOCK = (1, 32)
+_MOST_FLOPS, _QUICK_MOST_FLOPS = 3e8, 3e7
 
 
 class _Task(NamedTuple):
@@ -90,18 +77,13 @@ class Options:
     quick: Annotated[bool, Option("4 workloads, 1 seed, 64 trials")] = False
     keep: Annotated[Path | None, Option("folder of finished runs; an earlier one goes on")] = None
     minutes: Annotated[float, Option("nothing more begins after these")] = math.inf
-    workloads: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    trials: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    seeds: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    sides: Annotated[
-        tuple[str, ...] | None, Option("who searches (all)", choices=(*SIDES, STOCK, DAY_ZERO))
-    ] = None
-
-    def plan(self) -> Plan:
-        """How much is searched."""
-        plan = QUICK if self.quick else FULL
-        changes = {name: getattr(self, name) for name in ("workloads", "trials", "seeds", "sides")}
-        return plan._replace(**{name: value for name, value in changes.items() if value is not None})
+    workloads: Annotated[int, Option("how many are searched", least=1, quick=4)] = 12
+    trials: Annotated[int, Option("of a search", least=1, quick=64)] = 256
+    seeds: Annotated[int, Option("of ours and of XGBoost; the other sides have one", least=1, quick=1)] = 3
+    sides: Annotated[tuple[str, ...], Option("who searches", choices=(*SIDES, STOCK, DAY_ZERO))] = (
+        *SIDES,
+        STOCK,
+    )
 
 
 def measure(options: Options) -> Figures:
@@ -110,10 +92,10 @@ def measure(options: Options) -> Figures:
     ends_at = time.monotonic() + 60 * options.minutes
     with working_folder(options.keep) as folder:
         bench = SearchBench(settings, options.device, folder, options.without)
-        return _search(bench, options.plan(), ends_at)
+        return _search(bench, options, ends_at)
 
 
-def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
+def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """Search, time again, and compare; what is missing when time is over is left out, and counted.
 
     Args:
@@ -122,7 +104,7 @@ def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
         ends_at: `time.monotonic` after which nothing more begins.
     """
     head = bench.head() if OURS in plan.sides else None
-    chosen = bench.workloads(NETWORKS, plan.workloads, plan.most_flops)
+    chosen = bench.workloads(NETWORKS, plan.workloads, _QUICK_MOST_FLOPS if plan.quick else _MOST_FLOPS)
     runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
     turns, missing = [], 0
@@ -147,7 +129,7 @@ def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
             sides.setdefault(side, {})[int(count)] = min(secs, default=None)
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
-    if plan.mlp[1] < plan.trials:
+    if (_QUICK_MLP if plan.quick else _MLP)[1] < plan.trials:
         # A side that was given fewer trials is compared with the others where it was, early.
         for latencies in final.values():
             latencies.pop(MLP, None)
@@ -173,27 +155,28 @@ def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
     head_gain = gain(early, NO_HEAD, ours)
     return {
         "ours": ours,
-        "median_trials_ratio": round(statistics.median(trials), 3) if trials else None,
-        "trials_ratios": [round(one, 3) for one in trials],
+        "median_trials_ratio": statistics.median(trials) if trials else None,
+        "trials_ratios": trials,
         "head_gain": None if head_gain is None else head_gain["value"],
         "head_gain_interval": None if head_gain is None else head_gain["interval"],
         "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
         "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM)},
         "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
-        "worst_final_loss": round(max(losses.values()), 4) if losses else None,
-        "median_wall_ratio_vs_stock": round(statistics.median(wall), 2) if wall else None,
-        "wall_ratios": [round(one, 2) for one in wall],
+        "worst_final_loss": max(losses.values()) if losses else None,
+        "median_wall_ratio_vs_stock": statistics.median(wall) if wall else None,
+        "wall_ratios": wall,
         "scoring_share": scoring_share(runs),
     }
 
 
-def _tasks(plan: Plan, number: int) -> list[_Task]:
+def _tasks(plan: Options, number: int) -> list[_Task]:
     """The runs of the workload of this number."""
     several = (OURS, DAY_ZERO, NO_HEAD, XGB)
     tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
     tasks.append(_Task(RANDOM, plan.trials, 0))
-    for side, (workloads, trials) in ((MLP, plan.mlp), (STOCK, plan.stock)):
+    few = (_QUICK_MLP, _QUICK_STOCK) if plan.quick else (_MLP, _STOCK)
+    for side, (workloads, trials) in zip((MLP, STOCK), few, strict=True):
         if number < workloads:
             tasks.append(_Task(side, trials, 0))
     return [task for task in tasks if task.side in plan.sides]
@@ -228,7 +211,7 @@ def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list
                 "early_secs": [early.get((one.name, seed)) for seed in seeds],
                 "final_secs": [final.get((one.name, seed)) for seed in seeds],
                 "search_secs": {
-                    side: [round(run["secs"], 1) for (name, _), run in found.items() if name == one.name]
+                    side: [run["secs"] for (name, _), run in found.items() if name == one.name]
                     for side, found in runs.items()
                 },
                 "trials": {
