@@ -220,12 +220,22 @@ def working_folder(folder: Path | None = None, *, beside: Path | None = None) ->
         yield Path(made)
 
 
+def read_kept(path: Path) -> Figures | None:
+    """What was found in an earlier run, from its file; None where it is not there, or damaged."""
+    try:
+        found: Figures = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
 def kept(path: Path, make: Callable[[], Figures]) -> Figures:
-    """What was found in an earlier run, from its file; else it is found now, and the file is there whole."""
-    if not path.exists():
+    """What was found in an earlier run; else it is found now, and the file is there whole."""
+    found = read_kept(path)
+    if found is None:
+        found = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, json.dumps(make()).encode())
-    found: Figures = json.loads(path.read_bytes())
+        write_durably(path, json.dumps(found).encode())
     return found
 
 
