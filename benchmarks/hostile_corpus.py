@@ -41,6 +41,7 @@ _NAMES = (
     b"\xff\xfe.json",
     b"-x.json",
 )
+_GPU_KINDS = ("cuda", "rocm", "opencl", "vulkan", "metal")
 _FORMS = ("plain", "plain", "plain", "gz", "gz", "damaged gz")
 
 
@@ -77,9 +78,24 @@ def seeds(dialect: str) -> list[Any]:
 
 
 @cache
-def _seed_lines(dialect: str, *, with_markers: bool = True) -> list[str]:
+def _seed_lines(dialect: str, family: str = "", *, with_markers: bool = True) -> list[str]:
+    """Lines of one family of devices, or all: a file of both is refused as a whole."""
     lines = (SEEDS / f"{dialect}.jsonl").read_text().splitlines()
-    return [line for line in lines if with_markers or MARKER not in line]
+    return [
+        line
+        for line in lines
+        if (with_markers or MARKER not in line)
+        and (not family or family == _family(dialect, json.loads(line)))
+    ]
+
+
+def _family(dialect: str, whole: Any) -> str:
+    """Family of the devices that a line says it was measured on."""
+    if dialect == "meta_schedule":
+        target = whole[1][2]
+    else:
+        target = whole["i"][0][1] if dialect == "ansor" else whole["input"][0]
+    return "gpu" if any(kind in str(target) for kind in _GPU_KINDS) else "cpu"
 
 
 def with_marker(whole: str, marker: str) -> str:
@@ -123,30 +139,62 @@ def make_case(seed: int, case: int, marker_folder: str) -> Case:
     place, workloads = "none", []
     if dialect == "meta_schedule":
         place = rng.choice(("beside", "beside", "front", "none"))
-        hashes = [rng.getrandbits(64) for _ in range(2)]  # some pretend to be the same program
+        hashes = [rng.getrandbits(64) for _ in range(3)]  # some pretend to be the same program
         workloads = [_workload_line(rng, rng.choice(hashes)) for _ in range(rng.choice((1, 2, 6)))]
-    made = _log(
-        rng,
-        dialect,
-        workloads if place == "front" else [],
+    lines = Lines(
+        rng=rng,
+        dialect=dialect,
+        family=rng.choice(("cpu", "cpu", "cpu", "gpu")),
         with_markers=rng.random() < 0.5,
-        prefix=f"{marker_folder}/{seed}-{case}",
+        workloads=len(workloads),
     )
+    made = _log(lines, workloads if place == "front" else [], f"{marker_folder}/{seed}-{case}")
     if place == "beside":
         beside = b"".join(line_of(rng, one) + b"\n" for one in workloads)
         made = replace(made, files=(*made.files, (b"database_workload.json", beside)))
     return replace(made, name=str(case))
 
 
-def _log(rng: Random, dialect: str, first: list[Any], *, with_markers: bool, prefix: str) -> Case:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """What the lines of one file have in common."""
+
+    rng: Random
+    dialect: str
+    family: str = "cpu"
+    with_markers: bool = True
+    #: Of a database: its workloads.
+    workloads: int = 1
+
+    def next(self, place: int) -> Any:
+        """A line with a result of its own, now and then with steps of another one."""
+        rng, dialect = self.rng, self.dialect
+        if dialect == "mixed":
+            dialect = rng.choice((*_LOGS, "workload"))
+        if dialect == "workload":
+            return _workload_line(rng, rng.getrandbits(64))
+        known = _seed_lines(dialect, self.family, with_markers=self.with_markers)
+        whole = json.loads(rng.choice(known))
+        if rng.random() < 0.5:
+            _splice(rng, dialect, whole, json.loads(rng.choice(known)))
+        costs = [1e-4 * (1 + rng.random()) for _ in range(rng.choice((1, 3)))]
+        if dialect == "meta_schedule":
+            if rng.random() < 0.8:
+                whole[1][1] = costs
+            whole[0] = rng.randrange(max(1, self.workloads)) if rng.random() < 0.95 else number(rng)
+        elif rng.random() < 0.8:
+            whole["r" if dialect == "ansor" else "result"] = [costs, 0, 1.5, _START + place]
+        return whole
+
+
+def _log(made: Lines, first: list[Any], prefix: str) -> Case:
     """A log; how often lines and bytes are faulty is drawn for the whole file."""
+    rng, dialect = made.rng, made.dialect
     faults = rng.choice((0.0, 0.1, 0.1, 0.5))
     lines: list[bytes] = []
     markers = 0
     for place in range(rng.choice((1, 10, 40, 60, 90))):
-        whole = (
-            first[place] if place < len(first) else make_line(rng, dialect, place, with_markers=with_markers)
-        )
+        whole = first[place] if place < len(first) else made.next(place)
         while rng.random() < faults:
             whole = with_fault(rng, whole)
         raw = line_of(rng, whole)
@@ -174,26 +222,6 @@ def _log(rng: Random, dialect: str, first: list[Any], *, with_markers: bool, pre
     if form != "plain" and rng.random() < 0.8:
         name += b".gz"
     return Case(name="", dialect=dialect, form=form, files=((name, data),), lines=len(lines), markers=markers)
-
-
-def make_line(rng: Random, dialect: str, place: int, *, with_markers: bool) -> Any:
-    """A line of a dialect with a result of its own, now and then with steps of another one."""
-    if dialect == "mixed":
-        dialect = rng.choice((*_LOGS, "workload"))
-    if dialect == "workload":
-        return _workload_line(rng, rng.getrandbits(64))
-    known = _seed_lines(dialect, with_markers=with_markers)
-    whole = json.loads(rng.choice(known))
-    if rng.random() < 0.5:
-        _splice(rng, dialect, whole, json.loads(rng.choice(known)))
-    costs = [1e-4 * (1 + rng.random()) for _ in range(rng.choice((1, 3)))]
-    if dialect == "meta_schedule":
-        if rng.random() < 0.8:
-            whole[1][1] = costs
-        whole[0] = rng.randrange(6) if rng.random() < 0.95 else number(rng)
-    elif rng.random() < 0.8:
-        whole["r" if dialect == "ansor" else "result"] = [costs, 0, 1.5, _START + place]
-    return whole
 
 
 def steps_of(dialect: str, whole: Any) -> list[Any]:
@@ -227,7 +255,7 @@ def packed(module_text: bytes) -> str:
 def module(rng: Random) -> Any:
     """A module of any kind, now and then with faults: nodes then lead elsewhere, or in circles."""
     made = json.loads(rng.choice(_seed_lines("modules")))
-    while rng.random() < 0.4:
+    while rng.random() < 0.3:
         made = with_fault(rng, made)
     return made
 

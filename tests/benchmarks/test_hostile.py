@@ -23,9 +23,9 @@ from benchmarks import hostile
 from benchmarks.hostile_corpus import (
     CORPUS,
     DIALECTS,
+    Lines,
     corpus_names,
     make_case,
-    make_line,
     module,
     seeds,
     steps_of,
@@ -118,7 +118,7 @@ def test_cases_hold_every_dialect_form_and_attack_and_are_the_same_again() -> No
 
 def _text_of(dialect: str) -> Callable[[Random], str]:
     def made(rng: Random) -> str:
-        whole = make_line(rng, dialect, 0, with_markers=True)
+        whole = Lines(rng=rng, dialect=dialect).next(0)
         for _ in range(rng.choice((0, 1, 3))):
             whole = with_fault(rng, whole)
         try:
