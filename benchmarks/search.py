@@ -2,8 +2,8 @@
 
 Workloads that no head learns from (`fleet.models.holdout`), of five networks, are searched on one device of
 this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
-evolutionary search with its XGBoost model and with its MLP, and by random draws, all on our builder and
-runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
+evolutionary search with its XGBoost model, and by random draws, all on our builder and runner; and by
+`tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
 256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
 (`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
 of the searches knows an earlier record of the workload. After the searches of a workload all programs that
@@ -30,7 +30,6 @@ from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
-    MLP,
     NO_HEAD,
     OURS,
     RANDOM,
@@ -55,9 +54,8 @@ from fleet.config.settings import load_fleet
 NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
-#: Workloads and trials of TVM's MLP, and of stock `tune_tir`: they take minutes a workload.
-_MLP, _STOCK = (12, 256), (12, 64)
-_QUICK_MLP = _QUICK_STOCK = (1, 32)
+#: Workloads and trials of stock `tune_tir`, which takes minutes a workload.
+_STOCK, _QUICK_STOCK = (12, 64), (1, 32)
 _MOST_FLOPS, _QUICK_MOST_FLOPS = 3e8, 3e7
 
 
@@ -129,10 +127,6 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
             sides.setdefault(side, {})[int(count)] = min(secs, default=None)
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
-    if (_QUICK_MLP if plan.quick else _MLP)[1] < plan.trials:
-        # A side that was given fewer trials is compared with the others where it was, early.
-        for latencies in final.values():
-            latencies.pop(MLP, None)
     return {
         "benchmark": "search",
         "device": bench.spec.device_id,
@@ -161,8 +155,8 @@ def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
         "head_gain_interval": None if head_gain is None else head_gain["interval"],
         "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
-        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM)},
-        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
+        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, RANDOM)},
+        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, RANDOM, STOCK)},
         "worst_final_loss": max(losses.values()) if losses else None,
         "median_wall_ratio_vs_stock": statistics.median(wall) if wall else None,
         "wall_ratios": wall,
@@ -175,10 +169,9 @@ def _tasks(plan: Options, number: int) -> list[_Task]:
     several = (OURS, DAY_ZERO, NO_HEAD, XGB)
     tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
     tasks.append(_Task(RANDOM, plan.trials, 0))
-    few = (_QUICK_MLP, _QUICK_STOCK) if plan.quick else (_MLP, _STOCK)
-    for side, (workloads, trials) in zip((MLP, STOCK), few, strict=True):
-        if number < workloads:
-            tasks.append(_Task(side, trials, 0))
+    workloads, trials = _QUICK_STOCK if plan.quick else _STOCK
+    if number < workloads:
+        tasks.append(_Task(STOCK, trials, 0))
     return [task for task in tasks if task.side in plan.sides]
 
 
