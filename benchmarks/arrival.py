@@ -105,10 +105,10 @@ def _run(folder: Path, samples: int) -> Figures:
         "known_devices": known,
         "device": name,
         "workloads": WORKLOADS,
-        "strategies_tried_secs": round(tried_secs, 1),
-        "known_secs": round(known_secs, 1),
-        "head_secs": round(head_secs, 1),
-        "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
+        "strategies_tried_secs": tried_secs,
+        "known_secs": known_secs,
+        "head_secs": head_secs,
+        "parts": arrived["seconds"],
         "samples": len(asked),
         "asked_samples": arrived["samples"],
         "strategy": arrived["taken"],
@@ -116,10 +116,8 @@ def _run(folder: Path, samples: int) -> Figures:
         **truth,
         "expected_top1": expected.get("top1"),
         "expected_interval": expected.get("top1_interval"),
-        "expected_minus_true": round(expected["top1"] - truth["of_known_devices"]["top1"], 4)
-        if expected
-        else None,
-        "refreshed_secs": round(refreshed_secs, 1),
+        "expected_minus_true": expected["top1"] - truth["of_known_devices"]["top1"] if expected else None,
+        "refreshed_secs": refreshed_secs,
         "refreshed_samples": again["samples"],
         "refreshed_served": again["served_by"] == again["version"],
     }
@@ -192,9 +190,9 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         )
         gain = difference([ours], [theirs], "top1")
         return {
-            "top1": round(ours.top1, 4),
-            "scratch_top1": round(theirs.top1, 4),
-            "random_top1": round(ours.random_top1, 4),
+            "top1": ours.top1,
+            "scratch_top1": theirs.top1,
+            "random_top1": ours.random_top1,
             "top1_minus_scratch": interval(gain),
             "judged_workloads": len(ours.groups),
             "judged_candidates": len(rows),

@@ -50,7 +50,7 @@ def holdings() -> dict[str, float]:
         "processes": len(tree),
         "threads": sum(process.num_threads() for process in tree),
         "files": sum(process.num_fds() for process in tree),
-        "memory_mb": round(sum(process.memory_full_info().pss for process in tree) / 2**20, 1),
+        "memory_mb": sum(process.memory_full_info().pss for process in tree) / 2**20,
     }
 
 

@@ -22,9 +22,7 @@ from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
 KILLS_IN_A_ROW = 4
 #: A coordinator's life: turns, and steps on the disk of which one is chosen.
 _FLEET_TURNS, _FLEET_STEPS = 120, 800
-#: A file system and how much of it is taken from the start.
-_SMALL_BYTES, _BALLAST_BYTES = 5 << 19, 2 << 20
-#: The same for a whole coordinator, which lives until it is killed.
+#: A small file system, and the turns of a coordinator on it, which lives until it is killed.
 _FLEET_BYTES, _ENDLESS = 48 << 20, 1 << 30
 
 
@@ -115,7 +113,7 @@ class Campaigns:
             self.history(f"{load} moments", body)
             yield
 
-    def disk_faults(self, load: str, steps: int = 40) -> Campaign:
+    def disk_faults(self, load: str, steps: int = 100) -> Campaign:
         """A full, read-only or failing disk at each step in turn, for one to four steps; mostly a kill."""
         while True:
             for at in self._order(steps):
@@ -127,45 +125,6 @@ class Campaigns:
 
                 self.history(f"{load} disk at step {at}", body)
                 yield
-
-    def handover(self) -> Campaign:
-        """Agent and coordinator, each killed at random; acknowledgements get lost or come twice."""
-
-        def body(run: Run) -> None:
-            name = str(run.root)
-            agent = self._start(run, "agent", name, batches=0)
-            for kill in range(2 * self._kills_in_a_row):
-                coordinator = self._start(run, "coordinator", name, batches=500)
-                time.sleep(run.rng.uniform(0, 0.5))
-                if kill % 2 or run.rng.random() < 0.5:
-                    self._kill(agent, "agent")
-                    agent = self._start(run, "agent", name, batches=0)
-                    time.sleep(run.rng.uniform(0, 0.3))
-                self._kill(coordinator, "coordinator")
-                if run.rng.random() < 0.2:
-                    self._kill(agent, "agent")
-                    run.cut_power()
-                    agent = self._start(run, "agent", name, batches=0)
-            last = self.children.wait(self._start(run, "coordinator", name, batches=4))
-            self._kill(agent, "agent")
-            if last != 0:
-                raise ChildError(f"the coordinator ended with {last}: {self.children.last_words()}")
-            run.live("look")
-
-        while True:
-            self.history("handover", body)
-            self.tally.by_fault["lost and repeated acknowledgements"] += 1
-            yield
-
-    def _start(self, run: Run, load: str, name: str, batches: int) -> int:
-        return self.children.start(load, {**run.arguments(batches=batches), "socket": name})
-
-    def _kill(self, pid: int, target: str) -> None:
-        os.kill(pid, 9)
-        code = self.children.wait(pid)
-        if code != DEAD:
-            raise ChildError(f"{target} had ended with {code}: {self.children.last_words()}")
-        self.tally.killed(target, "moment")
 
     def fleet(self, fault: str, *, with_power: bool = False) -> Campaign:
         """Die as a whole coordinator, at random steps or moments, while trainings run and publish.
@@ -218,7 +177,7 @@ class Campaigns:
 
         def body(run: Run) -> None:
             given = self.fleet_arguments(run) | {"has_small_disk": True}
-            with self._small_disk(run, _FLEET_BYTES), run.observed():
+            with self._small_disk(run), run.observed():
                 for life in range(self._kills_in_a_row):
                     # A full disk must not end it; a read-only one does, in order.
                     faults = ("full", "read_only")[: 1 + life % 2]
@@ -243,8 +202,8 @@ class Campaigns:
             yield
 
     @contextlib.contextmanager
-    def _small_disk(self, run: Run, size_bytes: int) -> Iterator[None]:
-        self._disk(run, "small", size_bytes)
+    def _small_disk(self, run: Run) -> Iterator[None]:
+        self._disk(run, "small", _FLEET_BYTES)
         try:
             yield
         finally:
@@ -261,27 +220,6 @@ class Campaigns:
         if not recorded.exists() and self.children.run("recorded", {"recorded": str(recorded)}) != 0:
             raise ChildError(f"no records for the replay devices: {self.children.last_words()}")
         return recorded
-
-    def small_disk(self) -> Campaign:
-        """A real file system of some megabytes, full to the brim, and kills on it."""
-
-        def body(run: Run) -> None:
-            with self._small_disk(run, _SMALL_BYTES):
-                for after_secs in (run.rng.uniform(0, 0.8), run.rng.uniform(0, 0.8), None):
-                    arguments = run.arguments(batches=500) | {"ballast_bytes": _BALLAST_BYTES}
-                    # A power cut cannot be had inside: its mount is not seen from here.
-                    arguments["plan"]["trace"] = ""
-                    if after_secs is None:
-                        code = self.children.run("full", arguments)
-                    elif (code := self.children.run_and_kill("full", arguments, after_secs)) == DEAD:
-                        self.tally.killed("full", "moment")
-                    if code not in (0, DEAD):
-                        raise ChildError(f"did not take a full disk: {self.children.last_words()}")
-            self.tally.by_fault["full file system"] += 1
-
-        while True:
-            self.history("small disk", body)
-            yield
 
 
 def _may_mount(base: Path) -> bool:

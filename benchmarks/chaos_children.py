@@ -157,11 +157,6 @@ class Children:
         self.close()
 
     @property
-    def pid(self) -> int:
-        """The process that forks."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether there is a process that forks."""
         return self._process.poll() is None

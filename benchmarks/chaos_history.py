@@ -85,10 +85,6 @@ class HistoryLog:
         lines = "".join(json.dumps({"kind": "note", **value}) + "\n" for value in values)
         self._write(self._descriptor, lines.encode())
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
 
 def read_history(path: Path) -> list[Event]:
     """Read a log; notes, and lines torn by a kill, say nothing and are left out."""

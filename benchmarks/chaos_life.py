@@ -19,13 +19,10 @@ from agents.records import DeviceId, Record
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.store import make_records
-from fleet.store.lanes import LaneSettings
 from fleet.store.reader import StoreReader
 
 #: Records of a batch.
 BATCH = 5
-#: The two devices of a batch have a lane each; rows of the first one go on with every other batch.
-LANES = LaneSettings(devices=1, rows_per_device=2 * BATCH - 2, wait_secs=1.0)
 _CHECKPOINT_EVERY, _CHECKPOINT_PAGES = 5, 40
 
 _Part = TypeVar("_Part")

@@ -101,7 +101,7 @@ class Tally:
             "histories": self.histories,
             "by_target": dict(sorted(self.by_target.items())),
             "by_fault": dict(sorted(self.by_fault.items())),
-            "seconds": round(secs, 1),
+            "seconds": secs,
         }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from fleet.state.packed_rows import pack, unpack, with_device
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
+from fleet.state.turn import Turn
 from fleet.store.delta.log import RECORDS
 from fleet.store.delta.schema import records_to_table
 from fleet.store.lanes import Lanes, LaneSettings
@@ -66,11 +67,7 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
     if b"%d" % batch in before:  # the end of its turn was not known, and it was kept
         return
     with state.turn() as turn:
-        flags = turn.add_results(map(result_of, records))
-        for record, is_new in zip(records, flags, strict=True):
-            if is_new:
-                lane = _LANES.number(record.device_id)
-                turn.add_waiting(lane, [record.device_id], 1, pack(_row(record)), record.measured_at)
+        _take_in(turn, records)
         if batch % 4 == 3:
             turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
         else:
@@ -79,6 +76,18 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
         turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
     load.log.add(Event(kind="acknowledged", by="state", records=ids_of(records)))
     load.log.add(Event(kind="acknowledged", by="rows", records=ids_of(records)))
+    if load.rng.random() < 0.3:  # the acknowledgement was lost, so the agent sends them again
+        with state.turn() as turn:
+            _take_in(turn, records)
+
+
+def _take_in(turn: Turn, records: Sequence[Record]) -> None:
+    """Add results, and the rows of those that are new."""
+    flags = turn.add_results(map(result_of, records))
+    for record, is_new in zip(records, flags, strict=True):
+        if is_new:
+            lane = _LANES.number(record.device_id)
+            turn.add_waiting(lane, [record.device_id], 1, pack(_row(record)), record.measured_at)
 
 
 def _row(record: Record) -> pa.Table:

@@ -150,11 +150,6 @@ class Trouble:
                 happens()
                 return
 
-    def end(self) -> None:
-        """Let everybody go on who was not ended meanwhile."""
-        self._thaw()
-        self._wake_training()
-
     def _crash(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
             is_blameless = not self._is_guilty or self._rng.random() < 0.5

@@ -6,6 +6,7 @@ state file, spools and store as every start does.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from fleet.state.contents import LATE
 from fleet.state.questions import Questions
 from fleet.store.store import Store
 
+Real = Callable[..., Any]
 #: Events that may end a job.
 _ENDS = (JobFinished, JobCancelled)
 #: What a training comes to.
@@ -40,83 +42,76 @@ class Watched:
 
     def install(self) -> None:
         """Wrap them, for good."""
-        Spool.put = self._around_put(Spool.put)  # type: ignore[method-assign]
-        Spool.acknowledge = self._around_acknowledge(Spool.acknowledge)  # type: ignore[method-assign]
-        Store.take = self._around_take(Store.take)  # type: ignore[method-assign]
-        Store.confirm = self._around_confirm(Store.confirm)  # type: ignore[method-assign]
-        EventLog._keep = self._around_keep(EventLog._keep)  # type: ignore[method-assign]
-        EventLog.commit = self._around_commit(EventLog.commit)  # type: ignore[method-assign]
+        _wrap(Spool, "put", self._put)
+        _wrap(Spool, "acknowledge", self._acknowledge)
+        _wrap(Store, "take", self._take)
+        _wrap(Store, "confirm", self._confirm)
+        _wrap(EventLog, "_keep", self._keep)
+        _wrap(EventLog, "commit", self._commit)
 
-    def _around_put(self, real: Callable[..., None]) -> Callable[..., None]:
-        def put(spool: Spool, records: Sequence[Record], *args: Any) -> None:
-            names = tuple(one.record_id for one in records)
+    def _put(self, real: Real, spool: Spool, records: Sequence[Record], *args: Any) -> None:
+        names = tuple(one.record_id for one in records)
+        self._log.add(Event(kind="measured", records=names))
+        real(spool, records, *args)
+        self._log.add(Event(kind="acknowledged", by="spool", records=names))
+
+    def _acknowledge(self, real: Real, spool: Spool, record_ids: Iterable[str]) -> None:
+        names = tuple(record_ids)
+        self._log.add(Event(kind="released", records=names))
+        real(spool, names)
+
+    def _take(self, real: Real, store: Store, records: Sequence[Record]) -> Any:
+        names = tuple(one.record_id for one in records)
+        if names:  # they came from agents, whose own word may not be known
             self._log.add(Event(kind="measured", records=names))
-            real(spool, records, *args)
-            self._log.add(Event(kind="acknowledged", by="spool", records=names))
+        fresh = real(store, records)
+        self._acknowledged(name for name in names if name not in store._pending_ids)
+        return fresh
 
-        return put
-
-    def _around_acknowledge(self, real: Callable[..., None]) -> Callable[..., None]:
-        def acknowledge(spool: Spool, record_ids: Iterable[str]) -> None:
-            names = tuple(record_ids)
-            self._log.add(Event(kind="released", records=names))
-            real(spool, names)
-
-        return acknowledge
-
-    def _around_take(self, real: Callable[..., list[Record]]) -> Callable[..., list[Record]]:
-        def take(store: Store, records: Sequence[Record]) -> list[Record]:
-            names = tuple(one.record_id for one in records)
-            if names:  # they came from agents, whose own word may not be known
-                self._log.add(Event(kind="measured", records=names))
-            fresh = real(store, records)
-            self._acknowledged(name for name in names if name not in store._pending_ids)
-            return fresh
-
-        return take
-
-    def _around_confirm(self, real: Callable[..., None]) -> Callable[..., None]:
-        def confirm(store: Store) -> None:
-            names = tuple(store._pending_ids)
-            real(store)
-            self._acknowledged(names)
-
-        return confirm
+    def _confirm(self, real: Real, store: Store) -> None:
+        names = tuple(store._pending_ids)
+        real(store)
+        self._acknowledged(names)
 
     def _acknowledged(self, names: Iterable[str]) -> None:
         if records := tuple(names):
             self._log.add(Event(kind="acknowledged", by="store", records=records))
 
-    def _around_keep(self, real: Callable[..., None]) -> Callable[..., None]:
-        def keep(event_log: EventLog, events: Sequence[FleetEvent]) -> None:
-            # Before the disk, because a kill may come before anybody can say that it ended.
-            names = [
-                # A request that ends takes its jobs along.
-                event.request_id if isinstance(event, RequestEnded) else event.job_id
-                for event in events
-                if isinstance(event, (*_ENDS, RequestEnded))
-            ]
-            if names:
-                self._log.add(Event(kind="ending", jobs=tuple(names)))
-            real(event_log, events)
+    def _keep(self, real: Real, event_log: EventLog, events: Sequence[FleetEvent]) -> None:
+        # Before the disk, because a kill may come before anybody can say that it ended.
+        names = [
+            # A request that ends takes its jobs along.
+            event.request_id if isinstance(event, RequestEnded) else event.job_id
+            for event in events
+            if isinstance(event, (*_ENDS, RequestEnded))
+        ]
+        if names:
+            self._log.add(Event(kind="ending", jobs=tuple(names)))
+        real(event_log, events)
 
-        return keep
+    def _commit(self, real: Real, event_log: EventLog) -> Any:
+        done = real(event_log)
+        events = done[0] if done is not None else []
+        self._log.note([event_to_json(one) for one in events])
+        for event in events:
+            if isinstance(event, JobSubmitted):
+                self._log.add(Event(kind="submitted", by=event.job.request_id, jobs=(event.job.job_id,)))
+            elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
+                self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
+            elif (what := _TRAININGS.get(type(event).__name__)) is not None:
+                self._log.add(Event(kind="training", by=what))
+        return done
 
-    def _around_commit(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def commit(event_log: EventLog) -> Any:
-            done = real(event_log)
-            events = done[0] if done is not None else []
-            self._log.note([event_to_json(one) for one in events])
-            for event in events:
-                if isinstance(event, JobSubmitted):
-                    self._log.add(Event(kind="submitted", by=event.job.request_id, jobs=(event.job.job_id,)))
-                elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
-                    self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
-                elif (what := _TRAININGS.get(type(event).__name__)) is not None:
-                    self._log.add(Event(kind="training", by=what))
-            return done
 
-        return commit
+def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Put a function around a method: it gets the method first, then its arguments."""
+    real = getattr(owner, name)
+
+    @functools.wraps(real)
+    def call(*args: Any) -> Any:
+        return around(real, *args)
+
+    setattr(owner, name, call)
 
 
 def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:

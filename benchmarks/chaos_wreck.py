@@ -73,14 +73,14 @@ class Wreck:
 
     def _measured(self) -> dict[str, Any]:
         return {
-            "agent_back_secs": [round(one, 1) for one in self._agents],
-            "agent_back_after_sigstop_secs": [round(one, 1) for one in self._freezes],
-            "coordinator_back_secs": [round(one, 1) for one in self._starts[1:]],
-            "coordinator_first_start_secs": round(self._starts[0], 1),
-            "raylet_back_secs": [round(secs, 1) for secs, _ in self._raylets],
+            "agent_back_secs": self._agents,
+            "agent_back_after_sigstop_secs": self._freezes,
+            "coordinator_back_secs": self._starts[1:],
+            "coordinator_first_start_secs": self._starts[0],
+            "raylet_back_secs": [secs for secs, _ in self._raylets],
             "new_starts_for_a_raylet": sum(is_new for _, is_new in self._raylets),
             "slow_starts_of_ray": self._fleet.slow_starts,
-            "load_1m": round(os.getloadavg()[0], 1),
+            "load_1m": os.getloadavg()[0],
             "quarantined_because": self._reason,
         }
 

@@ -141,27 +141,27 @@ class Bench:
             "candidates": len(candidates),
             "evaluator": EVALUATOR,
             "baseline": "TVM LocalBuilder + LocalRunner, one batch, a builder process a core",
-            "records_per_s": round(ours_rate, 3),
-            "baseline_records_per_s": round(theirs_rate, 3),
-            "ratio_records_per_s": round(ours_rate / theirs_rate, 2),
+            "records_per_s": ours_rate,
+            "baseline_records_per_s": theirs_rate,
+            "ratio_records_per_s": ours_rate / theirs_rate,
             "small_round": _SMALL_ROUND,
-            "baseline_records_per_s_small_round": round(small_rate, 3),
-            "ratio_records_per_s_small_round": round(ours_rate / small_rate, 2),
+            "baseline_records_per_s_small_round": small_rate,
+            "ratio_records_per_s_small_round": ours_rate / small_rate,
             "ok": ok,
             "baseline_ok": theirs_ok,
-            "wall_secs": round(wall, 2),
-            "baseline_build_secs": round(baseline["build_secs"], 2),
-            "baseline_run_secs": round(baseline["run_secs"], 2),
-            "first_batch_with_start_secs": round(cold_secs, 2),
+            "wall_secs": wall,
+            "baseline_build_secs": baseline["build_secs"],
+            "baseline_run_secs": baseline["run_secs"],
+            "first_batch_with_start_secs": cold_secs,
             # The floor: the timings alone, one after the other, with nothing to build.
-            "timing_floor_secs": round(timing, 2),
-            "ratio_to_timing_floor": round(timing / wall, 3),
+            "timing_floor_secs": timing,
+            "ratio_to_timing_floor": timing / wall,
             "secs_per_record": {
-                "propose": round(propose_secs_each, 4),
-                "build": round(sum(r.build_secs for r in records) / count, 4),
-                "wait": round(sum(r.wait_secs for r in records) / count, 4),
-                "time": round(timing / count, 4),
-                "wall": round(wall / count, 4),
+                "propose": propose_secs_each,
+                "build": sum(r.build_secs for r in records) / count,
+                "wait": sum(r.wait_secs for r in records) / count,
+                "time": timing / count,
+                "wall": wall / count,
             },
         }
 
@@ -194,8 +194,8 @@ class Bench:
             "visits": protocol.visits,
             "passes": _PASSES,
             "measurements": sum(map(len, passes)),
-            "timing_secs": round(sum(r.timing_secs for records in passes for r in records), 2),
-            "secs": round(secs, 1),
+            "timing_secs": sum(r.timing_secs for records in passes for r in records),
+            "secs": secs,
             **compared(passes),
         }
 
@@ -232,13 +232,13 @@ class Bench:
             "candidates": len(candidates),
             "early_stop_ratio": with_stop.early_stop_ratio,
             "stopped": len(given_up),
-            "timing_secs": round(secs, 2),
-            "timing_secs_without": round(full_secs, 2),
-            "early_stop_time_saved": round(1 - secs / full_secs, 4),
-            "early_stop_regret": round(statistics.fmean(losses), 5),
-            "early_stop_regret_max": round(max(losses), 5),
-            "regret_of_choice": round(regret, 5),
-            "regret_of_choice_without": round(full_regret, 5),
+            "timing_secs": secs,
+            "timing_secs_without": full_secs,
+            "early_stop_time_saved": 1 - secs / full_secs,
+            "early_stop_regret": statistics.fmean(losses),
+            "early_stop_regret_max": max(losses),
+            "regret_of_choice": regret,
+            "regret_of_choice_without": full_regret,
         }
 
     def soak(self, candidates: Sequence[Candidate], count: int) -> dict[str, Any]:
@@ -273,11 +273,11 @@ class Bench:
             after = holdings()
         return {
             "candidates": done,
-            "secs": round(secs, 1),
+            "secs": secs,
             "outcomes": outcomes,
             "before": before,
             "after": after,
-            "extra_memory_mb": round(after["memory_mb"] - before["memory_mb"], 1),
+            "extra_memory_mb": after["memory_mb"] - before["memory_mb"],
         }
 
     def hung_kernel(self, times: int = 3) -> dict[str, Any]:
@@ -297,7 +297,7 @@ class Bench:
                 lasted = end.at - started - result.build_secs - result.wait_secs
                 late.append(lasted - protocol.run_timeout_secs)
         return {
-            "hung_kernel_secs_after_timeout": round(max(late), 3),
+            "hung_kernel_secs_after_timeout": max(late),
             "run_timeout_secs": protocol.run_timeout_secs,
             "times": times,
         }

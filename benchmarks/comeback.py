@@ -67,18 +67,15 @@ def measure(options: Options) -> Figures:
     finally:
         fleet.close()
     shutil.rmtree(base)
-    worst = {
-        name: {"median": round(statistics.median(secs), 1), "worst": round(max(secs), 1)}
-        for name, secs in found.items()
-    }
+    worst = {name: {"median": statistics.median(secs), "worst": max(secs)} for name, secs in found.items()}
     return {
         "benchmark": "comeback",
         "times": options.times,
-        **{name: [round(one, 2) for one in secs] for name, secs in found.items()},
+        **found,
         "summary": worst,
         "slow_starts_of_ray": fleet.slow_starts,
         "cores": len(os.sched_getaffinity(0)),
-        "load_1m": round(os.getloadavg()[0], 1),
+        "load_1m": os.getloadavg()[0],
     }
 
 

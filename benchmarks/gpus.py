@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,8 +84,8 @@ class Options:
 
     quick: Annotated[bool, Option("one seed, 64 measurements: within five minutes")] = False
     data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
-    seeds: Annotated[int, Option("runs of each case", least=1)] = 5
-    most: Annotated[int, Option("measurements of each run", least=1)] = max(COUNTS)
+    seeds: Annotated[int, Option("runs of each case", least=1, quick=1)] = 5
+    most: Annotated[int, Option("measurements of each run", least=1, quick=64)] = max(COUNTS)
     kernel_tuner: Annotated[
         str,
         Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
@@ -100,8 +100,6 @@ def measure(options: Options) -> Figures:
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
             **dict.fromkeys(("best_at_32", "best_at_64", "worst_at_64", "evals_to_95_ratio")),
         }
-    if options.quick:
-        options = replace(options, seeds=1, most=min(64, options.most))
     began = time.monotonic()
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
@@ -141,7 +139,7 @@ def measure(options: Options) -> Figures:
         "seeds": options.seeds,
         **told,
         "table": _table(outcomes, options.most),
-        "secs": round(time.monotonic() - began, 1),
+        "secs": time.monotonic() - began,
     }
 
 
@@ -185,14 +183,14 @@ def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> floa
 def _with_interval(value: Any, seeds: int, draws: list[NDArray[np.int64]]) -> list[float]:
     several = [float(value(one)) for one in draws]
     low, high = np.quantile(several, [0.025, 0.975])
-    return [round(float(one), 4) for one in (value(np.arange(seeds)), low, high)]
+    return [float(one) for one in (value(np.arange(seeds)), low, high)]
 
 
 def _table(outcomes: dict[str, Outcomes], most: int) -> dict[str, Any]:
     counts = [place for place, k in enumerate(COUNTS) if k <= most]
 
     def by_count(values: NDArray[np.float64]) -> dict[str, float]:
-        return {str(COUNTS[place]): round(float(values[place]), 4) for place in counts}
+        return {str(COUNTS[place]): float(values[place]) for place in counts}
 
     table = {}
     for name, one in outcomes.items():

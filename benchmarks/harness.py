@@ -8,15 +8,18 @@ A benchmark declares its options as a frozen dataclass, whose annotations hold t
 
     main = benchmark("collection", __doc__, Options, measure)
 
-`measure` gets the options and returns what is printed as one JSON object: on one line with `--json`, indented
-without it. A benchmark that is a gate also says which results fail, which ends it with exit code 1.
+`measure` gets the options and returns what is printed, rounded, as one JSON object: on one line with
+`--json`, indented without it. A benchmark that is a gate also says which results fail, which ends it with
+exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,6 +72,7 @@ class Option:
         is_positional: It is given without a name.
         metavar: What stands for a value in the help.
         parse: Makes the value of its text; the field's type unless given.
+        quick: Value with `--quick`, where nothing else is given.
     """
 
     help: str = ""
@@ -79,6 +83,7 @@ class Option:
     is_positional: bool = False
     metavar: str | None = None
     parse: Callable[[str], object] | None = None
+    quick: object = None
 
 
 def benchmark(
@@ -109,7 +114,7 @@ def benchmark(
         parsed = vars(parser.parse_args(arguments))
         is_json = parsed.pop("json")
         try:
-            result = measure(options(**{key: _frozen(value) for key, value in parsed.items()}))
+            result = rounded(measure(options(**_chosen(options, parsed))))
         except (FleetError, TransferError) as error:  # for instance no such store, or a damaged one
             raise SystemExit(str(error)) from error
         lines = [] if is_json else list(table(result))
@@ -120,8 +125,23 @@ def benchmark(
     return main
 
 
-def _frozen(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+def rounded(value: Any) -> Any:
+    """A result whose floats have four digits: below 1 four that count, else four behind the point."""
+    if isinstance(value, float):
+        return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _chosen(options: type[Any], parsed: Mapping[str, object]) -> dict[str, Any]:
+    """Values of the fields that are not left to the dataclass."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
+    if not values.get("quick"):
+        return values
+    hints = get_type_hints(options, include_extras=True)
+    quick = {field.name: _option_of(hints[field.name])[1].quick for field in fields(options)}
+    return {name: value for name, value in quick.items() if value is not None} | values
 
 
 def parser_of(name: str, description: str | None, options: type[Any]) -> argparse.ArgumentParser:
@@ -200,12 +220,22 @@ def working_folder(folder: Path | None = None, *, beside: Path | None = None) ->
         yield Path(made)
 
 
+def read_kept(path: Path) -> Figures | None:
+    """What was found in an earlier run, from its file; None where it is not there, or damaged."""
+    try:
+        found: Figures = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
 def kept(path: Path, make: Callable[[], Figures]) -> Figures:
-    """What was found in an earlier run, from its file; else it is found now, and the file is there whole."""
-    if not path.exists():
+    """What was found in an earlier run; else it is found now, and the file is there whole."""
+    found = read_kept(path)
+    if found is None:
+        found = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, json.dumps(make()).encode())
-    found: Figures = json.loads(path.read_bytes())
+        write_durably(path, json.dumps(found).encode())
     return found
 
 
@@ -255,6 +285,20 @@ def by_turns(
             side()
             secs[name].append(clock() - began)
     return secs
+
+
+def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
+    """Median, a high percentile and the maximum of some times in milliseconds, under keys of a name.
+
+    Args:
+        name: Beginning of the keys, for instance `turn_ms`.
+        secs: The times.
+        tail: Which percentile.
+    """
+    percentile = statistics.quantiles(secs, n=100)[tail - 1] if len(secs) > 1 else None
+    found = {"median": statistics.median(secs) if secs else None, f"p{tail}": percentile}
+    found["max"] = max(secs, default=None)
+    return {f"{name}_{key}": None if value is None else 1e3 * value for key, value in found.items()}
 
 
 def command_of(name: str, options: Any) -> str:
@@ -314,6 +358,70 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> lis
         if any(figures) or not figures:
             lines.append(f"| {' | '.join(map(str, (name, *figures)))} |")
     return lines
+
+
+def page(title: str, command: str, result: Figures, note: str = "") -> list[str]:
+    """A result as Markdown: a table of its figures, and one of each part whose entries are alike.
+
+    Args:
+        title: Of the page.
+        command: That made it.
+        result: What a benchmark prints as JSON. Lists of lists are left out: they are no figures.
+        note: What its words mean.
+    """
+    lines = [f"# {title}", "", f"`{command}`", "", "Made by that command; do not edit."]
+    return [*lines, *([note] if note else []), "", *_section(result, level=2)][:-1]
+
+
+def _section(values: Mapping[str, Any], level: int) -> list[str]:
+    figures = {name: value for name, value in values.items() if _is_figure(value)}
+    lines: list[str] = []
+    if figures:
+        shown = [(f"`{name}`", text_of(value)) for name, value in figures.items()]
+        lines += [*markdown_table(("figure", "value"), shown), ""]
+    for name, part in values.items():
+        if name in figures or not part:
+            continue
+        if isinstance(part, list):
+            part = {str(place): one for place, one in enumerate(part, start=1) if isinstance(one, dict)}
+        rows = {key: _flat(row) for key, row in part.items() if isinstance(row, dict)}
+        cells_of = itertools.chain.from_iterable(row.values() for row in rows.values())
+        if rows and len(rows) == len(part) and all(map(_is_figure, cells_of)):
+            columns = list(dict.fromkeys(itertools.chain(*rows.values())))
+            cells = [(key, *(text_of(row.get(column)) for column in columns)) for key, row in rows.items()]
+            lines += [f"{'#' * level} {name}", "", *markdown_table(("", *columns), cells), ""]
+        elif inside := _section(part, level + 1):
+            lines += [f"{'#' * level} {name}", "", *inside]
+    return lines
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row in which the figures of a part have names of their own."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= {f"{name} {key}": one for key, one in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _is_figure(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return not any(isinstance(one, list | tuple | dict) for one in value)
+    return not isinstance(value, dict)
+
+
+def text_of(value: object) -> str:
+    """A value of a table; three numbers are a figure with its interval."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return cell(value)
+    if isinstance(value, list | tuple):
+        is_interval = len(value) == 3 and all(isinstance(one, float) for one in value)
+        return cell(value) if is_interval else ", ".join(map(text_of, value))
+    return str(value)
 
 
 def write_page(path: Path, lines: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark
-from benchmarks.hostile_files import CORPUS, corpus_case, corpus_names, make_case
+from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names, make_case
 from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_networks import is_network_case, network_names, network_stages
@@ -119,7 +119,7 @@ def measure(options: Options) -> Figures:
         for number, asked in enumerate(questions(options)):
             for part in split_by_training(asked):
                 place = folder / f"round-{number}"
-                found.merge(run(part, place, seed=options.seed, markers=markers, workers=options.workers))
+                run(part, place, seed=options.seed, markers=markers, found=found, workers=options.workers)
                 shutil.rmtree(place, ignore_errors=True)
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:

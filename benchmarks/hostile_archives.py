@@ -1,18 +1,23 @@
 """An honest `.pt2` archive written by hand, and zip files that two readers read differently.
 
-Called by `benchmarks.hostile_networks`. Needs no torch: what is written here is what torch 2.13 writes.
+Called by `benchmarks.hostile_networks` and the tests. Needs no torch: what is written here is what torch 2.13
+writes.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from random import Random
 from typing import Any
+
+from benchmarks.hostile_corpus import SEEDS
 
 #: Entries of an archive by their names within its folder.
 Entries = dict[str, bytes]
@@ -42,77 +47,26 @@ def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> dict[st
     }
 
 
-def tensor(name: str) -> dict[str, Any]:
-    """A tensor as an argument."""
-    return {"as_tensor": {"name": name}}
+@cache
+def attacks() -> dict[str, list[list[tuple[list[str | int], Any]]]]:
+    """Ways to put code into the graph, by name: of each, changes of `program` that hold `@CODE@`.
+
+    A change is a path and what stands there then; `rename` and a name are another name for a value.
+    """
+    found: dict[str, list[list[tuple[list[str | int], Any]]]] = _seeds()["attacks"]
+    return found
 
 
-def node(target: str, inputs: Mapping[str, Any], output: str) -> dict[str, Any]:
-    """A call of an operator with one result."""
-    return {
-        "target": target,
-        "inputs": [{"name": name, "arg": arg, "kind": 1} for name, arg in inputs.items()],
-        "outputs": [tensor(output)],
-        "metadata": {"stack_trace": "File m.py", "nn_module_stack": "L__self__,,m.M", "torch_fn": "a;b"},
-        "is_hop_single_tensor_return": None,
-        "name": output,
-    }
-
-
-def spec(kind: str | None, context: str | None = "null", *children: Any) -> dict[str, Any]:
-    """A tree of inputs or outputs."""
-    return {
-        "type": f"builtins.{kind}" if kind else None,
-        "context": context if kind else None,
-        "children_spec": list(children),
-    }
+@cache
+def _seeds() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((SEEDS / "networks.json").read_text())
+    return found
 
 
 def program() -> dict[str, Any]:
-    """relu(x + w) * c, with a weight and a constant."""
-    leaf = spec(None)
-    calls = [
-        node("torch.ops.aten.add.Tensor", {"self": tensor("x"), "other": tensor("p_w")}, "add"),
-        node("torch.ops.aten.relu.default", {"self": tensor("add")}, "relu"),
-        node("torch.ops.aten.mul.Tensor", {"self": tensor("relu"), "other": tensor("c_c")}, "mul"),
-    ]
-    graph = {
-        "inputs": [tensor("p_w"), tensor("c_c"), tensor("x")],
-        "outputs": [tensor("mul")],
-        "nodes": calls,
-        "tensor_values": {name: tensor_meta() for name in ("p_w", "c_c", "x", "add", "relu", "mul")},
-        "sym_int_values": {},
-        "sym_bool_values": {},
-        "is_single_tensor_return": False,
-        "custom_obj_values": {},
-        "sym_float_values": {},
-    }
-    signature = {
-        "input_specs": [
-            {"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}},
-            {"tensor_constant": {"arg": {"name": "c_c"}, "tensor_constant_name": "c"}},
-            {"user_input": {"arg": tensor("x")}},
-        ],
-        "output_specs": [{"user_output": {"arg": tensor("mul")}}],
-    }
-    tree = spec("tuple", "null", spec("tuple", "null", leaf), spec("dict", "[]"))
-    call: dict[str, Any] = {"inputs": [], "outputs": [], "forward_arg_names": ["x"]}
-    call |= {"in_spec": json.dumps([1, tree]), "out_spec": json.dumps([1, leaf])}
-    return {
-        "graph_module": {
-            "graph": graph,
-            "signature": signature,
-            "module_call_graph": [{"fqn": "", "signature": call}],
-            "metadata": {},
-            "treespec_namedtuple_fields": {},
-        },
-        "opset_version": {"aten": 10},
-        "range_constraints": {},
-        "schema_version": {"major": 8, "minor": 20},
-        "verifiers": ["TRAINING"],
-        "torch_version": "2.13.0",
-        "guards_code": [],
-    }
+    """relu(x + w) * c, with a weight and a constant, as torch describes it."""
+    made: dict[str, Any] = copy.deepcopy(_seeds()["program"])
+    return made
 
 
 def honest() -> Entries:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
-from benchmarks.hostile_files import Case, corpus_case, make_case
+from benchmarks.hostile_corpus import Case, corpus_case, make_case
 from benchmarks.hostile_folders import FOLDER_STAGES, folder_case, is_folder_case
 from benchmarks.hostile_networks import is_network_case, network_case
 from benchmarks.hostile_run import own_secs

@@ -34,7 +34,7 @@ from agents.records import (
     canonical_json,
     unknown_descriptor,
 )
-from benchmarks.hostile_attacks import calling_map, foreign_ir
+from benchmarks.hostile_corpus import attack_steps
 from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault
 from benchmarks.made_up import record_of
 from fleet.datasets.data_card import DatasetAbout
@@ -77,14 +77,6 @@ def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Recor
         "quality": "{}",
     }
     return record_of(candidate, **values | changes)
-
-
-def attack_steps(kind: int, marker: str) -> list[Any]:
-    """Steps of a trace that make the folder `marker` where they are replayed."""
-    if kind == 0:
-        return [_BEGIN, ["TransformLayout", ["b0", calling_map(marker)], [0, 1, None, 0], []]]
-    loops = ["GetLoops", ["b0"], [], ["l0", "l1", "l2"]]
-    return [_BEGIN, loops, ["Annotate", ["l0", f'"{foreign_ir(marker)}"'], ["pragma_import_llvm"], []]]
 
 
 def write_dataset(folder: Path, records: list[Record]) -> None:
@@ -201,7 +193,7 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
         marker: Folder that a trace in it would make where it is replayed.
     """
     if rng.random() < 0.3:
-        steps = [attack_steps(kind, f"{marker}-{kind}") for kind in (0, 1)]
+        steps = [attack_steps(kind, f"{marker}-{kind}") for kind in (0, 4)]
         write_dataset(folder, [record(0), *(record(1 + kind, one) for kind, one in enumerate(steps))])
         return
     kind = rng.randrange(6)

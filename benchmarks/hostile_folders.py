@@ -14,8 +14,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, unknown_descriptor
+from benchmarks.hostile_corpus import Case
 from benchmarks.hostile_datasets import WORKLOAD, device, make_dataset, record
-from benchmarks.hostile_files import Case
 from benchmarks.hostile_model_folders import VERSION, make_backup, make_models
 from fleet.datasets.dataset_files import RECORDS
 

@@ -41,8 +41,7 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from benchmarks.hostile_attacks import EXIT_CODE
-from benchmarks.hostile_stranger import TARGET, attacked, programs, write_database
+from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
 from fleet.drivers.session import EngineSession
 
 if TYPE_CHECKING:
@@ -63,6 +62,79 @@ _PROTOCOL = Protocol(
 _OWN_SAMPLES, _HONEST = 4, 8
 #: The whole stage.
 _LIMIT_SECS = 600.0
+#: Exit code of a process that was made to end by foreign code.
+EXIT_CODE = 113
+#: Rows and columns of every matrix of the public program.
+_EXTENT = 64
+_TARGET = {"kind": "llvm", "num-cores": 1}
+#: Ways to run code, and ways to put them into a trace.
+_KINDS, _WAYS = 5, 5
+
+
+def programs(marker: str) -> tuple[Any, Any]:
+    """A public program, an error function of a product, and a stranger's that calls the C library besides."""
+    import tvm
+    from tvm import te, tirx
+
+    shape = (_EXTENT, _EXTENT)
+
+    def made(called: bool) -> Any:
+        left, right = te.placeholder(shape, name="A"), te.placeholder(shape, name="B")
+        along = te.reduce_axis((0, _EXTENT), name="k")
+        product = te.compute(
+            shape, lambda i, j: te.sum(left[i, along] * right[along, j], axis=along), name="C"
+        )
+
+        def element(i: Any, j: Any) -> Any:
+            value = tirx.erf(product[i, j])
+            if not called:
+                return value
+            call = tirx.call_extern("int32", "mkdir", marker, tirx.IntImm("int32", 448))
+            return value + tirx.Cast("float32", call)
+
+        result = te.compute(shape, element, name="D")
+        return tvm.IRModule({"main": te.create_prim_func([left, right, result])})
+
+    return made(False), made(True)
+
+
+def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random) -> list[Any]:
+    """A trace: an attack alone, in front of an honest trace, behind it; an honest one; or any of the corpus.
+
+    Args:
+        honest: Traces of the public program's design space; at least one.
+        number: Tells which; every third attack ends the process instead of leaving a marker.
+        markers: Beginning of the marker's name.
+        rng: Of the traces of the corpus.
+    """
+    steps, decisions = honest[number % len(honest)]
+    marker = f"{markers}-{number}"
+    foreign = attack_steps(number % _KINDS, "" if number % 3 == 2 else marker)
+    way = number // _KINDS % _WAYS
+    if way == 0:
+        return [foreign, []]
+    if way == 1:
+        return [[*steps, *foreign], decisions]
+    if way == 2:
+        return [[*foreign, *steps], [[place + len(foreign), choice] for place, choice in decisions]]
+    if way == 3:
+        return [steps, decisions]
+    trace: list[Any] = json.loads(with_marker(json.dumps(rng.choice(seeds("meta_schedule"))[1][0]), marker))
+    return trace
+
+
+def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], traces: Sequence[Any]) -> Path:
+    """Write a database whose workloads all claim one hash; returns the file of its tuning records."""
+    lines = [json.dumps([str(int(workload_id, 16)), packed(module)]) for module in modules]
+    (folder / "database_workload.json").write_text("\n".join(lines) + "\n")
+    args = [["TENSOR", "float32", [_EXTENT, _EXTENT]]] * 3
+    records = [
+        json.dumps([place % len(modules), [trace, [1e-5 * (place + 1)], _TARGET, args]])
+        for place, trace in enumerate(traces)
+    ]
+    log = folder / "database_tuning_record.json"
+    log.write_text("\n".join(records) + "\n")
+    return log
 
 
 class DirectEngine(EngineSession):
@@ -188,7 +260,7 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
     public, foreign = programs(f"{markers}/{seed}-module")
     workload = workload_from_module(public, name="public", operator="GMM")
     spec = DeviceSpec(
-        device_id=OWN, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=canonical_json(TARGET)
+        device_id=OWN, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=canonical_json(_TARGET)
     )
     with closing(DeviceWorker(spec, folder / "spool")) as worker:
         honest = [json.loads(one.trace) for one in worker.propose(workload, _HONEST, seed=seed + 1)]

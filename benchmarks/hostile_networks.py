@@ -21,15 +21,13 @@ from benchmarks.hostile_archives import (
     ZIPS,
     Entries,
     archive,
+    attacks,
     examples,
     honest,
-    node,
     program,
-    spec,
-    tensor,
     tensor_meta,
 )
-from benchmarks.hostile_files import Case
+from benchmarks.hostile_corpus import MARKER, Case
 from benchmarks.hostile_values import damaged, deep_text, with_fault
 
 #: Kinds of files, and their shares in per cent.
@@ -48,163 +46,20 @@ def _graph(made: _Program) -> dict[str, Any]:
     return graph
 
 
-def _signature(made: _Program) -> dict[str, Any]:
-    call: dict[str, Any] = made["graph_module"]["module_call_graph"][0]["signature"]
-    return call
-
-
-def _renamed(made: _Program, old: str, new: str) -> _Program:
-    """The program with another name for a value, wherever it stands."""
-    whole = json.dumps(made).replace(json.dumps(old), json.dumps(new))
-    changed: _Program = json.loads(whole)
-    return changed
-
-
-def _guards(rng: Random, made: _Program, code: str) -> _Program:
-    made["guards_code"] = [rng.choice((code, f"L['x'].size()[0] == 2 or {code}", f"x\n    {code}"))]
-    return made
-
-
-def _input_name(rng: Random, made: _Program, code: str) -> _Program:
-    forms = (f"x={code}", f"x: {code}", f"x=({code}), y", f"x):\n    {code}\n    def g(", f"x = {code} or x")
-    return _renamed(made, rng.choice(("x", "p_w", "add", "mul")), rng.choice(forms))
-
-
-def _argument_names(rng: Random, made: _Program, code: str) -> _Program:
-    _signature(made)["forward_arg_names"] = [f"x={code}"]
-    return made
-
-
-def _tree(rng: Random, made: _Program, code: str) -> _Program:
-    """Types that torch imports, and contexts that it evaluates, in the trees of inputs and outputs."""
-    factory: dict[str, Any] = {
-        "default_factory_module": rng.choice(("antigravity", "this", "os")),
-        "default_factory_name": "_exit",
-    }
-    factory["dict_context"] = ["y"]
-    leaf = spec(None)
-    kinds = (
-        {"type": "collections.defaultdict", "context": factory, "children_spec": [leaf]},
-        {"type": "collections.namedtuple", "context": json.dumps("os.system"), "children_spec": [leaf]},
-        {"type": "collections.OrderedDict", "context": json.dumps([code]), "children_spec": [leaf]},
-        {"type": rng.choice(("os.system", code)), "context": json.dumps(code), "children_spec": [leaf]},
-        spec("dict", json.dumps([f"y={code}"]), leaf),
-    )
-    _signature(made)[rng.choice(("in_spec", "out_spec"))] = json.dumps([1, rng.choice(kinds)])
-    return made
-
-
-def _expression(rng: Random, made: _Program, code: str) -> _Program:
-    expression = {"as_expr": {"expr_str": code, "hint": rng.choice((None, {"as_int": 2}))}}
-    meta = _graph(made)["tensor_values"][rng.choice(("x", "add", "p_w"))]
-    place = rng.randrange(4)
-    if place == 0:
-        meta["sizes"][0] = expression
-    elif place == 1:
-        meta["strides"][0] = expression
-    elif place == 2:
-        meta["storage_offset"] = expression
-    else:
-        _graph(made)[rng.choice(("sym_int_values", "sym_float_values", "sym_bool_values"))] = {
-            "s": expression
-        }
-        made["range_constraints"] = {code: {"min_val": 1, "max_val": 2}}
-    return made
-
-
-def _operator(rng: Random, made: _Program, code: str) -> _Program:
-    called = (
-        "torch.os.system",
-        "torch.os.mkdir",
-        "torch.load",
-        "torch.utils.data.os.mkdir",
-        "torch.ops.load_library",
-        "torch.ops.aten.name.format",
-        "torch.ops.aten.add.__class__",
-        "torch.ops.aten.add.op",
-        "torch.ops.aten._dir.append",
-        "torch.ops.aten.from_file.default",
-        "torch.ops.inductor._alloc_from_pool",
-        "torch.ops.higher_order.run_const_graph",
-        "_operator.methodcaller",
-        "math.pow",
-        "#aoti:x",
-        "torch.ops.aten.add.Tensor\n",
-        code,
-    )
-    given: dict[str, Any] = {"": {"as_string": code.split("'")[-2]}}
-    if rng.random() < 0.5:
-        given = {"self": tensor("x")}
-    _graph(made)["nodes"][0] = node(rng.choice(called), given, "add")
-    return made
-
-
-def _argument(rng: Random, made: _Program, code: str) -> _Program:
-    kinds = (
-        {"as_operator": "torch.os.system"},
-        {"as_custom_obj": {"name": "c", "class_fqn": code}},
-        {"as_string": code},
-        {"as_strings": [code]},
-        {"as_string_to_argument": {code: {"as_string": code}}},
-        {"as_sym_int": {"as_expr": {"expr_str": code}}},
-        {"as_sym_int": {"as_name": code}},
-        {"as_graph": {"name": code, "graph": _graph(program())}},
-        {"as_graph": {"name": "sub", "graph": _graph(_input_name(rng, program(), code))}},
-        {"as_device": {"type": code, "index": None}},
-    )
-    given = rng.choice(_graph(made)["nodes"])["inputs"]
-    given[rng.randrange(len(given))]["arg"] = rng.choice(kinds)
-    return made
-
-
-def _metadata(rng: Random, made: _Program, code: str) -> _Program:
-    source = {"name": code, "target": "torch.os.system", "pass_name": code, "action": [1], "graph_id": 1}
-    notes = {
-        "stack_trace": code,
-        "nn_module_stack": f"L__self__,{code},{code}",
-        "source_fn_stack": f"x,{rng.choice(('torch.os.system', 'torch.nn.os', code.replace(',', '')))}",
-        "torch_fn": f"{code};{code}",
-        "custom": json.dumps({code: code}),
-        "from_node": json.dumps([source]),
-    }
-    for called in _graph(made)["nodes"]:
-        called["metadata"] = dict(rng.sample(sorted(notes.items()), rng.randrange(1, 7)))
-    made["graph_module"]["metadata"] = {"custom": json.dumps(code)}
-    made["graph_module"]["treespec_namedtuple_fields"] = {code: {"field_names": [code]}}
-    return made
-
-
-def _attribute(rng: Random, made: _Program, code: str) -> _Program:
-    specs = made["graph_module"]["signature"]["input_specs"]
-    name = rng.choice((code, f'w"); {code}; ("', "__class__.__init__", "forward", "w.__dict__"))
-    specs[0]["parameter"]["parameter_name"] = name
-    return made
-
-
-def _verifier(rng: Random, made: _Program, code: str) -> _Program:
-    made[rng.choice(("verifiers", "torch_version", "opset_version"))] = rng.choice(([code], code, {code: 1}))
-    return made
-
-
-#: Texts of the graph that are run, looked up or imported.
-ATTACKS: tuple[Callable[[Random, _Program, str], _Program], ...] = (
-    _guards,
-    _input_name,
-    _argument_names,
-    _tree,
-    _expression,
-    _operator,
-    _argument,
-    _metadata,
-    _attribute,
-    _verifier,
-)
-
-
-def with_attack(rng: Random, marker: str, attack: Callable[[Random, _Program, str], _Program]) -> Entries:
-    """An archive whose graph would make the folder `marker`."""
+def with_attack(rng: Random, marker: str, attack: str) -> Entries:
+    """An archive whose graph would make the folder `marker`, in one of the ways of an attack."""
+    made = program()
+    for path, content in rng.choice(attacks()[attack]):
+        if path[0] == "rename":
+            made = json.loads(json.dumps(made).replace(json.dumps(path[1]), json.dumps(content)))
+            continue
+        holder: Any = made
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = content
     code = f"__import__('os').mkdir('{marker}')"
-    return {**honest(), MODEL: json.dumps(attack(rng, program(), code)).encode()}
+    graph = json.dumps(made).replace("@CODE@", code).replace(MARKER, marker)
+    return {**honest(), MODEL: graph.encode()}
 
 
 def with_pickle(rng: Random, marker: str) -> Entries:
@@ -239,14 +94,12 @@ def with_pickle(rng: Random, marker: str) -> Entries:
 
 
 def _attacked(rng: Random, marker: str) -> bytes:
-    choice = rng.randrange(len(ATTACKS) + 2)
-    return archive(
-        with_pickle(rng, marker) if choice >= len(ATTACKS) else with_attack(rng, marker, ATTACKS[choice])
-    )
+    attack = rng.choice((*attacks(), "pickle", "pickle"))
+    return archive(with_pickle(rng, marker) if attack == "pickle" else with_attack(rng, marker, attack))
 
 
 def _zipped(rng: Random, marker: str) -> bytes:
-    return rng.choice(ZIPS)(rng, honest(), with_attack(rng, marker, rng.choice(ATTACKS)), MODEL)
+    return rng.choice(ZIPS)(rng, honest(), with_attack(rng, marker, rng.choice(list(attacks()))), MODEL)
 
 
 def _faulty(rng: Random, marker: str) -> bytes:

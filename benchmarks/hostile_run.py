@@ -125,25 +125,6 @@ class Found:
         self.dialects.setdefault("ended", Counter())["cases"] += 1
         self.done += 1
 
-    def merge(self, part: Found) -> None:
-        """Add what a round saw to what was seen before."""
-        for name, tally in part.stages.items():
-            known = self.stage(name)
-            if tally.longest_secs > known.longest_secs:
-                known.longest_secs, known.longest_case = tally.longest_secs, tally.longest_case
-            if tally.peak_memory_mb > known.peak_memory_mb:
-                known.peak_memory_mb, known.peak_case = tally.peak_memory_mb, tally.peak_case
-            for count in ("files", "refused", "crashes", "hangs", "over_memory", "cpu_secs"):
-                setattr(known, count, getattr(known, count) + getattr(tally, count))
-        for dialect, counts in part.dialects.items():
-            self.dialects.setdefault(dialect, Counter()).update(counts)
-        for key, find in part.finds.items():
-            if key in self.finds:
-                self.finds[key]["times"] += find["times"]
-            else:
-                self.finds[key] = find
-        self.done += part.done
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -295,9 +276,10 @@ def run(
     *,
     seed: int,
     markers: Path,
+    found: Found,
     workers: int = 1,
     module: str = "benchmarks.hostile_child",
-) -> Found:
+) -> None:
     """Take cases through their stages.
 
     Args:
@@ -305,10 +287,10 @@ def run(
         folder: Where the children work.
         seed: Of generated cases.
         markers: Folder that code in a case would write to.
+        found: Takes what is seen.
         workers: Children at once.
         module: What a child runs.
     """
-    found = Found()
     waiting = iter(questions)
     lock = threading.Lock()
     broken: list[BaseException] = []
@@ -334,7 +316,6 @@ def run(
         thread.join()
     if broken:
         raise broken[0]
-    return found
 
 
 def stages_of(number: int) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from agents.errors import AgentError
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
-from benchmarks.hostile_files import Case
+from benchmarks.hostile_corpus import Case
 from fleet.errors import FleetError
 from transfer.errors import TransferError
 

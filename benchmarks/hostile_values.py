@@ -42,7 +42,6 @@ NUMBERS: tuple[Any, ...] = (
     10**30,
     2**64,
 )
-_WHOLE = tuple(one for one in NUMBERS if type(one) is int and abs(one) < 2**64)
 #: Texts that have broken parsers, terminals and paths.
 TEXTS = (
     "",
@@ -75,20 +74,6 @@ TEXTS = (
     "1e400",
     "0x10",
 )
-CPU_KINDS = ("llvm", "c", "hexagon")
-GPU_KINDS = ("cuda", "rocm", "opencl", "vulkan", "metal")
-_OPTIONS = (
-    "keys",
-    "mcpu",
-    "mattr",
-    "mtriple",
-    "num-cores",
-    "device",
-    "model",
-    "arch",
-    "max_num_threads",
-    "libs",
-)
 _LENGTHS = (100, 1_000, 5_000, 70_000)
 _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.", b"'x'", b"nul", b"\xff")
 
@@ -96,13 +81,6 @@ _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.",
 def number(rng: Random) -> Any:
     """A number, mostly a hostile one."""
     return rng.choice(NUMBERS) if rng.random() < 0.7 else rng.randrange(1, 1 << rng.randrange(1, 64))
-
-
-def whole(rng: Random) -> Any:
-    """A whole number, mostly a hostile one; now and then no whole number."""
-    if rng.random() < 0.03:
-        return number(rng)
-    return rng.choice(_WHOLE) if rng.random() < 0.7 else rng.randrange(1, 1 << rng.randrange(1, 64))
 
 
 def text(rng: Random) -> str:
@@ -240,29 +218,3 @@ def damaged(rng: Random, data: bytes) -> bytes:
     if kind == 5:
         return data.replace(b"\n", b"\r\n", rng.choice((1, 5, -1)))
     return data[:place] + data[place : place + 64] * 3 + data[place:]
-
-
-def target_text(rng: Random, family: str) -> str:
-    """A target in the old text form."""
-    kinds = CPU_KINDS if family == "cpu" else GPU_KINDS
-    kind = kinds[0] if rng.random() < 0.8 else rng.choice(kinds)
-    words = [kind]
-    for _ in range(rng.randrange(4)):
-        option = rng.choice(_OPTIONS)
-        words.append(
-            rng.choice((f"-{option}={_option(rng)}", f"--{option}", f"-{option}={rng.choice(TEXTS)}"))
-        )
-    return " ".join(words)
-
-
-def target_object(rng: Random, family: str) -> dict[str, Any]:
-    """A target in the JSON form."""
-    kinds = CPU_KINDS if family == "cpu" else GPU_KINDS
-    made: dict[str, Any] = {"kind": kinds[0] if rng.random() < 0.8 else rng.choice(kinds)}
-    for _ in range(rng.randrange(4)):
-        made[rng.choice(_OPTIONS)] = value(rng, 1) if rng.random() < 0.3 else _option(rng)
-    return made
-
-
-def _option(rng: Random) -> Any:
-    return rng.choice(("core-avx2", "skylake-avx512", "sm_80", "cpu", 8, 1024, "--5", "-1", "+neon,+dotprod"))

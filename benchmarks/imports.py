@@ -110,13 +110,13 @@ def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> d
         "duplicates": total("duplicates"),
         "rejected_by_reason": reasons,
         "unaccounted_lines": lines - total("imported") - total("duplicates") - sum(reasons.values()),
-        "lines_per_s": round(lines / found["secs"], 1),
-        "lines_per_cpu_s": round(lines / found["cpu_secs"], 1),
-        "again_lines_per_s": round(lines / found["again_secs"], 1),
+        "lines_per_s": lines / found["secs"],
+        "lines_per_cpu_s": lines / found["cpu_secs"],
+        "again_lines_per_s": lines / found["again_secs"],
         "again_imported": total("imported", found["again"]),
-        "secs": round(found["secs"], 3),
-        "peak_memory_mb": round(found["peak_mb"], 1),
-        "store_bytes_per_record": round(_bytes(folder) / max(1, total("imported")), 1),
+        "secs": found["secs"],
+        "peak_memory_mb": found["peak_mb"],
+        "store_bytes_per_record": _bytes(folder) / max(1, total("imported")),
     }
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learning_prune import Pruning, prune, random_share
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from benchmarks.rivals.named import make_rival
 from fleet.models.versions import DatasetSnapshot
@@ -30,8 +29,6 @@ OURS = ("model", "model-single")
 NETWORK = "model-network"
 #: TVM's own models, which need candidates that TVM can build again.
 TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
-#: Ways to thin the training rows out: ours, and at random within each workload.
-THINNED = ("prune", "random")
 _DIALECT = "meta_schedule"
 
 
@@ -67,43 +64,13 @@ class SingleRanker:
         return scores
 
 
-@dataclass(slots=True)
-class ThinnedRanker(ModelRanker):
-    """The model of this project, trained on a share of the rows."""
-
-    share: float = 0.6
-    #: One of `THINNED`.
-    by: str = THINNED[0]
-
-    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
-        """Thin the rows out, then train.
-
-        Raises:
-            TransferError: Nothing to learn from.
-        """
-        # Named, because a dataclass with slots is another class than the one that `super()` means here.
-        ModelRanker.fit(self, dataset, self.kept(dataset, rows, seed), devices, seed)
-
-    def kept(self, dataset: Dataset, rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """The rows to train on."""
-        if self.by == THINNED[0]:
-            return prune(dataset, rows, Pruning(share=self.share))
-        return random_share(dataset, rows, self.share, seed)
-
-
-def thinned_name(by: str, share: float) -> str:
-    """Name of the ranker that learns from a share of the rows."""
-    return f"{by}-{share:g}"
-
-
 def make_rankers(
     names: Sequence[str],
-    shares: Sequence[float],
     reader: StoreReader,
     snapshot: DatasetSnapshot,
     config: TrainConfig,
 ) -> list[Ranker]:
-    """The rankers with some names, and the thinned ones of the pruning curve.
+    """The rankers with some names.
 
     Raises:
         TransferError: A name is unknown.
@@ -122,11 +89,6 @@ def make_rankers(
             rankers.append(TvmXgb(stores) if name == TVM_RANKERS[0] else TvmMlp(stores))
         else:
             rankers.append(make_rival(name))
-    rankers += [
-        ThinnedRanker(config=config, name=thinned_name(by, share), share=share, by=by)
-        for share in shares
-        for by in THINNED
-    ]
     return rankers
 
 

@@ -218,17 +218,17 @@ def compare(settings: FleetConfig, spec: DeviceSpec, name: str, options: Options
         "trials": found["trials"],
         "failed": found["failed"],
         "model": found["model"],
-        "search_secs": round(search_secs, 1),
-        "latency_secs": {side: round(value, 7) for side, value in secs.items()},
+        "search_secs": search_secs,
+        "latency_secs": secs,
         "spread": {
-            side: round((max(turns) - min(turns)) / statistics.median(turns), 3)
+            side: (max(turns) - min(turns)) / statistics.median(turns)
             for side, turns in timed["turns"].items()
         },
         "absent": timed["absent"],
         "difference": timed["differences"],
         "is_equal": is_right("tvm_tuned", timed, _TOLERANCE),
         **{
-            f"speedup_vs_{side.removeprefix('tvm_')}": round(secs[side] / secs["tvm_tuned"], 3)
+            f"speedup_vs_{side.removeprefix('tvm_')}": secs[side] / secs["tvm_tuned"]
             for side in secs
             if side != "tvm_tuned"
         },

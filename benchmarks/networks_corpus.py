@@ -19,7 +19,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from agents.errors import first_line
 from agents.host.own_program import environment
@@ -35,60 +38,14 @@ _TARGET: Final = {"kind": "llvm", "num-cores": 1, "opt-level": 1}
 #: Longest that an architecture may take in all types: the check is for a busy host too.
 _CHILD_SECS: Final = 1800
 
-#: Tiny sizes of what architectures have in common.
-_LAYER: Final = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=48"
-_TEXT: Final = "vocab_size=64,tokens=8"
-_IMAGE: Final = f"image_size=32,{_LAYER}"
-_STAGES: Final = "image_size=32,hidden_sizes=8/16/16/16,depths=1/1/1/1"
-_HEADS: Final = "num_attention_heads=1/2/2/2"
-#: The tiny size of each architecture.
-_SIZES: Final = {
-    **dict.fromkeys(
-        ("bert", "electra", "roberta", "mpnet", "nystromformer", "deberta-v2"), f"{_LAYER},{_TEXT}"
-    ),
-    **dict.fromkeys(("llama", "phi", "gpt_neox"), f"{_LAYER},{_TEXT}"),
-    **dict.fromkeys(("qwen3", "gemma", "mistral"), f"{_LAYER},head_dim=16,num_key_value_heads=1,{_TEXT}"),
-    "albert": f"{_LAYER},embedding_size=16,{_TEXT}",
-    "squeezebert": f"{_LAYER},embedding_size=32,q_groups=1,k_groups=1,v_groups=1,post_attention_groups=1,"
-    f"intermediate_groups=1,output_groups=1,{_TEXT}",
-    "mobilebert": f"num_hidden_layers=1,{_TEXT}",
-    "distilbert": f"dim=32,n_heads=2,hidden_dim=48,n_layers=1,{_TEXT}",
-    "gpt2": f"n_embd=32,n_head=2,n_layer=1,{_TEXT}",
-    "bloom": f"hidden_size=32,n_head=2,n_layer=1,{_TEXT}",
-    "xlnet": f"d_model=32,n_head=2,d_inner=48,n_layer=1,{_TEXT}",
-    "mamba": f"hidden_size=32,num_hidden_layers=1,state_size=4,{_TEXT}",
-    **dict.fromkeys(("vit", "deit", "beit", "siglip_vision_model", "clip_vision_model"), _IMAGE),
-    **dict.fromkeys(("videomae", "vivit"), f"{_IMAGE},num_frames=2"),
-    "vitdet": "image_size=32,hidden_size=32,num_attention_heads=2,num_hidden_layers=1",
-    "dinov2": "image_size=28,hidden_size=32,num_attention_heads=2,num_hidden_layers=1",
-    "dpt": "image_size=32,hidden_size=32,num_hidden_layers=4,num_attention_heads=2,intermediate_size=48,"
-    "backbone_out_indices=0/1/2/3,neck_hidden_sizes=16/16/16/16,fusion_hidden_size=16",
-    "resnet": f"{_STAGES},embedding_size=8",
-    "regnet": f"{_STAGES},embedding_size=8,groups_width=8",
-    "bit": "image_size=32,hidden_sizes=16/32/32/32,depths=1/1/1/1,embedding_size=8,num_groups=4",
-    **dict.fromkeys(("convnext", "convnextv2", "poolformer"), _STAGES),
-    **dict.fromkeys(("pvt", "pvt_v2", "segformer"), f"{_STAGES},{_HEADS}"),
-    "glpn": f"{_STAGES},{_HEADS},decoder_hidden_size=16",
-    "hgnet_v2": "image_size=32,stem_channels=3/8/16,stage_in_channels=16/16/16/16,stage_mid_channels=8/8/8/8,"
-    "stage_out_channels=16/16/16/16,stage_num_blocks=1/1/1/1,hidden_sizes=16/16/16/16,depths=1/1/1/1",
-    "focalnet": "image_size=32,embed_dim=8,depths=1/1/1/1",
-    "mobilevit": "image_size=32,hidden_sizes=16/16/16,neck_hidden_sizes=8/8/16/16/16/16/32",
-    "swiftformer": "image_size=32,embed_dims=8/8/16/16,depths=1/1/1/1",
-    "cvt": "image_size=32,embed_dim=8/16/16,num_heads=1/2/2,depth=1/2/3",
-    "levit": "image_size=32,hidden_sizes=16/16/16,num_attention_heads=2/2/2,depths=1/1/1,key_dim=8/8/8",
-    "swin": "image_size=64,embed_dim=12,window_size=2,depths=1/1,num_heads=2/2",
-    "pp_lcnet": "image_size=32,scale=0.25",
-    "mobilenet_v1": "image_size=32,depth_multiplier=0.25",
-    "mobilenet_v2": "image_size=32,depth_multiplier=0.35",
-    "efficientnet": "image_size=32,width_coefficient=0.25,depth_coefficient=0.1,hidden_dim=320",
-    "textnet": "image_size=32",
-}
+_SIZES: Final = Path(__file__).with_name("tiny_networks.yaml")
 
 
 def tiny_names() -> dict[str, str]:
     """Names of the networks that are checked, by architecture."""
+    sizes = yaml.safe_load(_SIZES.read_text())
     architectures = dict.fromkeys(read_network_name(text).name for text in CORPUS)
-    return {name: f"transformers:{name},{_SIZES[name]}" for name in architectures}
+    return {name: f"transformers:{name},{sizes[name]}" for name in architectures}
 
 
 def check_corpus(architectures: Sequence[str], jobs: int) -> dict[str, Any]:

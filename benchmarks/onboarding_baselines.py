@@ -11,25 +11,16 @@ Legend: N candidates of a dataset, D devices, P columns of the flat features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.onboarding_graphs import (
-    Labelled,
-    MetaTune,
-    TGraph,
-    adapted,
-    fit_metatune,
-    fit_tgraph,
-    scores_of,
-)
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import need
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from benchmarks.rivals.situation import flat_of, hardware_of, places_of, sources_measured_test, speeds_of
-from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
@@ -53,6 +44,15 @@ _PARAMS: dict[str, Any] = {
     "verbosity": 0,
 }
 _ROUNDS = 150
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled:
+    """Rows of one device with their relative speeds."""
+
+    device_id: str
+    rows: Rows
+    labels: NDArray[np.float64]
 
 
 class FewShot:
@@ -83,8 +83,6 @@ def baselines() -> list[FewShot]:
         FewShot("xgboost-siblings", _trees_with_sources),
         FewShot("xgboost-change", _trees_of_changes),
         FewShot("mlp-fine-tuned", _mlp_fine_tuned),
-        FewShot("tgraph", lambda situation, few_shot: _graphs(situation, few_shot, fit_tgraph)),
-        FewShot("metatune", lambda situation, few_shot: _graphs(situation, few_shot, fit_metatune)),
     ]
 
 
@@ -232,20 +230,6 @@ def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None
     seen = with_few_shot(dataset, situation.target, few_shot)
     own.fit(seen, few_shot.rows, [situation.target], situation.seed)
     return own.score(seen, situation.test, situation.target)
-
-
-def _graphs(
-    situation: Situation,
-    few_shot: FewShotSet,
-    fit: Callable[[Dataset, Sequence[Labelled], int], TGraph | MetaTune],
-) -> Scores | None:
-    dataset, seed = situation.dataset, situation.seed
-    lists = _source_lists(situation)
-    if not lists:
-        return None
-    source = situation.once(fit.__name__, lambda: fit(dataset, lists, seed))
-    model = adapted(source, dataset, _target_list(situation, few_shot), seed)
-    return scores_of(model, dataset, situation.test, situation.target, seed)
 
 
 def _target_list(situation: Situation, few_shot: FewShotSet) -> Labelled | None:

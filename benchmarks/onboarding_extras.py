@@ -1,6 +1,6 @@
 """What stands beside the onboarding curve: ways to choose samples, breadth, intervals, kinds of processors.
 
-Each part gives JSON-ready values for one set of devices; `benchmarks.onboarding_page` makes tables of them.
+Each part gives JSON-ready values for one set of devices; `benchmarks.harness.page` makes tables of them.
 Called by `benchmarks.onboarding`. Nothing is measured.
 """
 
@@ -143,9 +143,9 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
         less = {k: interval(table.difference(regime, _told(name), _told(_RANDOM), k)) for k in ks}
         needed = table.samples_for(regime, _told(name), wanted.value)
         rows[name] = {
-            "top1": {str(k): None if found is None else round(found.value, 4) for k, found in top1.items()},
+            "top1": {str(k): None if found is None else found.value for k, found in top1.items()},
             "less_random": {} if name == _RANDOM else {str(k): found for k, found in less.items()},
-            "samples_for_random": None if needed is None else round(needed, 1),
+            "samples_for_random": needed,
         }
     reached = {name: row["samples_for_random"] for name, row in rows.items() if name != _RANDOM}
     known = {name: needed for name, needed in reached.items() if needed is not None}
@@ -159,7 +159,7 @@ def selectors(one: DeviceSet, how: How) -> dict[str, Any]:
         "at": at,
         "selectors": rows,
         "best": best,
-        "share": None if best is None else round(known[best] / rows[_RANDOM]["samples_for_random"], 3),
+        "share": None if best is None else known[best] / rows[_RANDOM]["samples_for_random"],
     }
 
 
@@ -258,7 +258,7 @@ def _stated(
 
 
 def _covered(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    means = {name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}
+    means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {"runs": len(rows), **means}
 
 

@@ -17,7 +17,6 @@ from the samples and all that the other profiles measured.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -33,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
+from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
@@ -277,12 +276,12 @@ def _kept(
 ) -> dict[str, dict[str, Any]]:
     """What each case found, by its name; those that the folder has are not run again."""
     paths = {one: folder / f"{one.name}.json" for one in cases}
-    waiting = [one for one, path in paths.items() if not path.exists()]
+    waiting = [one for one, path in paths.items() if read_kept(path) is None]
     made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
     for one in waiting:
         kept(paths[one], lambda: next(made))
         print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
-    return {one.name: json.loads(path.read_text()) for one, path in paths.items()}
+    return {one.name: read_kept(path) or {} for one, path in paths.items()}
 
 
 @dataclass(frozen=True, slots=True)

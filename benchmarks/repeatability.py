@@ -59,13 +59,13 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
     pairs = len(passes) * (len(passes) - 1)
     return {
         "workloads": len(regrets) // pairs,
-        "remeasure_median_change": round(statistics.median(changes), 5),
-        "remeasure_p90_change": round(statistics.quantiles(changes, n=10)[-1], 5),
+        "remeasure_median_change": statistics.median(changes),
+        "remeasure_p90_change": statistics.quantiles(changes, n=10)[-1],
         "steady_both_times": len(steady) // pairs,
-        "remeasure_median_change_steady": round(statistics.median(steady), 5) if steady else None,
+        "remeasure_median_change_steady": statistics.median(steady) if steady else None,
         # Another candidate wins by more than numbers differ anyway; `any` counts the ties as well.
-        "winner_flip": round(statistics.fmean(wide), 4),
-        "winner_flip_any": round(statistics.fmean(flips), 4),
-        "winner_flip_regret_mean": round(statistics.fmean(regrets), 6),
-        "winner_flip_regret_max": round(max(regrets), 5),
+        "winner_flip": statistics.fmean(wide),
+        "winner_flip_any": statistics.fmean(flips),
+        "winner_flip_regret_mean": statistics.fmean(regrets),
+        "winner_flip_regret_max": max(regrets),
     }

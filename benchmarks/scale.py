@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from agents.records import Record
-from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, working_folder
+from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
 from benchmarks.made_up import RecordMaker, device_name, made_up_rows, memory_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
@@ -100,23 +100,20 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any
         "records": count,
         "in_the_table": kept,
         "records_per_turn": per_turn,
-        "records_per_s": round(count / (sum(ours) + flushed), 1),
-        "records_per_cpu_s": round(count / ours_cpu, 1),
-        "ms_per_turn_median": round(1e3 * statistics.median(ours), 2),
-        "ms_per_turn_p99": round(1e3 * statistics.quantiles(ours, n=100)[-1], 2),
-        "ms_per_turn_max": round(1e3 * max(ours), 2),
+        "records_per_s": count / (sum(ours) + flushed),
+        "records_per_cpu_s": count / ours_cpu,
+        **ms_of("ms_per_turn", ours),
         # The part of a turn after which its records may be acknowledged.
-        "durable_ms_median": round(1e3 * statistics.median(durable), 2),
-        "durable_ms_p99": round(1e3 * statistics.quantiles(durable, n=100)[-1], 2),
-        "flush_secs": round(flushed, 2),
-        "longest_wait_for_the_table_secs": round(lag, 1),
+        **ms_of("durable_ms", durable),
+        "flush_secs": flushed,
+        "longest_wait_for_the_table_secs": lag,
         "data_files": files,
         "memory_growth_mb": growth("own"),
         "memory_growth_over_records": memory[-1]["records"] - settled[0]["records"],
         # Files that are mapped (the ids) count here too: memory that the system may take back at any time.
         "memory_growth_with_mapped_files_mb": growth("resident"),
-        "memory_peak_mb": round(max(one["own"] for one in memory), 1),
-        "memory": [{name: round(value, 1) for name, value in one.items()} for one in memory[::5]],
+        "memory_peak_mb": max(one["own"] for one in memory),
+        "memory": memory[::5],
     }
 
 
@@ -186,7 +183,7 @@ def _twice(folder: Path) -> dict[str, Any]:
     return {
         "known_found": sum(found[: len(known)]),
         "new_taken_for_known": sum(found[len(known) :]),
-        "ms_for_10000_ids": round(1e3 * secs, 2),
+        "ms_for_10000_ids": 1e3 * secs,
     }
 
 

@@ -7,7 +7,6 @@ On a host with few cores they compete with the coordinator, so the coordinator's
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId
+from benchmarks.harness import ms_of
 from benchmarks.made_up import (
     TARGET,
     made_up_rows,
@@ -140,31 +140,28 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     return {
         "devices": devices,
         "states": _states(view),
-        "up_secs": round(up_secs, 1),
-        "secs": round(took, 1),
+        "up_secs": up_secs,
+        "secs": took,
         "records": records,
         "in_the_table": kept,
         "jobs": view["jobs"],
-        "records_per_s": round(records / took, 1),
+        "records_per_s": records / took,
         # Without the time in which it waited for agents: what it would take in if others gave it enough.
-        "records_per_busy_s": round(records / max(took - waited, 1e-9), 1),
+        "records_per_busy_s": records / max(took - waited, 1e-9),
         # Of this process alone; the devices' processes took `agents_cpu_secs`.
-        "records_per_cpu_s": round(records / cpu, 1),
+        "records_per_cpu_s": records / cpu,
         # The first ones have all devices begin at once.
         "windows": windows,
-        "cpu_secs": round(cpu, 1),
-        "up_cpu_secs": round(up_cpu, 1),
-        "agents_cpu_secs": round(agents_cpu, 1),
-        "waited_secs": round(waited, 1),
-        "close_secs": round(shutdown, 1),
+        "cpu_secs": cpu,
+        "up_cpu_secs": up_cpu,
+        "agents_cpu_secs": agents_cpu,
+        "waited_secs": waited,
+        "close_secs": shutdown,
         "turns": len(turns),
-        "ms_per_turn_median": round(1e3 * statistics.median(turns), 2),
-        "ms_per_turn_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2) if turns[1:] else None,
-        "ms_per_turn_max": round(1e3 * max(turns), 2),
+        **ms_of("ms_per_turn", turns),
         # From a device that asks to its jobs, requests to agents included.
-        "plan_ms_median": round(1e3 * statistics.median(plans), 3) if plans else None,
-        "plan_ms_p99": round(1e3 * statistics.quantiles(plans, n=100)[-1], 3) if plans[1:] else None,
-        "memory_mb": [round(one, 1) for one in memory],
+        **ms_of("plan_ms", plans),
+        "memory_mb": memory,
     }
 
 
@@ -181,9 +178,9 @@ class _Window:
         now, cpu = time.perf_counter(), time.process_time()
         count = records - self.records
         told = {
-            "secs": round(now - self.began, 2),
-            "records_per_s": round(count / (now - self.began), 1),
-            "records_per_cpu_s": round(count / (cpu - self.cpu), 1),
+            "secs": now - self.began,
+            "records_per_s": count / (now - self.began),
+            "records_per_cpu_s": count / (cpu - self.cpu),
         }
         return _Window(now, cpu, records), told
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, WorkloadId
+from benchmarks.harness import ms_of
 from fleet.core import events as ev
 from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState
@@ -128,13 +129,11 @@ def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WO
         "jobs_left": {str(name): count for name, count in state.job_counts().items()},
         "decisions_with_a_plan": len(planned),
         # Of those with a plan; the others only hand out a lease that is queued already.
-        "decision_ms_median": round(1e3 * statistics.median(planned), 3),
-        "decision_ms_p99": round(1e3 * statistics.quantiles(planned, n=100)[-1], 3),
+        **ms_of("decision_ms", planned),
         # Processor time of the same: a busy host takes nothing away from it.
-        "decision_cpu_ms_median": round(1e3 * statistics.median(planned_cpu), 3),
-        "decision_cpu_ms_p99": round(1e3 * statistics.quantiles(planned_cpu, n=100)[-1], 3),
-        "lease_ms_median": round(1e3 * statistics.median(took), 3),
-        "any_ms_mean": round(1e3 * statistics.fmean(took), 3),
-        "cpu_ms_mean": round(1e3 * cpu / len(took), 3),
-        "tick_ms_median": round(1e3 * statistics.median(ticks), 3) if ticks else None,
+        **ms_of("decision_cpu_ms", planned_cpu),
+        "lease_ms_median": 1e3 * statistics.median(took),
+        "any_ms_mean": 1e3 * statistics.fmean(took),
+        "cpu_ms_mean": 1e3 * cpu / len(took),
+        "tick_ms_median": 1e3 * statistics.median(ticks) if ticks else None,
     }

@@ -93,8 +93,8 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     ended = time.perf_counter()
     parts = coordinator._parts
     known: dict[str, Any] = {
-        "open_store_secs": round(opened - began, 3),
-        "rest_secs": round(ended - opened, 3),
+        "open_store_secs": opened - began,
+        "rest_secs": ended - opened,
         "records_known": sum(one.records for one in parts.record_sink.counts.values()),
         "candidates_known": sum(
             tally.measured for device_id in specs for tally in store.state.tallies(device_id)
@@ -104,7 +104,7 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
         before = time.perf_counter()
         coordinator.close()
         store.close()
-        known["close_secs"] = round(time.perf_counter() - before, 3)
+        known["close_secs"] = time.perf_counter() - before
     return known
 
 

@@ -2,8 +2,8 @@
 
 Workloads that no head learns from (`fleet.models.holdout`), of five networks, are searched on one device of
 this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
-evolutionary search with its XGBoost model and with its MLP, and by random draws, all on our builder and
-runner; and by `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
+evolutionary search with its XGBoost model, and by random draws, all on our builder and runner; and by
+`tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
 256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
 (`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
 of the searches knows an earlier record of the workload. After the searches of a workload all programs that
@@ -30,7 +30,6 @@ from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
-    MLP,
     NO_HEAD,
     OURS,
     RANDOM,
@@ -55,23 +54,9 @@ from fleet.config.settings import load_fleet
 NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
-class Plan(NamedTuple):
-    """How much is searched."""
-
-    workloads: int
-    trials: int
-    #: Of ours, with and without a head, and of XGBoost; the others have one.
-    seeds: int
-    #: Workloads and trials of TVM's MLP, and of stock `tune_tir`: they take minutes a workload.
-    mlp: tuple[int, int]
-    stock: tuple[int, int]
-    most_flops: float
-    #: Who searches.
-    sides: tuple[str, ...] = (*SIDES, STOCK)
-
-
-FULL = Plan(12, 256, 3, (12, 256), (12, 64), 3e8)
-QUICK = Plan(4, 64, 1, (1, 32), (1, 32), 3e7)
+#: Workloads and trials of stock `tune_tir`, which takes minutes a workload.
+_STOCK, _QUICK_STOCK = (12, 64), (1, 32)
+_MOST_FLOPS, _QUICK_MOST_FLOPS = 3e8, 3e7
 
 
 class _Task(NamedTuple):
@@ -90,18 +75,13 @@ class Options:
     quick: Annotated[bool, Option("4 workloads, 1 seed, 64 trials")] = False
     keep: Annotated[Path | None, Option("folder of finished runs; an earlier one goes on")] = None
     minutes: Annotated[float, Option("nothing more begins after these")] = math.inf
-    workloads: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    trials: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    seeds: Annotated[int | None, Option("other than the plan's", least=1)] = None
-    sides: Annotated[
-        tuple[str, ...] | None, Option("who searches (all)", choices=(*SIDES, STOCK, DAY_ZERO))
-    ] = None
-
-    def plan(self) -> Plan:
-        """How much is searched."""
-        plan = QUICK if self.quick else FULL
-        changes = {name: getattr(self, name) for name in ("workloads", "trials", "seeds", "sides")}
-        return plan._replace(**{name: value for name, value in changes.items() if value is not None})
+    workloads: Annotated[int, Option("how many are searched", least=1, quick=4)] = 12
+    trials: Annotated[int, Option("of a search", least=1, quick=64)] = 256
+    seeds: Annotated[int, Option("of ours and of XGBoost; the other sides have one", least=1, quick=1)] = 3
+    sides: Annotated[tuple[str, ...], Option("who searches", choices=(*SIDES, STOCK, DAY_ZERO))] = (
+        *SIDES,
+        STOCK,
+    )
 
 
 def measure(options: Options) -> Figures:
@@ -110,10 +90,10 @@ def measure(options: Options) -> Figures:
     ends_at = time.monotonic() + 60 * options.minutes
     with working_folder(options.keep) as folder:
         bench = SearchBench(settings, options.device, folder, options.without)
-        return _search(bench, options.plan(), ends_at)
+        return _search(bench, options, ends_at)
 
 
-def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
+def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """Search, time again, and compare; what is missing when time is over is left out, and counted.
 
     Args:
@@ -122,7 +102,7 @@ def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
         ends_at: `time.monotonic` after which nothing more begins.
     """
     head = bench.head() if OURS in plan.sides else None
-    chosen = bench.workloads(NETWORKS, plan.workloads, plan.most_flops)
+    chosen = bench.workloads(NETWORKS, plan.workloads, _QUICK_MOST_FLOPS if plan.quick else _MOST_FLOPS)
     runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
     turns, missing = [], 0
@@ -147,10 +127,6 @@ def _search(bench: SearchBench, plan: Plan, ends_at: float) -> Figures:
             sides.setdefault(side, {})[int(count)] = min(secs, default=None)
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
-    if plan.mlp[1] < plan.trials:
-        # A side that was given fewer trials is compared with the others where it was, early.
-        for latencies in final.values():
-            latencies.pop(MLP, None)
     return {
         "benchmark": "search",
         "device": bench.spec.device_id,
@@ -173,29 +149,29 @@ def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
     head_gain = gain(early, NO_HEAD, ours)
     return {
         "ours": ours,
-        "median_trials_ratio": round(statistics.median(trials), 3) if trials else None,
-        "trials_ratios": [round(one, 3) for one in trials],
+        "median_trials_ratio": statistics.median(trials) if trials else None,
+        "trials_ratios": trials,
         "head_gain": None if head_gain is None else head_gain["value"],
         "head_gain_interval": None if head_gain is None else head_gain["interval"],
         "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
-        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM)},
-        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, MLP, RANDOM, STOCK)},
-        "worst_final_loss": round(max(losses.values()), 4) if losses else None,
-        "median_wall_ratio_vs_stock": round(statistics.median(wall), 2) if wall else None,
-        "wall_ratios": [round(one, 2) for one in wall],
+        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, RANDOM)},
+        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, RANDOM, STOCK)},
+        "worst_final_loss": max(losses.values()) if losses else None,
+        "median_wall_ratio_vs_stock": statistics.median(wall) if wall else None,
+        "wall_ratios": wall,
         "scoring_share": scoring_share(runs),
     }
 
 
-def _tasks(plan: Plan, number: int) -> list[_Task]:
+def _tasks(plan: Options, number: int) -> list[_Task]:
     """The runs of the workload of this number."""
     several = (OURS, DAY_ZERO, NO_HEAD, XGB)
     tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
     tasks.append(_Task(RANDOM, plan.trials, 0))
-    for side, (workloads, trials) in ((MLP, plan.mlp), (STOCK, plan.stock)):
-        if number < workloads:
-            tasks.append(_Task(side, trials, 0))
+    workloads, trials = _QUICK_STOCK if plan.quick else _STOCK
+    if number < workloads:
+        tasks.append(_Task(STOCK, trials, 0))
     return [task for task in tasks if task.side in plan.sides]
 
 
@@ -228,7 +204,7 @@ def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list
                 "early_secs": [early.get((one.name, seed)) for seed in seeds],
                 "final_secs": [final.get((one.name, seed)) for seed in seeds],
                 "search_secs": {
-                    side: [round(run["secs"], 1) for (name, _), run in found.items() if name == one.name]
+                    side: [run["secs"] for (name, _), run in found.items() if name == one.name]
                     for side, found in runs.items()
                 },
                 "trials": {

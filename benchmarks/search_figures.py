@@ -18,10 +18,10 @@ import numpy as np
 
 #: Trials after which the head's worth is judged.
 EARLY = 32
-OURS, NO_HEAD, XGB, MLP, RANDOM, STOCK = "ours", "ours_without_head", "xgb", "mlp", "random", "stock"
+OURS, NO_HEAD, XGB, RANDOM, STOCK = "ours", "ours_without_head", "xgb", "random", "stock"
 #: Ours with the head of the shipped model, without a sample; searched only where it is asked for.
 DAY_ZERO = "ours_day_zero"
-SIDES = (OURS, NO_HEAD, XGB, MLP, RANDOM)
+SIDES = (OURS, NO_HEAD, XGB, RANDOM)
 #: Parts of our rounds that are scoring and learning.
 _SCORING = frozenset({"rank", "learn"})
 _RESAMPLES = 4000

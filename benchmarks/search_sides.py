@@ -33,7 +33,7 @@ from agents.records import (
     as_json_dict,
 )
 from benchmarks.harness import child_json, kept
-from benchmarks.search_figures import DAY_ZERO, MLP, NO_HEAD, OURS, RANDOM, STOCK, XGB
+from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, RANDOM, STOCK, XGB
 from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
@@ -114,7 +114,7 @@ class SearchBench:
             RANDOM: lambda: self._random(workload, trials, seed),
             **{
                 name: lambda name=name: self._tvm(name, workload, trials, seed)  # type: ignore[misc]
-                for name in (XGB, MLP, STOCK)
+                for name in (XGB, STOCK)
             },
         }
         return self._once(f"{side}-{workload.workload_id}-{trials}-{seed}", ways[side])

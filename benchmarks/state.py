@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from benchmarks.harness import Figures, Option, benchmark, by_turns, working_folder
+from benchmarks.harness import Figures, Option, benchmark, by_turns, ms_of, working_folder
 from benchmarks.store import make_records
 from fleet.state.packed_rows import pack, with_device
 from fleet.state.rows import Result, result_of
@@ -45,8 +45,7 @@ def acknowledgements(folder: Path, batch: int, turns: int) -> dict[str, Any]:
     return {
         "records": batch,
         "turns": turns,
-        "ms_median": round(1e3 * statistics.median(secs), 2),
-        "ms_p95": round(1e3 * statistics.quantiles(secs, n=20)[-1], 2),
+        **ms_of("ms", secs, 95),
     }
 
 
@@ -86,11 +85,10 @@ def growth(folder: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         opened_secs = time.perf_counter() - began
         yield {
             "results": count,
-            "results_per_s": round(len(turns) * _BATCH * _TURN_DEVICES / secs, 1),
-            "turn_ms_median": round(1e3 * statistics.median(turns), 2),
-            "turn_ms_p99": round(1e3 * statistics.quantiles(turns, n=100)[-1], 2),
-            "file_mb": round(path.stat().st_size / 1e6, 1),
-            "open_secs": round(opened_secs, 3),
+            "results_per_s": len(turns) * _BATCH * _TURN_DEVICES / secs,
+            **ms_of("turn_ms", turns),
+            "file_mb": path.stat().st_size / 1e6,
+            "open_secs": opened_secs,
             **_questions(state, rng),
         }
         secs, turns = 0.0, []

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from deltalake import write_deltalake
 
 from agents.records import Candidate, Record, WorkloadId, canonical_json
-from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, working_folder
+from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, ms_of, working_folder
 from benchmarks.made_up import record_of
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
@@ -81,15 +81,13 @@ def appends(folder: Path, batch: int, batches: int) -> dict[str, Any]:
     return {
         "records_per_commit": batch,
         "commits": batches,
-        "records_per_s": round(batch * batches / (sum(ours) + flush_secs), 1),
-        "ms_per_commit_median": round(1e3 * statistics.median(ours), 2),
-        "ms_per_commit_p95": round(1e3 * statistics.quantiles(ours, n=20)[-1], 2),
-        "ms_per_commit_max": round(1e3 * max(ours), 2),
-        "flush_secs": round(flush_secs, 3),
-        "baseline_ms_per_commit_median": round(1e3 * statistics.median(plain), 2),
+        "records_per_s": batch * batches / (sum(ours) + flush_secs),
+        **ms_of("ms_per_commit", ours, 95),
+        "flush_secs": flush_secs,
+        "baseline_ms_per_commit_median": 1e3 * statistics.median(plain),
         # Above 1: the store takes longer than the baseline.
-        "time_ratio_to_baseline_median": round(statistics.median(ours) / statistics.median(plain), 3),
-        "time_ratio_to_baseline_total": round((sum(ours) + flush_secs) / sum(plain), 3),
+        "time_ratio_to_baseline_median": statistics.median(ours) / statistics.median(plain),
+        "time_ratio_to_baseline_total": (sum(ours) + flush_secs) / sum(plain),
     }
 
 
@@ -153,7 +151,7 @@ def measure(options: Options) -> Figures:
             "store_records": options.records,
             "store": dict(large_store(root / "open", options.records)),
         }
-    result["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    result["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return result
 
 

@@ -130,9 +130,9 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, An
     mine, other = samples.sum(axis=0) / secs.sum(axis=0)
     return {
         "heads": len(devices),
-        "samples_per_s": round(mine, 1),
-        "published_samples_per_s": round(other, 1),
-        "ratio": round(mine / other, 2),
+        "samples_per_s": mine,
+        "published_samples_per_s": other,
+        "ratio": mine / other,
         "ratio_of_each_round": np.round(np.divide(*(samples / secs).T), 2).tolist(),
         "samples": samples.sum(axis=0).astype(int).tolist(),
         "secs": np.round(secs.sum(axis=0), 2).tolist(),
@@ -208,10 +208,10 @@ def _train_on(store: Path) -> dict[str, Any]:
         "candidates": len(dataset),
         "devices": list(result.model.device_ids),
         "samples_of_the_epoch": result.history[0].samples,
-        "read_secs": round(loaded_secs, 1),
-        "epoch_secs": round(result.seconds, 1),
-        "peak_gib_after_reading": round(loaded, 2),
-        "peak_gib": round(_peak_gib(), 2),
+        "read_secs": loaded_secs,
+        "epoch_secs": result.seconds,
+        "peak_gib_after_reading": loaded,
+        "peak_gib": _peak_gib(),
     }
 
 

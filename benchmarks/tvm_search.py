@@ -1,7 +1,7 @@
 """TVM's own search of one workload: the baselines of `search.py`.
 
-Two ways: `tune_tir` as it is shipped, with its own builder and runner (`stock`), and its search with one of
-its cost models (`xgb`, `mlp`) on our builder and runner, so that only the search differs. Run as a process
+Two ways: `tune_tir` as it is shipped, with its own builder and runner (`stock`), and its search with its
+XGBoost model (`xgb`) on our builder and runner, so that only the search differs. Run as a process
 of its own, `python -m benchmarks.tvm_search`, with one JSON object on stdin and one on stdout, so that
 neither side inherits the other's pinning or memory.
 """
@@ -79,10 +79,10 @@ def stock(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
-    """Search one workload with TVM's evolutionary search and one of its cost models; our worker measures.
+    """Search one workload with TVM's evolutionary search and its XGBoost model; our worker measures.
 
     Args:
-        question: As of `stock`, and `model` (`xgb` or `mlp`), `device`, `folder` for the worker's spool.
+        question: As of `stock`, and `device`, `folder` for the worker's spool.
 
     Returns:
         As of `stock`.
@@ -111,7 +111,8 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
             num_threads=question["workers"],
             rand_state=question["seed"] + 1,
         )
-        database, model = ms.database.MemoryDatabase(), _model(question["model"], question["workers"])
+        database = ms.database.MemoryDatabase()
+        model = ms.cost_model.XGBModel(num_tuning_cores=question["workers"])
         entry = database.commit_workload(module)
         context.pre_tuning(question["trials"], question["per_round"], None, database, model)
         while (candidates := context.generate_measure_candidates()) is not None:
@@ -162,44 +163,6 @@ class _Curve:
     def answer(self) -> dict[str, Any]:
         """What is told."""
         return {"secs": time.perf_counter() - self._began, "trials": self._trials, "best": self._best}
-
-
-def _model(name: str, cores: int) -> Any:
-    """TVM's cost model of a name, as TVM makes it by default."""
-    from tvm.s_tir import meta_schedule as ms
-
-    if name == "xgb":
-        return ms.cost_model.XGBModel(num_tuning_cores=cores)
-    import numpy as np
-    import torch
-    from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
-        MLPModel,
-        SegmentDataLoader,
-        SegmentSumMLPTrainer,
-    )
-
-    class Trainer(SegmentSumMLPTrainer):  # type: ignore[misc]  # tvm publishes no types
-        """TVM's own full training holds out whole workloads, so with one it fails; torch 2.7 refuses it."""
-
-        def train_full(self) -> None:
-            """Train as TVM does, on all that was measured, and keep the last epoch."""
-            groups = list(self.state.data.values())
-            features = [one for group in groups for one in group.features]
-            wanted = np.concatenate([group.min_cost / group.costs for group in groups])
-            loader = SegmentDataLoader(features, wanted, batch_size=self.batch_size, shuffle=True)
-            self.optimizer = torch.optim.Adam(
-                self.state.model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
-            )
-            rate = torch.optim.lr_scheduler.StepLR(self.optimizer, self.num_epoch_full // 10, gamma=0.8)
-            for _ in range(self.num_epoch_full):
-                self.state.model.train()
-                for batch, data in enumerate(loader):
-                    self.train_step(data, batch)
-                rate.step()
-            self.state.model.eval()
-            self.state.untrained_size = 0
-
-    return MLPModel(trainer=Trainer())
 
 
 def _trace(schedule: Any) -> str:

@@ -166,7 +166,7 @@ def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:
     assert torn
 
 
-@pytest.mark.parametrize("load", ["spool", "state", "store", "models"])
+@pytest.mark.parametrize("load", ["spool", "state", "models"])
 def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     tally = Tally()
     for seed in range(4):
@@ -219,20 +219,29 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
     assert found["trainings"] >= 1
 
 
+CAMPAIGNS = (
+    *("fleet kill", "fleet torn power", "fleet full", "fleet on a small disk"),
+    *("spool kill", "spool disk", "spool moments", "state torn", "state power", "state disk"),
+    *("models torn", "models moments"),
+)
+
+
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
-    campaigns = bench.campaigns()
-    for _, campaign in campaigns.values():
+    # Each load and each fault once, not each pair: a run of the benchmark has all of them.
+    everything = bench.campaigns()
+    campaigns = [everything[name][1] for name in CAMPAIGNS if name in everything]
+    for campaign in campaigns:
         next(campaign)
     found = bench.tally.to_json(0)
     assert "\n\n".join(found["failures"]) == ""
     assert [found[name] for name in ("lost", "duplicated", "unaccounted", "half_published")] == [0] * 4
     assert bench.tally.histories >= len(campaigns)
-    assert {"agent", "coordinator", "models", "spool", "state", "store"} <= set(found["by_target"])
+    assert {"coordinator", "models", "spool", "state"} <= set(found["by_target"])
     assert {"kill", "moment", "power_cut", "torn"} <= set(found["by_fault"])
     assert found["disk_faults"] >= 3
-    assert found["trainings"] >= 3
-    assert found["kills"] > 40
+    assert found["trainings"] >= 2
+    assert found["kills"] > 24
 
 
 def test_what_a_child_says_at_its_end_is_in_the_failure(bench: Bench) -> None:
@@ -240,4 +249,4 @@ def test_what_a_child_says_at_its_end_is_in_the_failure(bench: Bench) -> None:
     assert "KeyError" in bench.children.last_words()
     run = run_of(bench, Tally(), "idle")
     with pytest.raises(ChildError, match=r"within 0\.3 s"):
-        bench.children.wait(bench.children.start("agent", {**run.arguments(), "socket": "idle"}), 0.3)
+        bench.children.wait(bench.children.start("observer", run.arguments()), 0.3)

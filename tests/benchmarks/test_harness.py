@@ -20,6 +20,7 @@ from benchmarks.harness import (
     command_of,
     interval,
     markdown_table,
+    page,
     working_folder,
 )
 from fleet.errors import FleetError
@@ -101,6 +102,17 @@ def test_tables_leave_out_rows_without_figures() -> None:
     assert cell(estimate, "+") == cell(interval(estimate), "+") == "+0.500 [+0.250, +1.000]"
     rows = [("a", cell(0.1), cell(None)), ("b", "", "")]
     assert markdown_table(("x", "y", "z"), rows) == ["| x | y | z |", "|---|---|---|", "| a | 0.100 |  |"]
+
+
+def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
+    rows = {"a": {"top1": [0.5, 0.25, 1.0], "by": {"cpu": 0.1}}, "b": {"top1": None, "runs": 3}}
+    result = {"secs": 1.5, "used": ["x", "y"], "raw": [[1, 2]], "parts": {"first": [rows], "empty": {}}}
+    assert page("Title", "python -m it", result)[6:] == [
+        *("| figure | value |", "|---|---|", "| `secs` | 1.500 |", "| `used` | x, y |", ""),
+        *("## parts", "", "### first", "", "#### 1", ""),
+        *("|  | top1 | by cpu | runs |", "|---|---|---|---|"),
+        *("| a | 0.500 [0.250, 1.000] | 0.100 |  |", "| b |  |  | 3 |"),
+    ]
 
 
 def test_a_folder_that_is_given_stays(tmp_path: Path) -> None:

@@ -18,30 +18,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.programs.trace_rules import _INSTRUCTIONS
 from benchmarks import hostile
-from benchmarks.hostile_files import CORPUS, DIALECTS, corpus_names, make_case
+from benchmarks.hostile_corpus import (
+    CORPUS,
+    DIALECTS,
+    Lines,
+    corpus_names,
+    make_case,
+    module,
+    seeds,
+    steps_of,
+)
 from benchmarks.hostile_folders import FOLDER_STAGES, folder_names, folder_stages
-from benchmarks.hostile_modules import module
 from benchmarks.hostile_run import Found, Question, run
-from benchmarks.hostile_traces import KINDS, trace
-from benchmarks.hostile_tuners import STEPS, ansor_steps, entity
-from benchmarks.hostile_values import deep_text
+from benchmarks.hostile_values import deep_text, with_fault
 from transfer.errors import TraceError
 from transfer.features.access import block_accesses
 from transfer.language.ansor import AnsorReader
+from transfer.language.ansor_steps import TAGS
 from transfer.language.autotvm import AutoTVMReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.program import program_stages
 
 #: Seed and number of the generated cases that every run of the tests reads.
-SEED, CASES = 20_260, 64
+SEED, CASES = 20_260, 36
 QUICK = ("import", "dataset", "replay", "export")
 
 
 def found_of(questions: list[Question], folder: Path, module_name: str = "benchmarks.hostile_child") -> Found:
     markers = folder / "markers"
     markers.mkdir(exist_ok=True)
-    found = run(questions, folder / "work", seed=SEED, markers=markers, module=module_name)
+    found = Found()
+    run(questions, folder / "work", seed=SEED, markers=markers, found=found, module=module_name)
     assert list(markers.iterdir()) == []
     return found
 
@@ -100,24 +109,37 @@ def test_cases_hold_every_dialect_form_and_attack_and_are_the_same_again() -> No
     marked = [case for case in cases if case.markers and case.form == "plain"]
     assert len(marked) > 10
     assert any(b"/watched/1-" in case.files[0][1] for case in marked)
-    rng = Random(5)
-    assert set(KINDS) <= {one[0] for _ in range(200) for one in trace(rng, "/watched/x")[0]}
-    assert set(STEPS) <= {step[0] for _ in range(100) for step in ansor_steps(rng)}
+    # Every instruction that the rules know is tried, and some that they do not.
+    instructions = {step[0] for line in seeds("meta_schedule") for step in steps_of("meta_schedule", line)}
+    assert set(_INSTRUCTIONS) < instructions
+    steps = {step[0] for line in seeds("ansor") for step in steps_of("ansor", line)}
+    assert steps > TAGS
+
+
+def _text_of(dialect: str) -> Callable[[Random], str]:
+    def made(rng: Random) -> str:
+        whole = Lines(rng=rng, dialect=dialect).next(0)
+        for _ in range(rng.choice((0, 1, 3))):
+            whole = with_fault(rng, whole)
+        try:
+            steps = whole[1][0] if dialect == "meta_schedule" else steps_of(dialect, whole)
+        except (KeyError, IndexError, TypeError):
+            steps = whole
+        return deep_text(steps).decode()
+
+    return made
 
 
 def _module_text(rng: Random) -> str:
-    try:
-        return json.dumps(module(rng))
-    except RecursionError:
-        return "null"
+    return deep_text(module(rng)).decode()
 
 
 @pytest.mark.parametrize(
     ("make", "read"),
     [
-        (lambda rng: deep_text(trace(rng)).decode(), MetaScheduleReader().read),
-        (lambda rng: json.dumps(ansor_steps(rng)), AnsorReader().read),
-        (lambda rng: json.dumps(entity(rng)), AutoTVMReader().read),
+        (_text_of("meta_schedule"), MetaScheduleReader().read),
+        (_text_of("ansor"), AnsorReader().read),
+        (_text_of("autotvm"), AutoTVMReader().read),
         (_module_text, program_stages),
         (_module_text, block_accesses),
     ],
@@ -214,13 +236,14 @@ def test_the_attacks_run_code_where_they_are_replayed_as_they_came(tmp_path: Pat
     """Without this the count of executed attacks would be 0 whatever the fleet did."""
     script = """
 import json, sys
-from benchmarks.hostile_stranger import attack, programs
+from benchmarks.hostile_corpus import attack_steps
+from benchmarks.hostile_live import programs
 import numpy as np, tvm
 from tvm.s_tir.schedule import Schedule, Trace
 public, _ = programs("")
 for number in (0, 1, 2, 3, 4):
     schedule = Schedule(public)
-    Trace.apply_json_to_schedule([attack(number, f"{sys.argv[1]}/{number}"), []], schedule)
+    Trace.apply_json_to_schedule([attack_steps(number, f"{sys.argv[1]}/{number}"), []], schedule)
     built = tvm.tirx.build(schedule.mod, target=tvm.target.Target({"kind": "llvm"}))
     tensors = [tvm.runtime.tensor(np.ones((64, 64), "float32")) for _ in range(3)]
     built.get_function("main", query_imports=True)(*tensors)

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import read_kept
 from benchmarks.rivals.base import hold_out_workloads, need
-from benchmarks.rivals.kept_scores import KeptScores, run_kept_fits
+from benchmarks.rivals.kept_scores import run_kept_fits
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from benchmarks.rivals.named import RIVALS, make_rival
 from benchmarks.rivals.nearest import NearestDevice
@@ -146,7 +147,7 @@ def test_finished_fits_are_kept_and_only_others_or_damaged_ones_are_made_again(t
     for damaged in (b"", b"PK\x03\x04", raw[: len(raw) // 2]):
         files[0].write_bytes(damaged)
         list(run_kept_fits(again, dataset, tmp_path, 1))
-        assert KeptScores(tmp_path, dataset).load(files[0]) is not None
+        assert read_kept(files[0]) is not None
     assert len(untouched.shown) == 3
     slower = replace(dataset, latency_secs=dataset.latency_secs * 2)
     list(run_kept_fits(fits[:1], slower, tmp_path, 1))

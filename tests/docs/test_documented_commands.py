@@ -82,7 +82,7 @@ HERE: dict[str, str] = {
     "store restore FOLDER NEW": "store restore backup again/store",
     "up --once": "up --once --device x86-64-v3 --for 20",
     "up --device x86-64-v3 --for 3600": "up --device x86-64-v3 --for 5",
-    "collect --device rpi4": "collect --device x86-64-v2 --workloads 8 --samples 12",
+    "collect --device rpi4": "collect --device x86-64-v3 --workloads 8 --samples 12",
     "collect --noise": "collect --device x86-64-v3 --noise 6",
     "train --model": "train --model mtl_tlp",
     "init": "init --folder written",
@@ -197,7 +197,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for number, (name, device) in enumerate(zip(names, recorded, strict=True)):
         place = folder if name in ("board-3", "rpi4") else folder / "configs/hardware"
         write_replay_device(place, name, folder / "recorded.parquet", device=device, seed=number, noise=True)
-    settings = {"schema": 1, "training": {"epochs": 2}, "onboarding": {"strategy": "siblings"}}
+    settings = {"schema": 1, "training": {"epochs": 1}, "onboarding": {"strategy": "siblings"}}
     settings["daemon"] = {"api_port": 0}
     (folder / "configs/fleet.yaml").write_text(yaml.safe_dump(settings))
     for name in ("logs/board-7/conv.jsonl", "a.json", "b.json.gz"):

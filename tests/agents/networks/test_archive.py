@@ -22,12 +22,13 @@ from benchmarks.hostile_archives import (
     ZIPS,
     Entries,
     archive,
+    attacks,
     examples,
     honest,
     program,
     tensor_meta,
 )
-from benchmarks.hostile_networks import ATTACKS, make_archive, with_attack, with_pickle
+from benchmarks.hostile_networks import make_archive, with_attack, with_pickle
 from tests.network_fixtures import save_network, small_network
 
 _CASES = Path(__file__).parents[3] / "../shared/data/cases/networks"
@@ -78,7 +79,7 @@ def test_the_copy_has_the_network_under_names_of_ours_and_nothing_else() -> None
     assert copy[f"network/{EXAMPLES}"] == b"", "torch would fall back to unpickling anything"
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
+@pytest.mark.parametrize("attack", attacks())
 def test_no_text_that_is_run_gets_into_the_copy(attack: Any) -> None:
     contents = [archive(with_attack(Random(seed), "/watched/x", attack)) for seed in range(24)]
     assert any(b"/watched/x" in content for content in contents)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agents.networks.corpus import CORPUS
 from agents.records import Candidate, DeviceKind, Family, Record, Workload
-from benchmarks.hostile_attacks import calling_map
+from benchmarks.hostile_corpus import attack_steps
 from fleet.api.client import DaemonClient
 from fleet.cli.app import run
 from fleet.cli.collected import collected, fleet_processes, print_collected
@@ -91,7 +91,7 @@ def test_nothing_of_strangers_becomes_a_script(store: Path) -> None:
     foreign, strange = make_record(9, origin="imported"), make_workload(2)
     record = replace(make_record(10), workload_id=strange.workload_id)
     published = make_record(11, device="lab.dev-a")
-    calling = make_record(12, step=["TransformLayout", ["b0", calling_map("/m")], [0, 1, None, 0], []])
+    calling = make_record(12, step=attack_steps(0, "/m")[1])
     with Store.open(store) as made:
         made.put_workloads([strange])
         made.put_workloads([make_workload(1)])
