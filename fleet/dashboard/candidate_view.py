@@ -46,7 +46,7 @@ def candidate_view(
         workload_id: Its workload.
         candidate_id: The candidate.
         devices: Devices that have measured the workload; the first ones are looked at.
-        best_on: Device whose best candidate it is compared with; the first one that has measured it if empty.
+        best_on: Device whose best candidate it is compared with; the first that has measured it if empty.
 
     Returns:
         `records` (with `device_id` and raw repeats) and `records_of`, `devices_seen` and `devices_of`,

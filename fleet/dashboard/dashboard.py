@@ -15,21 +15,10 @@ import pyarrow.compute as pc
 
 from fleet.comparison.compared import compare
 from fleet.comparison.device_rows import device_rows
-from fleet.dashboard import alerts, workload_view
+from fleet.dashboard import alerts, fleet_rows, workload_view
 from fleet.dashboard.candidate_view import candidate_view
 from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
 from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, device_timeline
-from fleet.dashboard.fleet_rows import (
-    KEYS,
-    REQUEST_KEYS,
-    REQUEST_TEXTS,
-    TEXTS,
-    champion_rows,
-    fleet_counts,
-    fleet_rows,
-    request_rows,
-    storage_view,
-)
 from fleet.dashboard.pages import PageQuery, cut, page_of_comparison
 from fleet.dashboard.store_view import StoreSummary, StoreView
 from fleet.dashboard.workload_view import CandidateMatrix
@@ -67,8 +56,6 @@ class Dashboard:
         """End what reads the store."""
         self.store.close()
 
-    # ---- the fleet and its devices ----
-
     def fleet(self, query: PageQuery) -> dict[str, Any]:
         """The table of the fleet."""
         view, summary, rows = self._rows()
@@ -77,8 +64,8 @@ class Dashboard:
             "started_at": view["started_at"],
             **{name: dict(view[name]) for name in ("coordinator", "store", "jobs", "training")},
             "digest": summary.progress(),
-            "counts": fleet_counts(rows),
-            **cut(rows, query, KEYS, TEXTS),
+            "counts": fleet_rows.fleet_counts(rows),
+            **cut(rows, query, fleet_rows.KEYS, fleet_rows.TEXTS),
         }
 
     def device(self, device_id: str) -> dict[str, Any]:
@@ -109,11 +96,11 @@ class Dashboard:
     def _rows(self) -> tuple[Mapping[str, Any], StoreSummary, list[dict[str, Any]]]:
         view, summary = self.view(), self.store.summary()
         try:
-            champions = champion_rows(self._registry.champions(), champion_notes(self._registry))
+            champions = fleet_rows.champion_rows(self._registry.champions(), champion_notes(self._registry))
         except RegistryError:
             # `fleet models` says how to mend it; that must not hide the devices.
             champions = {}
-        return view, summary, fleet_rows(view, summary, champions)
+        return view, summary, fleet_rows.fleet_rows(view, summary, champions)
 
     def _ladder(self, device_id: str) -> dict[str, Any]:
         """The steps of a device's champions; `damaged` says why nothing is known."""
@@ -136,8 +123,6 @@ class Dashboard:
             of_registry[name] = make()
         return of_registry[name]
 
-    # ---- comparisons ----
-
     def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> dict[str, Any]:
         """Two things side by side; see `fleet.comparison.compared.compare`."""
         comparison = compare(self.store.reader, self._registry, sides, shows_all=shows_all)
@@ -148,8 +133,6 @@ class Dashboard:
         names = sorted(str(device_id) for device_id in self.view()["devices"])
         versions = self._registry.versions()[-100:]
         return {"devices": names[:500], "devices_of": len(names), "versions": versions}
-
-    # ---- workloads and candidates ----
 
     def workloads(self, query: PageQuery) -> dict[str, Any]:
         """The list of workloads with records."""
@@ -206,8 +189,6 @@ class Dashboard:
         view = candidate_view(self.store.reader(), workload_id, candidate_id, devices, best_on)
         return {"workload": dict(facts), **view}
 
-    # ---- alerts, storage, requests ----
-
     def alerts(self, query: PageQuery) -> dict[str, Any]:
         """What people should know, the newest first."""
         every_alert = self.all_alerts()
@@ -230,9 +211,12 @@ class Dashboard:
 
     def storage(self) -> dict[str, Any]:
         """Where records are on their way, how much room is left, and what budgets are spent."""
-        return storage_view(self.view())
+        return fleet_rows.storage_view(self.view())
 
     def requests(self, query: PageQuery) -> dict[str, Any]:
         """The requests, those that have not ended first."""
-        rows = request_rows(self._requests())
-        return {"now": self.view()["now"], **cut(rows, query, REQUEST_KEYS, REQUEST_TEXTS)}
+        rows = fleet_rows.request_rows(self._requests())
+        return {
+            "now": self.view()["now"],
+            **cut(rows, query, fleet_rows.REQUEST_KEYS, fleet_rows.REQUEST_TEXTS),
+        }

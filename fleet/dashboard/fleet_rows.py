@@ -41,12 +41,7 @@ class AttentionLevel(IntEnum):
 
 
 def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
-    """Say how urgent a device is, and why in one line; without a reason it needs nobody.
-
-    Args:
-        device: A row without its judgement.
-        now: Unix seconds of the view.
-    """
+    """Say how urgent a device is, by its row, and why in one line; without a reason it needs nobody."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
         return AttentionLevel.GONE, reason
@@ -109,16 +104,10 @@ _VIEW_FIELDS = (
 def fleet_rows(
     view: Mapping[str, Any], summary: StoreSummary, champions: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A row for each device.
+    """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
-    Args:
-        view: Of the coordinator (`fleet.engine.fleet_view`).
-        summary: Of the store.
-        champions: Who serves each device (`champion_rows`).
-
-    Returns:
-        JSON-ready rows in the order of attention. `digest` says whether the store's part is there: `loading`,
-        `ready`, or `empty` where the store has no record of the device.
+    `digest` says whether the store's part is there: `loading`, `ready`, or `empty` where the store has no
+    record of the device.
     """
     rows = [
         _row(device_id, device, view["now"], summary, champions.get(device_id, {}))
@@ -149,11 +138,7 @@ def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[st
 
 
 def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first.
-
-    Returns:
-        `name`, `value`, `low`, `high`; None where nothing was judged.
-    """
+    """The figure of a verdict that is shown first, with its interval; None where nothing was judged."""
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]

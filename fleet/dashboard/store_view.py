@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,14 +165,7 @@ class StoreView:
             reason = repr(error)
         with self._lock:
             if reason:
-                before = self._summary
-                self._summary = StoreSummary(
-                    state="failed",
-                    reason=reason,
-                    devices=before.devices,
-                    cells=before.cells,
-                    workloads=before.workloads,
-                )
+                self._summary = replace(self._summary, state="failed", reason=reason)
             self._due_at, self._thread = _next_at(began, _SUMMARY_SECS), None
 
     def _forget_later(self) -> None:

@@ -1,7 +1,8 @@
-"""The doctor's judgement of what disturbs timings: clocks, cores, neighbours, memory, heat, GPUs.
+"""The doctor's judgement of how a host is set up for timings: clocks, cores, other fleets, GPUs. Pure.
 
-Called by `fleet.doctor.doctor.diagnose`. Pure. The thresholds lie where a disturbance reaches the noise that
-a quiet host has anyway, which is some tenths of a per cent.
+Called by `fleet.doctor.doctor.diagnose`. What comes and goes (heat, swapping, interrupts, stolen time) is not
+looked at: the first A/A run of a device measures what it does to the numbers. What is always there would be
+taken for the device.
 """
 
 from __future__ import annotations
@@ -9,17 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agents.records import Descriptor, DeviceKind, DeviceSpec
-from fleet.doctor.words import Finding, HostState, InterruptRate, Level, LockState
+from fleet.doctor.words import Finding, HostState, Level, LockState
 
 # The fleet itself keeps one core per process busy; a load well above what it needs is someone else's.
 _QUIET_LOAD = 0.5
-# Time is stolen in ticks of 10 ms, and the doctor looks for 0.3 s: a single tick is no sign yet.
-_STOLEN_SHARE = 0.05
-_MEMORY_PRESSURE = 1.0
-_SWAP_USED_BYTES = 64 << 20
-_TEMPERATURE_MARGIN_C = 10.0
-# An interrupt and the work that follows it take about 10 us: 500 a second are half a per cent of a core.
-_MOST_INTERRUPTS_PER_S = 500.0
 _GPU_SLOWDOWNS = frozenset(
     {
         "sw_power_cap",
@@ -40,11 +34,8 @@ def timing_findings(descriptor: Descriptor, devices: Sequence[DeviceSpec], state
     timing = {core for spec in local_specs for core in spec.cores} & set(descriptor.usable_cores)
     return [
         *_clock(state),
-        *_heat(state),
         *_neighbours(descriptor, state),
         *_cores(descriptor, timing, state),
-        *_interrupts(descriptor, timing, state.interrupts),
-        *_memory(state),
         *_gpus(descriptor, state),
     ]
 
@@ -67,26 +58,6 @@ def _clock(state: HostState) -> Iterable[Finding]:
         )
 
 
-def _heat(state: HostState) -> Iterable[Finding]:
-    if state.temperature_margin_c < _TEMPERATURE_MARGIN_C:
-        yield Finding(
-            what=f"the CPU is {state.temperature_margin_c:.0f} degrees C below its limit",
-            why="at the limit it lowers its clock",
-            do="cool it, or set protocol.cooldown_ms",
-        )
-    if state.throttled_now or state.throttled:
-        now = bool(state.throttled_now)
-        times = (
-            f"{state.throttled_now} times just now" if now else f"{state.throttled} times since it started"
-        )
-        yield Finding(
-            level=Level.WARNING if now else Level.NOTE,
-            what=f"heat lowered the CPU's clock {times}",
-            why="a program that is timed then seems slower than it is",
-            do="cool it, or set protocol.cooldown_ms",
-        )
-
-
 def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     usable = len(descriptor.usable_cores)
     if state.load > _QUIET_LOAD * max(1, usable):
@@ -94,12 +65,6 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
             what=f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
             why="programs beside the timed one take its caches, its memory bandwidth and its turn",
             do="stop them, or wait: `uptime` shows the load",
-        )
-    if state.stolen_share >= _STOLEN_SHARE:
-        yield Finding(
-            what=f"other virtual machines took {state.stolen_share:.0%} of a busy core's time",
-            why="a program stands still meanwhile, and its timing goes on",
-            do="wait, or move to a machine with cores of its own: column `st` of `vmstat 1` shows it",
         )
     if "hypervisor" in descriptor.isa_flags:
         yield Finding(
@@ -149,51 +114,6 @@ def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterab
             what=f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
             why="once it is spent the kernel stops every process, in the middle of a timing too",
             do="pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
-        )
-
-
-def _interrupts(
-    descriptor: Descriptor, timing: set[int], rates: Sequence[InterruptRate]
-) -> Iterable[Finding]:
-    totals = dict.fromkeys(descriptor.usable_cores, 0.0)
-    for rate in rates:
-        if rate.core in totals:
-            totals[rate.core] += rate.per_s
-    for core in sorted(timing):
-        if totals[core] < _MOST_INTERRUPTS_PER_S:
-            continue
-        most = max((rate for rate in rates if rate.core == core), key=lambda rate: rate.per_s)
-        quiet = min(totals, key=lambda cpu: (totals[cpu], cpu))
-        move = f"echo {quiet} | sudo tee /proc/irq/{most.irq}/smp_affinity_list"
-        cure = f"time on core {quiet} instead (cores in the devices' files), or {move}"
-        if quiet in timing:
-            cure = "give the devices a core that no network card or disk uses (cores in their files)"
-        yield Finding(
-            what=f"timing core {core} serves {totals[core]:.0f} interrupts a second, most of {most.source}",
-            why="each one stops the timed program and takes some of its caches",
-            do=cure,
-        )
-
-
-def _memory(state: HostState) -> Iterable[Finding]:
-    if state.memory_pressure >= _MEMORY_PRESSURE:
-        yield Finding(
-            what=f"programs waited for memory in {state.memory_pressure:.0f} % of the last 10 s",
-            why="a timed program may be among them",
-            do="stop other programs or add memory: /proc/pressure/memory shows it",
-        )
-    if state.swapped_pages:
-        yield Finding(
-            what=f"this host swaps: {state.swapped_pages} pages while the doctor looked",
-            why="a page that must come from disk takes a thousand times as long as one in memory",
-            do="stop other programs or add memory: `vmstat 1` shows it",
-        )
-    elif state.swap_used_bytes >= _SWAP_USED_BYTES:
-        yield Finding(
-            level=Level.NOTE,
-            what=f"{state.swap_used_bytes / 2**20:.0f} MiB lie in swap space",
-            why="memory ran short once; if it does again, timings wait for the disk",
-            do="sudo swapoff -a, if there is memory enough",
         )
 
 

@@ -42,8 +42,6 @@ function leases(device) {
   return rows.length ? [h("h2", {}, "At work"), plainTable("Leases", ["Job", "Progress", "Candidates", "Until"], rows)] : null;
 }
 
-// ---- onboarding ----
-
 function onboardingPart(onboarding, now) {
   if (!onboarding) return null;
   const { request } = onboarding;
@@ -88,8 +86,6 @@ function outcome({ samples, taken, strategy, served_by: server, expected, why_no
   return `${count(samples)} samples, strategy ${taken || strategy}; served by ${server || "none"}.${hope}${why ? ` The new head does not serve: ${why}` : ""}`;
 }
 
-// ---- timeline ----
-
 function timelinePart(environments) {
   const title = h("h2", {}, "Timeline");
   if (!environments.length) return [title, empty("No record of this device is there yet.")];
@@ -124,8 +120,6 @@ function canaryFigure(canaries, of) {
       xText: moment, yText: (value) => value.toFixed(2), height: 180,
     }));
 }
-
-// ---- champions, alerts ----
 
 const KINDS = { published: "promoted", rolled_back: "rolled back", kept: "not promoted" };
 

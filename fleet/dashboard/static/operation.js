@@ -5,8 +5,6 @@ import { ago, bytes, count, duration, moment, percent, short, words } from "./fo
 import { cutOff, empty, note, plainTable, state, sub, table, tiles } from "./lists.js";
 import { progress, requestLine } from "./device.js";
 
-// ---- requests ----
-
 export const requests = {
   title: (place) => (place.id ? `Request ${place.id}` : "Requests"),
   path: (query, id) => (id ? [`/v1/requests/${encodeURIComponent(id)}`, {}] : ["/v1/dashboard/requests", query]),
@@ -68,8 +66,6 @@ function drawRequest(request, context) {
   ];
 }
 
-// ---- storage ----
-
 export const storage = { title: () => "Storage and budgets", path: () => ["/v1/dashboard/storage", {}], draw: drawStorage };
 
 function drawStorage({ store, health, budgets, budgets_of: of, devices, training, clock }) {
@@ -110,8 +106,6 @@ function mean(histogram) {
   const all = histogram.counts.reduce((sum, number) => sum + number, 0);
   return all ? `${count(all)}, ${((1000 * histogram.sum_secs) / all).toFixed(1)} ms on average` : "none yet";
 }
-
-// ---- alerts ----
 
 export const alerts = { title: () => "Alerts", path: (query) => ["/v1/dashboard/alerts", query], draw: drawAlerts };
 

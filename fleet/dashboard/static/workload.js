@@ -6,8 +6,6 @@ import { count, latency, moment, percent, score, short, words } from "./format.j
 import { cutOff, empty, loading, note, pages, plainTable, sub, table, tiles } from "./lists.js";
 import { digestNote } from "./fleet.js";
 
-// ---- the list ----
-
 export const workloads = { title: () => "Workloads", path: (query) => ["/v1/dashboard/workloads", query], draw: drawWorkloads };
 
 function drawWorkloads(data, context) {
@@ -31,8 +29,6 @@ function drawWorkloads(data, context) {
 }
 
 const megaflops = (flops) => (flops / 1e6).toPrecision(3);
-
-// ---- one workload ----
 
 const predictions = new Map(); // by workload and device
 
@@ -129,8 +125,6 @@ function predictionPart(prediction, device) {
     cutOff(points.length + refused, of, "measured candidates"),
   ];
 }
-
-// ---- one candidate ----
 
 export const candidate = {
   title: () => "Candidate",
