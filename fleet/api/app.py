@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
 from fleet.api.access import Access, needs
-from fleet.api.bodies import CLOSE, read_body
-from fleet.api.connections import Connections
+from fleet.api.connections import CLOSE, Connections, read_body
 from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES

@@ -11,9 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from agents.errors import AgentError
 from agents.host import procfs as host
@@ -22,14 +21,13 @@ from agents.host.host_lock import HostLockError, host_lock_path, not_timing, ope
 from agents.host.probe import core_groups
 from agents.programs.rpc_session import served
 from agents.records import DeviceKind, DeviceSpec
-from agents.sandbox.confinement_trial import try_confinement
+from agents.sandbox.confinement_trial import Trial, try_confinement
 from agents.sandbox.scratch import require_executable
 from fleet.doctor.words import WANTED_MODULES, HostState, LockState
 from fleet.private_files import NotPrivateError, read_private
 
 #: How long the timing lock is watched, and the pause between two tries.
 _WATCH_SECS, _STEP_SECS = 0.3, 0.01
-_Outcome = TypeVar("_Outcome")
 
 
 def look(
@@ -63,8 +61,8 @@ def look(
         timing_lock=lock_state,
         timing_lock_path=str(host_lock_path()),
         timing_lock_fault=lock_fault,
-        confinement=_reason_or(try_confinement),
-        temporary_fault=_reason_or(lambda: require_executable(Path(tempfile.gettempdir()))) or "",
+        confinement=_confinement(),
+        temporary_fault=_temporary_fault(Path(tempfile.gettempdir())),
         missing_modules=tuple(name for name in WANTED_MODULES if importlib.util.find_spec(name) is None),
         store=str(store),
         disk_free_bytes=_free_bytes(store),
@@ -97,12 +95,19 @@ def _lock(path: Path) -> tuple[LockState, str]:
     return LockState.FREE, ""
 
 
-def _reason_or(attempt: Callable[[], _Outcome]) -> _Outcome | str:
-    """What an attempt gives, or why it failed."""
+def _confinement() -> Trial | str:
     try:
-        return attempt()
+        return try_confinement()
     except AgentError as error:
         return str(error)
+
+
+def _temporary_fault(folder: Path) -> str:
+    try:
+        require_executable(folder)
+    except AgentError as error:
+        return str(error)
+    return ""
 
 
 def _turbo_file(root: Path) -> str:

@@ -17,7 +17,7 @@ from agents.records import Candidate, DeviceKind, Family, Record, Workload
 from benchmarks.hostile_attacks import calling_map
 from fleet.api.client import DaemonClient
 from fleet.cli.collected import collected, fleet_processes, print_collected
-from fleet.cli.training_request import each_family, request_trainings
+from fleet.cli.training import each_family, request_trainings
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.store.store import Store
